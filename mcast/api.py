@@ -77,6 +77,9 @@ from mcast.contract.region import (
     DeviceRegion,
     Region,
 )
+from mcast.contract.rows import (
+    Headed,
+)
 from mcast.contract.values import (
     CmEvent,
     CqModeration,
@@ -163,6 +166,7 @@ __all__ = [
     "GroupSource",
     "GroupTable",
     "Guest",
+    "Headed",
     "GuardError",
     "InvalidArgument",
     "JoinAttrEx",

@@ -17,7 +17,7 @@ from mcast.contract.batch import FREE_THREADED, Batch, Message
 from mcast.contract.closing import OnPort
 from mcast.contract.enums import PortEvent, QpState, QpType, TimestampClock
 from mcast.contract.region import DeviceBytes, DeviceRegion, Region
-from mcast.contract.rows import rows_of
+from mcast.contract.rows import Headed, rows_of
 from mcast.contract.seconds import LONGEST, PLAIN, seconds_of
 from mcast.contract.values import Destination, QpCounters
 from mcast.errors.cause import Phase
@@ -178,11 +178,12 @@ class QueuePair(OnPort):
         of them.
 
         A payload is any C-contiguous buffer, or a part of a `DeviceRegion` of this queue pair. A C-contiguous
-        memoryview of two dimensions is a batch of its rows, and nothing is made for each of them. `imm` is a
-        32-bit immediate for every message. The call posts the messages, and does not wait until the device
-        has sent them (`flush` does). The call waits, at most `timeout` seconds, only while the send queue is
-        full, and until the device has read payloads that lie in registered memory. So every buffer may be
-        reused when the call returns.
+        memoryview of two dimensions is a batch of its rows, and nothing is made for each of them; nor for
+        those of a `Headed`, whose bodies a device reads where they lie, if that is registered memory. `imm`
+        is a 32-bit immediate for every message. The call posts the messages, and does not wait until the
+        device has sent them (`flush` does). The call waits, at most `timeout` seconds, only while the send
+        queue is full, and until the device has read payloads that lie in registered memory, but for one that
+        is `constant`. So every other buffer may be reused when the call returns.
 
         Success means that messages are posted: UD has no acknowledgement. Errors: MessageTooLarge (guard
         G-MTU), EINVAL (the queue pair is not in RTS; the destination is not one of this device), ENODATA (the
@@ -200,6 +201,12 @@ class QueuePair(OnPort):
             raise ValueError(f"imm is {imm}: an immediate is 32 bits, 0..0xFFFFFFFF")
         if isinstance(batch, memoryview):
             return self._check_rows(destination, batch, imm, timeout)
+        if isinstance(batch, Headed):
+            size, limit = batch.nbytes // len(batch), self.max_message_to(destination)
+            if size > limit:
+                raise self.too_large(destination, [size], limit)
+            self._send_headed(destination, batch, imm, timeout)
+            return len(batch)
         payloads: list[Any] = batch if isinstance(batch, list) else list(batch)
         if set(map(type, payloads)) <= _BYTES:
             sizes = list(map(len, payloads))
@@ -298,7 +305,12 @@ class QueuePair(OnPort):
         return self._recv_one(timeout)
 
     def register(
-        self, buffer: Buffer, recv_slot: int | None = None, *, relaxed_ordering: bool = False
+        self,
+        buffer: Buffer,
+        recv_slot: int | None = None,
+        *,
+        relaxed_ordering: bool = False,
+        constant: bool = False,
     ) -> Region:
         """Register a buffer: payloads that lie inside it are sent without being copied.
 
@@ -311,6 +323,9 @@ class QueuePair(OnPort):
         full rate (IBV_ACCESS_RELAXED_ORDERING). A received message is complete when recv returns it; before
         that the buffer may show any part of it. Devices, drivers and libraries without relaxed ordering
         ignore the flag.
+
+        `constant` promises that nobody changes the buffer before the region is closed, which waits until the
+        device has sent what lies there. So no send waits for the device to read its payload.
         """
         self._require_open("register", Phase.REGISTER)
         self._require_alone()
@@ -320,7 +335,9 @@ class QueuePair(OnPort):
                 f"recv_slot is {recv_slot}: it needs a writable buffer of at least one slot, "
                 f"this one has {view.nbytes} bytes{' and is read-only' if view.readonly else ''}"
             )
-        make = partial(self._register, view, recv_slot, relaxed_ordering)
+        if recv_slot is not None and constant:
+            raise ValueError("constant: messages arrive in the buffer of a recv_slot, and change it")
+        make = partial(self._register, view, recv_slot, relaxed_ordering, constant)
         return made_or_undone(make, Region.close)
 
     def register_dmabuf(
@@ -381,6 +398,12 @@ class QueuePair(OnPort):
         """As `_send`, of the rows of a view of bytes with two dimensions, none of which is empty."""
         self._send(destination, rows_of(rows), imm, timeout)
 
+    def _send_headed(
+        self, destination: Destination, batch: Headed, imm: int | None, timeout: float | None
+    ) -> None:
+        """As `_send`, of messages of two parts."""
+        self._send_rows(destination, batch.joined(), imm, timeout)
+
     def _flush(self, timeout: float | None) -> None:
         """Wait for the device.
 
@@ -403,7 +426,9 @@ class QueuePair(OnPort):
         raise mcast_error(E.EOPNOTSUPP, "recv_one", Phase.RECV, None, detail)
 
     @abstractmethod
-    def _register(self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool) -> Region: ...
+    def _register(
+        self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool, constant: bool
+    ) -> Region: ...
 
     def _register_dmabuf(
         self, fd: int, nbytes: int, offset: int, recv_slot: int | None, relaxed_ordering: bool

@@ -2,14 +2,75 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import overload
+
+from typing_extensions import Buffer
+
 from mcast.interrupts import copy_rows
 
-__all__ = ["copy_rows", "rows_of"]
+__all__ = ["Headed", "copy_rows", "rows_of"]
 
 
-def rows_of(rows: memoryview) -> list[memoryview]:
-    """Each row of a memoryview of two dimensions, as a view of bytes."""
+def rows_of(batch: memoryview | Headed) -> list[memoryview]:
+    """Each row of a memoryview of two dimensions, as a view of bytes; each message of a `Headed`, copied."""
+    rows = batch.joined() if isinstance(batch, Headed) else batch
     if not rows.nbytes:
         return [memoryview(b"")] * len(rows)
     flat, size = rows.cast("B"), rows.nbytes // len(rows)
     return [flat[at : at + size] for at in range(0, rows.nbytes, size)]
+
+
+class Headed(Sequence[bytes]):
+    """A batch of messages of one size, each of which is a head and a body that lie apart in memory.
+
+    Message i is row i of `heads`, followed by row i of `bodies`: two C-contiguous memoryviews of bytes with
+    two dimensions, as many rows each, and none of them empty. To look at a message copies both parts; to
+    send the batch copies as little as the provider can (`QueuePair.send`). Raises ValueError for other views.
+    """
+
+    __slots__ = ("bodies", "heads")
+
+    def __init__(self, heads: memoryview, bodies: memoryview) -> None:
+        for view in (heads, bodies):
+            if view.ndim != 2 or view.itemsize != 1 or not view.c_contiguous or not view.nbytes:
+                raise ValueError(
+                    f"a view of shape {view.shape}, format {view.format}: heads and bodies are C-contiguous "
+                    "rows of bytes, and none is empty"
+                )
+        if len(heads) != len(bodies):
+            raise ValueError(f"{len(heads)} heads for {len(bodies)} bodies: each message has one of both")
+        self.heads: memoryview = heads
+        self.bodies: memoryview = bodies
+
+    @property
+    def nbytes(self) -> int:
+        """Of all messages."""
+        return self.heads.nbytes + self.bodies.nbytes
+
+    def into(self, memory: Buffer, begin: int = 0) -> None:
+        """Write the messages into a memory, one after another, from that byte on."""
+        count = len(self)
+        head, body = self.heads.nbytes // count, self.bodies.nbytes // count
+        apart = head + body
+        copy_rows(memory, begin, apart, self.heads.cast("B"), 0, head, head, count)
+        copy_rows(memory, begin + head, apart, self.bodies.cast("B"), 0, body, body, count)
+
+    def joined(self) -> memoryview:
+        """The messages as rows in memory of their own."""
+        memory = memoryview(bytearray(self.nbytes))
+        self.into(memory)
+        return memory.cast("B", (len(self), self.nbytes // len(self)))
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    @overload
+    def __getitem__(self, index: int) -> bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> Headed: ...
+    def __getitem__(self, index: int | slice) -> bytes | Headed:
+        if isinstance(index, slice):
+            return Headed(self.heads[index], self.bodies[index])
+        place = range(len(self))[index]
+        return b"".join(bytes(rows[place : place + 1]) for rows in (self.heads, self.bodies))

@@ -565,7 +565,8 @@ class Sender(AsyncEnterable, MemberView):
     ) -> int:
         """Send each payload as one message, in order; return how many were sent. UD has no acknowledgement.
 
-        A C-contiguous memoryview of two dimensions is a batch of its rows: that takes the least time.
+        A C-contiguous memoryview of two dimensions is a batch of its rows, and a `Headed` one of messages in
+        two parts: these take the least time.
         `imm` is a 32-bit immediate for every message. Waits, at most `timeout` seconds, while the send queue
         is full or a lost membership is being restored. Raises MessageTooLarge, TimedOut, QpError,
         MembershipLost or Closed; the error's `posted` is how many of the messages were sent.

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from typing_extensions import Buffer
 
-from mcast.api import Destination, McastError, Message, Phase, QueuePair, mcast_error
+from mcast.api import Destination, Headed, McastError, Message, Phase, QueuePair, mcast_error
 from mcast.contract.rows import rows_of
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.memberships import Memberships
@@ -19,6 +19,9 @@ from mcast.interrupts import Lock
 
 P = TypeVar("P")
 T = TypeVar("T")
+
+Payloads = list[Buffer] | memoryview | Headed
+"""The messages of one batch."""
 
 Post = Callable[[EndpointGroup, QueuePair, Destination, P, int | None, float | None], T]
 """The type of `Sending.send` and `Sending.send_one`: group, queue pair, destination, payload or payloads,
@@ -52,7 +55,7 @@ class Sending:
         group: EndpointGroup,
         qp: QueuePair,
         destination: Destination,
-        payloads: list[Buffer] | memoryview,
+        payloads: Payloads,
         imm: int | None,
         timeout: float | None,
     ) -> int:
@@ -64,7 +67,7 @@ class Sending:
         try:
             if self._rewrites:
                 size = self._send_rewritten(group, qp, destination, listed(payloads), imm, timeout)
-            elif isinstance(payloads, memoryview):
+            elif isinstance(payloads, memoryview | Headed):
                 size = payloads.nbytes
                 qp.send(destination, payloads, imm, timeout)
             else:
@@ -160,9 +163,9 @@ class Sending:
             group.counts.sent_batches += 1
 
 
-def as_batch(payloads: Iterable[Buffer] | memoryview) -> list[Buffer] | memoryview:
-    """Several payloads as a list, or as a memoryview of their rows. Raises TypeError for a single payload."""
-    if type(payloads) is list or (isinstance(payloads, memoryview) and payloads.ndim == 2):
+def as_batch(payloads: Iterable[Buffer] | memoryview) -> Payloads:
+    """Several payloads as a list, or as the rows that they are. Raises TypeError for a single payload."""
+    if isinstance(payloads, list | Headed) or (isinstance(payloads, memoryview) and payloads.ndim == 2):
         return payloads
     if isinstance(payloads, bytes | bytearray | memoryview | str) or _is_bytes(payloads):
         kind = type(payloads).__name__
@@ -181,9 +184,9 @@ def _is_bytes(payloads: object) -> bool:
     return view.ndim == 1 and view.itemsize == 1
 
 
-def listed(payloads: list[Buffer] | memoryview) -> list[Buffer]:
+def listed(payloads: Payloads) -> list[Buffer]:
     """The payloads, one by one."""
-    return [*rows_of(payloads)] if isinstance(payloads, memoryview) else payloads
+    return payloads if isinstance(payloads, list) else [*rows_of(payloads)]
 
 
 def _size(payload: Buffer) -> int:

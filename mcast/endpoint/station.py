@@ -27,6 +27,7 @@ from mcast.api import (
     QpCounters,
     QpInit,
     QueuePair,
+    Region,
     mcast_error,
 )
 from mcast.endpoint.membership import EndpointGroup
@@ -120,6 +121,18 @@ class Station:
         except ValueError as absent:
             raise mcast_error(E.EADDRNOTAVAIL, "bind_addr", Phase.BIND, None, str(absent)) from None
         self._open_id()
+
+    def lend(self, buffer: memoryview) -> Region | None:
+        """Register a buffer that nobody changes with the queue pair of now: payloads in there are not copied.
+
+        None if that is refused, for the process may pin no more memory, say. The region ends with the queue
+        pair.
+        """
+        try:
+            return self.qp.register(buffer, constant=True)
+        except McastError as error:
+            logger.debug("%s: what is sent is copied: %s", self.name, error)
+            return None
 
     @property
     def port_name(self) -> str:

@@ -209,6 +209,7 @@ class Card:
             "max_mcast_grp": 8192,
             "max_mcast_qp_attach": 56,
             "max_inline": 256,
+            "max_send_sge": 4,
             "comp_vectors": 4,
             "has_cq_ex": 1,
             "has_modify_cq": 1,

@@ -392,7 +392,8 @@ static void memory_of_a_dma_buf(void)
 
 static void infiniband_says_where_from(void)
 {
-	static const struct card_device device = { .name = "ib0", .ports = 1, .max_qp_wr = DEPTH, .comp_vectors = 1 };
+	static const struct card_device device = { .name = "ib0", .ports = 1, .max_qp_wr = DEPTH, .max_send_sge = 1,
+						   .comp_vectors = 1 };
 	static const struct card_port port = { .link_layer = IBV_LINK_LAYER_INFINIBAND, .state = IBV_PORT_ACTIVE,
 					       .active_mtu = IBV_MTU_2048, .max_mtu = IBV_MTU_4096,
 					       .group_mtu = IBV_MTU_2048, .lid = 8, .lmc = 2, .group_sl = 5,
@@ -581,7 +582,7 @@ static const struct {
 int main(int argc, char **argv)
 {
 	static const struct card_device device = { .name = "card0", .guid = 1, .ports = 1, .max_qp_wr = DEPTH,
-						   .max_inline = 64, .comp_vectors = 1, .has_cq_ex = 1,
+						   .max_inline = 64, .max_send_sge = 4, .comp_vectors = 1, .has_cq_ex = 1,
 						   .has_modify_cq = 1, .has_relaxed_ordering = 1, .has_dmabuf = 1,
 						   .clock_khz = 1000000, .clocks = CLOCK_OWN | CLOCK_OF_DAY };
 	static const struct card_port port = { .link_layer = IBV_LINK_LAYER_ETHERNET, .state = IBV_PORT_ACTIVE,

@@ -28,6 +28,7 @@ from mcast.api import (
     Closed,
     CmEventType,
     Destination,
+    Headed,
     McastError,
     PortEvent,
     QpError,
@@ -122,6 +123,56 @@ def test_rows_are_sent_in_as_many_posts_as_the_send_queue_takes(end: End, size: 
             assert end.qp.send(end.group, view) == 40
             with end.qp.recv(64, LONG) as batch:
                 assert [bytes(one.payload) for one in batch] == rows
+
+
+@pytest.mark.parametrize("sges", [1, 4])
+def test_a_device_reads_bodies_where_they_lie_if_a_send_may_have_two_segments(
+    card: Card, backend: CardBackend, sges: int
+) -> None:
+    """What a program changes against its word is seen by who has not copied it; nobody waits for that."""
+    card.ethernet(1, max_send_sge=sges)
+    end = End(card, backend)
+    bodies = bytearray(b"a" * 4 * 600)
+    batch = Headed(memoryview(b"12345678").cast("B", (4, 2)), memoryview(bodies).cast("B", (4, 600)))
+    region = end.qp.register(bodies, constant=True)
+    with end.held(Stage.WIRE):
+        assert end.qp.send(end.group, batch, timeout=0) == 4
+        assert end.kept(Stage.WIRE) == 4
+        bodies[:] = b"b" * len(bodies)
+    body = (b"b" if sges > 1 else b"a") * 600
+    with end.qp.recv(64, LONG) as received:
+        assert [bytes(one.payload) for one in received] == [
+            head + body for head in (b"12", b"34", b"56", b"78")
+        ]
+    region.close()
+    assert card.reports() == ()
+
+
+def test_memory_that_stays_is_deregistered_once_it_is_sent(end: End) -> None:
+    memory = bytearray(b"c" * 600)
+    region = end.qp.register(memory, constant=True)
+    end.card.hold(Stage.WIRE, end.qp.qp_num)
+    end.qp.send_one(end.group, memory, timeout=0)
+    closing = threading.Thread(target=region.close)
+    closing.start()
+    assert end.card.qps()[0].kept[Stage.WIRE] == 1
+    end.card.delay(Stage.WIRE, 0, end.qp.qp_num)
+    end.card.release(Stage.WIRE, end.qp.qp_num)
+    closing.join(LONG)
+    message = end.qp.recv_one(LONG)
+    assert message is not None
+    assert bytes(message.payload) == b"c" * 600
+
+
+def test_messages_in_two_parts_that_find_no_room_are_not_posted(end: End) -> None:
+    count = 3 * DEPTH
+    heads, bodies = bytes(count * 2), bytes(count * 600)
+    batch = Headed(memoryview(heads).cast("B", (count, 2)), memoryview(bodies).cast("B", (count, 600)))
+    with end.held():
+        with pytest.raises(TimedOut) as caught:
+            end.qp.send(end.group, batch, timeout=0)
+        assert caught.value.posted == DEPTH
+    end.qp.flush(LONG)
 
 
 def test_rows_that_find_no_room_are_not_posted(end: End) -> None:

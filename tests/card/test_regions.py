@@ -6,12 +6,13 @@ import errno as E
 import gc
 import mmap
 import os
+import typing
 import weakref
 from collections.abc import Iterator
-from typing import cast
 
 import pytest
 
+from mcast import cast, open_endpoint
 from mcast.api import (
     Closed,
     Destination,
@@ -29,8 +30,9 @@ from mcast.api import (
 from mcast.backends.rdma.qp import RdmaQueuePair
 from mcast.backends.rdma.region import RdmaDeviceRegion, RdmaRegion
 
+from ..waiting import Running
 from .card import Access, AsyncEvent, Card, Stage
-from .ends import BOUND, End
+from .ends import BOUND, GROUP, End
 from .provider import CardBackend
 
 SIZE = 3 * 4096
@@ -104,7 +106,7 @@ def test_what_was_deregistered_meanwhile_is_not_sent(card: Card, backend: CardBa
     card.ethernet(1)
     end = End(backend)
     to = end.join()
-    qp, region = cast(RdmaQueuePair, end.qp), end.qp.register_dmabuf(memory, SIZE)
+    qp, region = typing.cast(RdmaQueuePair, end.qp), end.qp.register_dmabuf(memory, SIZE)
     end.qp.send(to, [region.at(0, 8)])
     place, serial = qp._place_of(region.at(0, 8)), qp._handles.get(to)
     region.close()
@@ -132,6 +134,33 @@ def test_closing_the_queue_pair_ends_its_device_memory(card: Card, backend: Card
     qp.close()
     region.close()
     assert [one.kind for one in card.leftovers() if one.kind == "memory region"] == []
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_an_object_is_sent_out_of_its_memory_if_that_can_be_registered(
+    card: Card, backend: CardBackend, caplog: pytest.LogCaptureFixture, refused: bool
+) -> None:
+    card.ethernet(2)
+    data, lent = os.urandom(3 << 20), set[int]()
+    caplog.set_level("DEBUG", "mcast")
+    with (
+        open_endpoint(backend, "10.0.0.1") as endpoint,
+        open_endpoint(backend, "10.0.0.2", receive_depth=1024) as other,
+        endpoint.join(GROUP) as group,
+        other.join(GROUP) as theirs,
+    ):
+        own = regions(card)
+        if refused:
+            card.fail("ibv_reg_mr", E.ENOMEM)
+        receiving = Running(lambda: next(cast.receive(theirs)))
+        with cast.open_session(group, progress=lambda progress: lent.add(regions(card) - own)) as sending:
+            sending.gather(1)
+            assert sending.send(data).kept
+        (got,) = receiving.results()
+        assert got.data == data
+        assert regions(card) == own
+    assert lent == ({0} if refused else {0, 1})
+    assert ("what is sent is copied" in caplog.text) == refused
 
 
 def regions(card: Card) -> int:

@@ -28,6 +28,7 @@ from mcast.api import (
     Closed,
     CmEventType,
     Destination,
+    Headed,
     InvalidArgument,
     JoinAttrEx,
     McastError,
@@ -344,6 +345,55 @@ def test_the_rows_of_a_view_are_messages(bed: Testbed, size: int) -> None:
             received += [bytes(message.payload) for message in batch]
     assert received == rows
     assert sender.qp.counters.sent == 12
+
+
+@pytest.mark.parametrize("bodies", ["own memory", "registered", "constant"])
+@pytest.mark.parametrize("size", [8, 1000])
+def test_messages_may_lie_in_two_parts(bed: Testbed, size: int, bodies: str) -> None:
+    """Heads may be reused when the call has returned, and so may bodies in memory that is not constant."""
+    sender, outward, receiver = pair(bed)
+    heads, memory = bytearray(bytes(range(12 * 6))), bytearray()
+    for number in range(12):
+        memory += bytes((number,)) * size
+    wanted = [bytes(heads[at * 6 : at * 6 + 6] + memory[at * size : (at + 1) * size]) for at in range(12)]
+    batch = Headed(memoryview(heads).cast("B", (12, 6)), memoryview(memory).cast("B", (12, size)))
+    assert [*batch] == wanted
+    with ExitStack() as held:
+        if bodies != "own memory":
+            held.enter_context(sender.qp.register(memory, constant=bodies == "constant"))
+        for start, stop in ((0, 1), (1, 12)):
+            assert sender.qp.send(outward, batch[start:stop], 7) == stop - start
+        heads[:] = bytes(len(heads))
+        if bodies != "constant":
+            memory[:] = bytes(len(memory))
+        messages = arrived(held, receiver, 12)
+        assert [(bytes(message.payload), message.imm) for message in messages] == [(one, 7) for one in wanted]
+    assert sender.qp.counters.sent == 12
+    memory[:] = bytes(len(memory))
+    sender.qp.send(outward, batch[:1])
+    assert receiver.receive(1) == [bytes(6 + size)], "the region is closed"
+
+
+def test_parts_that_make_no_messages_are_refused(bed: Testbed) -> None:
+    peer = Application(bed)
+    outward, limit = peer.join(new_group()), peer.qp.max_message_size
+    with pytest.raises(MessageTooLarge) as caught:
+        peer.qp.send(outward, Headed(rows(2, 8), rows(2, limit - 7)))
+    assert (caught.value.size, caught.value.limit) == (limit + 1, limit)
+    for heads, bodies in (
+        (rows(2, 8), rows(3, 8)),
+        (rows(4, 8)[::2], rows(2, 8)),
+        (rows(2, 8), rows(2, 8)[:0]),
+    ):
+        with pytest.raises(ValueError, match=r"heads"):
+            Headed(heads, bodies)
+    with pytest.raises(ValueError, match=r"constant: messages arrive in the buffer"):
+        peer.qp.register(bytearray(4096), recv_slot=1024, constant=True)
+    assert peer.qp.counters.sent == 0
+
+
+def rows(count: int, size: int) -> memoryview:
+    return memoryview(bytes(count * size)).cast("B", (count, size))
 
 
 def test_what_are_no_rows_of_messages_is_refused(bed: Testbed) -> None:

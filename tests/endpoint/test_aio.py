@@ -22,6 +22,7 @@ from mcast.api import (
     Backend,
     Closed,
     EventChannel,
+    Headed,
     McastError,
     MembershipLost,
     Message,
@@ -874,15 +875,19 @@ def test_no_call_blocks_and_there_is_no_thread(fabric: Fabric, monkeypatch: pyte
     run(main)
 
 
-def test_the_rows_of_a_view_are_payloads(network: Network) -> None:
+@pytest.mark.parametrize("parts", [1, 2])
+def test_rows_are_payloads(network: Network, parts: int) -> None:
     """More of them than are posted at a time."""
     rows = [number.to_bytes(2) for number in range(300)]
 
     async def main() -> None:
         async with pair(network, receive_depth=512) as (one, other):
             out, group = await one.sender(GROUP), await other.join(GROUP)
-            view = memoryview(b"".join(rows)).cast("B", (300, 2))
-            assert await out.send_batch(view, timeout=BOUND) == 300
+            batch: memoryview | Headed = memoryview(b"".join(rows)).cast("B", (300, 2))
+            if parts == 2:
+                ends = (bytes(row[place] for row in rows) for place in (0, 1))
+                batch = Headed(*(memoryview(one).cast("B", (300, 1)) for one in ends))
+            assert await out.send_batch(batch, timeout=BOUND) == 300
             assert out.stats().sent_bytes == 600
             assert [bytes(one.payload) for one in [await group.recv(BOUND) for _ in rows] if one] == rows
 

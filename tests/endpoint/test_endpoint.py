@@ -23,6 +23,7 @@ from mcast.api import (
     AlreadyJoined,
     Batch,
     Closed,
+    Headed,
     LinkLayer,
     McastError,
     Message,
@@ -382,15 +383,19 @@ def test_any_buffer_is_a_payload(net: Net) -> None:
     assert group.stats().sent_bytes == 16
 
 
-def test_the_rows_of_a_view_are_payloads(net: Net) -> None:
-    rows = memoryview(b"abcdef").cast("B", (3, 2))
-    for sequence in (False, True):
-        sender, receiver = net.open(0, sequence=sequence), net.open(1, sequence=sequence)
-        member, group = receiver.join(GROUP), sender.sender(GROUP)
-        assert group.send_batch(rows) == 3
-        assert texts(member, 3) == [b"ab", b"cd", b"ef"]
-        found = group.stats()
-        assert (found.sent, found.sent_bytes, found.sent_batches) == (3, 6, 1)
+ROWS = memoryview(b"abcdef").cast("B", (3, 2))
+HEADED = Headed(memoryview(b"ace").cast("B", (3, 1)), memoryview(b"bdf").cast("B", (3, 1)))
+
+
+@pytest.mark.parametrize("rows", [ROWS, HEADED], ids=["rows", "two parts"])
+@pytest.mark.parametrize("limit", [{}, {"sequence": True}, {"max_message": 2}], ids=str)
+def test_rows_are_payloads(net: Net, rows: memoryview | Headed, limit: dict[str, Any]) -> None:
+    sender, receiver = net.open(0, **limit), net.open(1, **limit)
+    member, group = receiver.join(GROUP), sender.sender(GROUP)
+    assert group.send_batch(rows) == 3
+    assert texts(member, 3) == [b"ab", b"cd", b"ef"]
+    found = group.stats()
+    assert (found.sent, found.sent_bytes, found.sent_batches) == (3, 6, 1)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from mcast.api import Destination, PortEvent, QpError, QpInit, QpState, TimedOut
+from mcast.api import Destination, Headed, PortEvent, QpError, QpInit, QpState, TimedOut
 from mcast.backends.sim.core.delivery import Wire
 from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.fabric import Fabric
@@ -253,16 +253,20 @@ def test_a_batch_that_no_frame_could_hold_is_one_post(
 
 
 @pytest.mark.usefixtures("server")
-def test_rows_lie_in_the_ring_as_they_were(path: Path) -> None:
+@pytest.mark.parametrize("parts", [1, 2])
+def test_rows_lie_in_the_ring_as_they_were(path: Path, parts: int) -> None:
     """More of them than can be asked for, or posted, at once."""
     size = 1000
     count = rings.MOST_POSTED // size + 100
     assert count * size > frames.MOST_PAYLOAD
     rows = [number.to_bytes(4, "little") * 250 for number in range(count)]
-    view = memoryview(b"".join(rows)).cast("B", (count, size))
+    batch: memoryview | Headed = memoryview(b"".join(rows)).cast("B", (count, size))
+    if parts == 2:
+        halves = (b"".join(row[at : at + size // 2] for row in rows) for at in (0, size // 2))
+        batch = Headed(*(memoryview(half).cast("B", (count, size // 2)) for half in halves))
     with end(path, depth=4096) as receiver, end(path, sends=True) as sender:
         for _ in range(2):  # the first messages are asked for, and others posted
-            assert sender.qp.send(sender.to, view) == count
+            assert sender.qp.send(sender.to, batch) == count
             assert receiver.take(count) == rows
 
 

@@ -38,6 +38,19 @@ class Calls:
     ) -> bool:
         """Send to an address handle; False: it is retired, and nothing is sent."""
 
+    def _post_headed(
+        self,
+        serial: int,
+        qp_num: int,
+        qkey: int,
+        heads: memoryview,
+        bodies: memoryview,
+        imm: int | None,
+        timeout: float | None,
+        /,
+    ) -> bool:
+        """The same with messages of two parts: the rows of both views."""
+
     def _flush(self, timeout: float | None, /) -> None: ...
     @property
     def has_port_events(self) -> bool: ...

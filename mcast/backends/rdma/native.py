@@ -483,7 +483,7 @@ class Native:
         """Post no more messages with the handle; it is destroyed when no posted message needs it."""
         self._lib.mcast_retire_ah(qp, serial)
 
-    def set_regions(self, qp: NativeQp, regions: Sequence[tuple[int, int, int, bool]]) -> None:
+    def set_regions(self, qp: NativeQp, regions: Sequence[tuple[int, int, int, bool, bool]]) -> None:
         """(start, end, lkey, is on a device) of the memory that is sent from without a copy, from now on."""
         array = self._ffi.new("struct mcast_region[]", list(regions))
         self._check(self._lib.mcast_set_regions(qp, array, len(regions)), "register", Phase.REGISTER)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno as E
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -15,6 +15,7 @@ from mcast.api import (
     Destination,
     DeviceBytes,
     Gid,
+    Headed,
     LinkLayer,
     McastError,
     Message,
@@ -215,16 +216,32 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         imm: int | None,
         timeout: float | None,
     ) -> None:
-        if self._type is not QpType.UD:
-            raise mcast_error(E.EINVAL, "send", Phase.SEND, {"qp_type": self._type.name})
+        self._require_ud()
         if not payloads:
             return
         listed = [self._place_of(one) if isinstance(one, DeviceBytes) else one for one in payloads]
-        to = destination.qp_num, destination.qkey
+        self._aimed(destination, lambda at, qp, qkey: self._post(at, qp, qkey, listed, imm, timeout))
+
+    def _send_headed(
+        self, destination: Destination, batch: Headed, imm: int | None, timeout: float | None
+    ) -> None:
+        self._require_ud()
+        heads, bodies = batch.heads, batch.bodies
+        self._aimed(
+            destination, lambda at, qp, qkey: self._post_headed(at, qp, qkey, heads, bodies, imm, timeout)
+        )
+
+    def _require_ud(self) -> None:
+        if self._type is not QpType.UD:
+            raise mcast_error(E.EINVAL, "send", Phase.SEND, {"qp_type": self._type.name})
+
+    def _aimed(self, destination: Destination, post: Callable[[int, int, int], bool]) -> None:
+        """Call it with the address handle's number, the QP number and the Q_Key, until the handle is one."""
+        qp_num, qkey = destination.qp_num, destination.qkey
         while True:
             serial = self._handles.get(destination)
-            self._aim(destination, serial, *to, destination.group_mtu or _UNBOUNDED)
-            if self._post(serial, *to, listed, imm, timeout):
+            self._aim(destination, serial, qp_num, qkey, destination.group_mtu or _UNBOUNDED)
+            if post(serial, qp_num, qkey):
                 return
             self._handles.forget(destination, serial)
 
@@ -293,12 +310,14 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
 
     # --- registered memory ---
 
-    def _register(self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool) -> Region:
+    def _register(
+        self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool, constant: bool
+    ) -> Region:
         with self._in_use("register", Phase.REGISTER):
             self._require_idle("register", recv_slot)
             with memlock.explained(buffer.nbytes):
                 mr = self.native.register(self._pd, buffer, relaxed_ordering, {"bytes": buffer.nbytes})
-            region = RdmaRegion(self, buffer, mr)
+            region = RdmaRegion(self, buffer, mr, constant)
             self._use(region, recv_slot, buffer)
         return region
 
@@ -361,7 +380,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
 
     def _tell_regions(self, without: AnyRegion | None = None) -> None:
         regions = [one for one in self._regions if one is not without]
-        rows = [(one.start, one.end, one.lkey, one.is_device) for one in regions]
+        rows = [(one.start, one.end, one.lkey, one.is_device, one.is_constant) for one in regions]
         self.native.set_regions(self._handle, rows)
 
     def _forget_user_memory(self) -> None:

@@ -26,7 +26,8 @@ class RdmaRegion(OwnedByProcess, Region):
 
     is_device = False
 
-    def __init__(self, qp: RegionOwner, view: memoryview, mr: Mr) -> None:
+    def __init__(self, qp: RegionOwner, view: memoryview, mr: Mr, constant: bool) -> None:
+        self.is_constant: bool = constant
         self.process: Process = qp.process
         self.view: memoryview = view
         self.mr: Mr = mr
@@ -71,6 +72,7 @@ class RdmaDeviceRegion(OwnedByProcess, DeviceRegion):
     """The same of memory that the CPU has no view of."""
 
     is_device = True
+    is_constant = False
 
     def __init__(self, qp: RegionOwner, addresses: Addresses, mr: Mr) -> None:
         self._qp = qp

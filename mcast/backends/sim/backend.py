@@ -550,7 +550,9 @@ class SimQueuePair(QueuePair):
             self.core.free += count
 
     @_call("register", Phase.REGISTER)
-    def _register(self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool) -> Region:
+    def _register(
+        self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool, constant: bool
+    ) -> Region:
         if recv_slot is None:
             return SimRegion(self._clock, buffer, lambda: None)
         end = self._receive_into(MemorySlots(buffer, recv_slot), buffer.nbytes // recv_slot, recv_slot)

@@ -32,7 +32,7 @@ from mcast.cast.nack.messages import (
     pieces_in,
     told,
 )
-from mcast.contract.rows import rows_of
+from mcast.contract.rows import Headed, rows_of
 
 LEAST_KEY = 16
 """The fewest bytes of a key."""
@@ -131,7 +131,7 @@ class ClosedLetters(Letters):
 
     def written(self, messages: Sequence[Buffer] | memoryview) -> Sequence[Buffer] | memoryview:
         found: list[Buffer] = []
-        for message in rows_of(messages) if isinstance(messages, memoryview) else messages:
+        for message in rows_of(messages) if isinstance(messages, memoryview | Headed) else messages:
             raw = bytes(message)
             self._count += 1
             body = CLOSED_SIGN + raw[len(SIGN) :] + _COUNT.pack(self._count)

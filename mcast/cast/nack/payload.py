@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from blake3 import blake3
 from typing_extensions import Buffer
 
+from mcast.api import Headed
 from mcast.cast.nack.messages import AROUND, Describe, Sealed, heads
 from mcast.cast.nack.parity import parity_of, restored
 from mcast.cast.nack.rate import BURST
@@ -14,6 +15,9 @@ from mcast.cast.nack.repairs import Run
 from mcast.contract.rows import copy_rows
 
 _KEPT = 16 << 20
+
+WORTH_A_BATCH = 16
+"""Pieces in a row that make a batch of their own: to copy fewer takes no longer than a batch."""
 
 
 def keep_freed_memory() -> None:
@@ -88,28 +92,34 @@ class BlockBytes:
 
 
 class Frames:
-    """Messages of at most `largest` bytes, with pieces, in memory that the next ones use again."""
+    """Messages of at most `largest` bytes, with pieces: many of one size where they lie, as a `Headed`; the
+    others copied into memory that the next ones use again.
+    """
 
     def __init__(self, largest: int) -> None:
         self._memory = memoryview(bytearray(BURST * largest))
 
-    def of(self, about: Describe, runs: Iterable[tuple[BlockBytes, Run]]) -> Iterator[memoryview]:
-        """The messages of runs of these blocks, in order: rows of views, of which each ends with the next."""
+    def of(self, about: Describe, runs: Iterable[tuple[BlockBytes, Run]]) -> Iterator[memoryview | Headed]:
+        """The messages of runs of these blocks, in order: batches, of which each ends with the next."""
         there, piece = 0, about.piece
         for block, run in runs:
             for first, left in block.parts(run.first, run.pieces):
                 while left:
                     size = min(piece, len(left))
-                    if there == BURST or (there and size < piece):
+                    is_long = len(left) // size >= WORTH_A_BATCH
+                    if there == BURST or (there and (is_long or size < piece)):
                         yield self._rows(there, piece)
                         there = 0
                     count = min(BURST - there, len(left) // size)
                     head = heads(about.session, about.object, run.block, first, count)
-                    self._put(there, head, left, size, count)
-                    if size < piece:
-                        yield self._rows(1, size)
+                    if is_long:
+                        yield Headed(_rows_of(head, AROUND), _rows_of(left[: count * size], size))
                     else:
+                        self._put(there, head, left, size, count)
                         there += count
+                        if size < piece:
+                            yield self._rows(1, size)
+                            there = 0
                     first, left = first + count, left[count * size :]
         if there:
             yield self._rows(there, piece)
@@ -122,7 +132,12 @@ class Frames:
 
     def _rows(self, count: int, size: int) -> memoryview:
         apart = AROUND + size
-        return self._memory[: count * apart].cast("B", (count, apart))
+        return _rows_of(self._memory[: count * apart], apart)
+
+
+def _rows_of(data: Buffer, size: int) -> memoryview:
+    view = memoryview(data)
+    return view.cast("B", (len(view) // size, size))
 
 
 class BlockPlace:

@@ -7,13 +7,15 @@ import os
 import select
 import socket
 import stat
-from collections.abc import AsyncIterable, Iterable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from contextlib import suppress
 from io import BufferedRandom, BufferedReader, BytesIO, FileIO
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from typing_extensions import Buffer
 
+from mcast.api import Headed, McastError, Region
 from mcast.cast.files import Source
 from mcast.cast.nack.messages import OPEN, UNTOLD, Describe
 from mcast.cast.nack.payload import BlockBytes, Digest, Frames
@@ -24,8 +26,19 @@ from mcast.interrupts import interruptible
 _OF_CPU = (1, 3)
 """DLPack's kDLCPU, and kDLCUDAHost, which is pinned memory of the host."""
 
+LENT, WORTH_LENDING = 64 << 20, 1 << 20
+"""The most bytes of a buffer that are lent to a device at a time, and the fewest: to pin pages takes time."""
+
 _AHEAD = 1 << 20
 """Bytes that an async iterable may be ahead of what is sent."""
+
+
+Lend = Callable[[memoryview], Region | None]
+"""Registers a part of a buffer that stays as it is; None where that cannot be."""
+
+
+def lend_nothing(part: memoryview) -> None:
+    """For an end that has no queue pair."""
 
 
 class Readable(Protocol):
@@ -86,8 +99,12 @@ class _Stays:
         """The buffer or the file is the caller's."""
 
 
-class FromMemory(_Stays):
-    """The bytes of a buffer, which must be contiguous, where they are: no copy is made."""
+class FromMemory:
+    """The bytes of a buffer, which must be contiguous, where they are: no copy is made.
+
+    A large one is lent to the device, a part at a time, which sends from there. From a part that is not lent
+    messages are copied.
+    """
 
     def __init__(self, data: Buffer) -> None:
         view = memoryview(data)
@@ -95,18 +112,37 @@ class FromMemory(_Stays):
             raise ValueError("the rows of this buffer do not follow one another: send a copy of it")
         self._view = view.cast("B") if view.nbytes else memoryview(b"")
         self.size: int | None = self._view.nbytes
-        self._at = 0
+        self._at = self._lent_to = 0
+        self._part: Region | None = None
+        self.lend: Lend = lend_nothing
 
     def read(self, most: int) -> memoryview:
+        if self._at >= self._lent_to:
+            self._lend_next()
         found = self._view[self._at : self._at + most]
         self._at += len(found)
         return found
 
+    def _lend_next(self) -> None:
+        self.rest()
+        self._lent_to = self._at + LENT
+        part = self._view[self._at : self._lent_to]
+        if part.nbytes >= WORTH_LENDING:
+            self._part = self.lend(part)
+
     def again(self) -> bool:
-        self._at = 0
+        self._at = self._lent_to = 0
         return True
 
+    def rest(self) -> None:
+        """What is lent comes back."""
+        part, self._part, self._lent_to = self._part, None, 0
+        if part is not None:
+            with suppress(McastError):  # the queue pair tries that again
+                part.close()
+
     def close(self) -> None:
+        self.rest()
         self._view.release()
 
 
@@ -396,7 +432,7 @@ class Outflow:
             self._left -= len(found)
         return found
 
-    def framed(self, runs: Iterable[Run], frames: Frames) -> Iterator[memoryview]:
+    def framed(self, runs: Iterable[Run], frames: Frames) -> Iterator[memoryview | Headed]:
         """The messages of these runs, as the frames have them; none where all have the block by now."""
         kept = self._kept
         return frames.of(self.about, ((kept[run.block], run) for run in runs if run.block in kept))

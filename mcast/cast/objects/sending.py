@@ -24,7 +24,7 @@ from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import Account, Manners, ObjectSender, Settled, Thing
 from mcast.cast.nack.strategy import Strategy
 from mcast.cast.objects.bytes_in import metadata_of
-from mcast.cast.objects.bytes_out import Origin, Outflow, Sendable, origin_of
+from mcast.cast.objects.bytes_out import FromMemory, Origin, Outflow, Sendable, origin_of
 from mcast.cast.objects.turns import Seat, Turn, Turns, messages_of, others
 from mcast.contract.seconds import seconds_of
 
@@ -107,7 +107,7 @@ class ObjectsOut:
     ) -> None:
         if not rate > 0:
             raise ValueError(f"rate is {rate}: bytes a second, more than 0")
-        self._now = seat.now
+        self._seat = seat
         self._letters = letters_of(key)
         largest = seat.largest - self._letters.around
         block = piece_size(largest) * MOST_WIDTH
@@ -136,10 +136,10 @@ class ObjectsOut:
         """Wait until so many receivers take part. Raises TimedOut, which says how many there are."""
         if timeout is not None:
             timeout = seconds_of(timeout)
-        end = inf if timeout is None else self._now() + timeout
+        end = inf if timeout is None else self._seat.now() + timeout
         core = self.core
         while (here := len(self.receivers)) < receivers or core.admits:
-            if self._now() >= end and here < receivers:
+            if self._seat.now() >= end and here < receivers:
                 raise TimedOut(
                     ETIMEDOUT,
                     "cast.send",
@@ -169,7 +169,7 @@ class ObjectsOut:
         """As `send`; of a carousel several objects, which go round together."""
         if strategy.carousel and self.core.rate.limit == inf:
             raise ValueError("a carousel needs a rate: nobody answers, so nothing else slows it down")
-        core, begun = self.core, self._now()
+        core, begun = self.core, self._seat.now()
         core.abandon(begun)  # an object that an error has ended
         core.settled.clear()
         with ExitStack() as stack:
@@ -195,20 +195,21 @@ class ObjectsOut:
                     self._outflow.rest()
                 self._outflow = outflow
                 ready = outflow.offer(core)
-                yield from self._turn(self._now() + (_HEED if ready else _NAP))
-            core.abandon(self._now())  # if it is not settled
+                yield from self._turn(self._seat.now() + (_HEED if ready else _NAP))
+            core.abandon(self._seat.now())  # if it is not settled
             settled, core.settled = core.settled, []
-            took = self._now() - begun
+            took = self._seat.now() - begun
         return tuple(
             self._report(about.name, outflow, one, took)
             for about, outflow, one in zip(abouts, outflows, settled, strict=True)
         )
 
-    @staticmethod
-    def _opened(stack: ExitStack, data: Sendable, again: bool, rests: bool) -> Origin:
+    def _opened(self, stack: ExitStack, data: Sendable, again: bool, rests: bool) -> Origin:
         """Where the bytes of an object come from; the stack closes that."""
         origin = origin_of(data)
         stack.callback(origin.close)
+        if isinstance(origin, FromMemory) and not self._letters.around:  # else each message is made anew
+            origin.lend = self._seat.lend
         if again and not origin.again():
             raise ValueError(
                 "a carousel sends the object again and again: give a buffer, a path, or a file that can seek "
@@ -244,17 +245,17 @@ class ObjectsOut:
 
     def close(self, why: str) -> Turns[None]:
         """End the session: the receivers are told."""
-        self.core.close(self._now(), why)
+        self.core.close(self._seat.now(), why)
         while not self.core.over:
             yield from self._turn(inf)
 
     def _turn(self, until: float) -> Turns[None]:
         core = self.core
-        said = self._written(core.messages(self._now()))
+        said = self._written(core.messages(self._seat.now()))
         # What comes after the end is not waited for: perhaps nobody says anything any more.
         ended = core.over or core.settled
-        heard = yield Turn(said, self._now() if ended else min(until, core.due))
-        now = self._now()
+        heard = yield Turn(said, self._seat.now() if ended else min(until, core.due))
+        now = self._seat.now()
         for message, address in messages_of(others(heard)):
             try:
                 spoken = self._letters.read(message, address)

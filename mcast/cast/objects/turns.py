@@ -24,6 +24,7 @@ from mcast.api import Batch, Series
 from mcast.cast.nack.header import number_at
 from mcast.cast.nack.payload import keep_freed_memory
 from mcast.cast.nack.rate import BURST
+from mcast.cast.objects.bytes_out import Lend, lend_nothing
 from mcast.endpoint import awaiting, blocking
 from mcast.endpoint.view import MemberView
 from mcast.interrupts import take_interrupt, uninterrupted
@@ -64,6 +65,7 @@ class Seat:
 
     whose  the endpoint and the group, as the log calls them
     queue  how many messages its receive queue holds; 0: that is not known
+    lend   registers a buffer that stays as it is, which is sent without a copy then
     """
 
     number: int
@@ -72,6 +74,7 @@ class Seat:
     now: Callable[[], float]
     whose: str
     queue: int = 0
+    lend: Lend = lend_nothing
 
 
 _TAKING = Lock()
@@ -117,9 +120,10 @@ def seated(group: MemberView, call: str) -> Iterator[Seat]:
     number = number_at(in_words(source), 1 + randbelow((1 << 32) - 1))
     name = f"{socket.gethostname()} {endpoint.device.name}"
     keep_freed_memory()
-    whose = f"{endpoint._session.station.name}, in {group.group}"
-    depth = endpoint._session.station.settings.receive_depth
-    seat = Seat(number, name, group.max_message_size, endpoint.now, whose, depth)
+    station = endpoint._session.station
+    whose = f"{station.name}, in {group.group}"
+    depth = station.settings.receive_depth
+    seat = Seat(number, name, group.max_message_size, endpoint.now, whose, depth, station.lend)
     with uninterrupted(), _TAKING:
         other = _taken.get(group)
         if other is not None and other() is not None:

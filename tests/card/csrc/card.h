@@ -57,6 +57,7 @@ struct card_device {
 	uint32_t max_mcast_grp;
 	uint32_t max_mcast_qp_attach;
 	uint32_t max_inline;
+	uint32_t max_send_sge;
 	uint32_t comp_vectors;
 	uint32_t block_loopback;
 	uint32_t has_cq_ex;

@@ -65,7 +65,7 @@ void card_get_port(int number, int port, struct card_port *out)
 static void add_usual_device(void)
 {
 	struct card_device device = { .name = "null0", .guid = 1, .ports = 1, .max_qp_wr = 1024,
-				      .max_mcast_grp = 8192, .max_mcast_qp_attach = 56, .max_inline = 256,
+				      .max_mcast_grp = 8192, .max_mcast_qp_attach = 56, .max_inline = 256, .max_send_sge = 4,
 				      .comp_vectors = 1 };
 	struct card_port port = { .link_layer = IBV_LINK_LAYER_ETHERNET, .state = IBV_PORT_ACTIVE,
 				  .active_mtu = IBV_MTU_1024, .max_mtu = IBV_MTU_4096, .active_speed = 1,

@@ -5,6 +5,16 @@
 
 enum { MOST_BYTES = 4096 };
 
+/* The bytes of a message, where they lie. */
+struct payload {
+	struct {
+		const uint8_t *from;
+		uint32_t length;
+	} parts[MOST_SGES];
+	int count;
+	uint32_t length;
+};
+
 /* --- into a receive --- */
 
 /* Where the device finds these bytes; NULL: it may not touch them. */
@@ -49,9 +59,10 @@ static enum ibv_wc_status scatter(const struct qp *qp, const struct receive *rec
 }
 
 /* A message uses up a receive. `grh` NULL: the first 40 bytes stay as they are. */
-static int arrive(struct qp *qp, struct ibv_wc wc, const uint8_t *grh, const uint8_t *payload, uint32_t length)
+static int arrive(struct qp *qp, struct ibv_wc wc, const uint8_t *grh, const struct payload *payload)
 {
 	const struct receive *receive;
+	size_t at = GRH_BYTES;
 	struct work work;
 	int scripted;
 
@@ -62,15 +73,17 @@ static int arrive(struct qp *qp, struct ibv_wc wc, const uint8_t *grh, const uin
 	receive = &qp->receives[qp->taken++ & qp->mask];
 	wc.wr_id = receive->wr_id;
 	wc.opcode = IBV_WC_RECV;
-	wc.byte_len = GRH_BYTES + length;
+	wc.byte_len = GRH_BYTES + payload->length;
 	wc.qp_num = qp->qp.qp_num;
 	scripted = fault(CALL_recv_completion, NULL, NULL);
 	if (scripted)
 		wc.status = (enum ibv_wc_status)scripted;
 	if (!wc.status && grh)
 		wc.status = scatter(qp, receive, grh, GRH_BYTES, 0);
-	if (!wc.status)
-		wc.status = scatter(qp, receive, payload, length, GRH_BYTES);
+	for (int i = 0; i < payload->count && !wc.status; i++) {
+		wc.status = scatter(qp, receive, payload->parts[i].from, payload->parts[i].length, at);
+		at += payload->parts[i].length;
+	}
 	work.qp = qp;
 	work.entry = (struct entry){ .wc = wc, .qp = qp };
 	work.copied = NULL;
@@ -88,7 +101,9 @@ int inject(struct qp *qp, const struct card_message *message, const void *payloa
 			     .dlid_path_bits = (uint8_t)message->path_bits,
 			     .pkey_index = (uint16_t)message->pkey_index };
 
-	return arrive(qp, wc, message->wc_flags & IBV_WC_GRH ? message->grh : NULL, payload, length);
+	struct payload whole = { .parts = { { payload, length } }, .count = 1, .length = length };
+
+	return arrive(qp, wc, message->wc_flags & IBV_WC_GRH ? message->grh : NULL, &whole);
 }
 
 /* --- who gets a message --- */
@@ -151,7 +166,7 @@ static enum grh_form form_at(const struct card_port *port, const struct work *wo
 }
 
 static void deliver(struct work *work, struct card_port *from, struct qp *qp, struct card_port *to,
-		    const uint8_t *payload, uint32_t length)
+		    const struct payload *payload)
 {
 	int is_ethernet = to->link_layer == IBV_LINK_LAYER_ETHERNET;
 	enum grh_form form = form_at(to, work);
@@ -167,9 +182,10 @@ static void deliver(struct work *work, struct card_port *from, struct qp *qp, st
 		wc.dlid_path_bits = (uint8_t)(work->to.dlid & ((1u << to->lmc) - 1));
 	if (form != GRH_NONE) {
 		wc.wc_flags |= IBV_WC_GRH;
-		write_grh(grh, &work->to.grh, from->gids[work->to.is_global ? work->to.grh.sgid_index : 0], length, form);
+		write_grh(grh, &work->to.grh, from->gids[work->to.is_global ? work->to.grh.sgid_index : 0], payload->length,
+			  form);
 	}
-	arrive(qp, wc, form == GRH_NONE ? NULL : grh, payload, length);
+	arrive(qp, wc, form == GRH_NONE ? NULL : grh, payload);
 }
 
 static int is_attached(const struct work *work, const struct qp *qp, const struct card_port *port)
@@ -211,8 +227,9 @@ static int is_allowed(const struct work *work, const struct card_port *from, con
 	return 0;
 }
 
-static void spread(struct work *work, struct card_port *from, const uint8_t *payload, uint32_t length)
+static void spread(struct work *work, struct card_port *from, const struct payload *payload)
 {
+	uint32_t length = payload->length;
 	int is_group = work->remote_qp == MULTICAST_QP;
 
 	for (struct qp *qp = all_qps; qp; qp = qp->next) {
@@ -226,18 +243,18 @@ static void spread(struct work *work, struct card_port *from, const uint8_t *pay
 		if (is_group && to->link_layer != IBV_LINK_LAYER_ETHERNET && length > 128u << to->group_mtu)
 			continue;
 		if (is_allowed(work, from, qp, to))
-			deliver(work, from, qp, to, payload, length);
+			deliver(work, from, qp, to, payload);
 	}
 }
 
 /* --- from a send --- */
 
-static enum ibv_wc_status gather(const struct work *work, uint8_t *room, const uint8_t **payload, uint32_t *length)
+static enum ibv_wc_status gather(const struct work *work, struct payload *payload)
 {
 	int is_inline = !!(work->flags & IBV_SEND_INLINE);
 
-	*length = 0;
-	*payload = room;
+	payload->count = 0;
+	payload->length = 0;
 	for (int i = 0; i < work->sge_count; i++) {
 		const struct ibv_sge *sge = &work->sges[i];
 		const uint8_t *from = is_inline ? (const uint8_t *)(uintptr_t)sge->addr :
@@ -245,13 +262,11 @@ static enum ibv_wc_status gather(const struct work *work, uint8_t *room, const u
 
 		if (!from)
 			return IBV_WC_LOC_PROT_ERR;
-		if (*length + sge->length > MOST_BYTES)
+		if (payload->length + sge->length > MOST_BYTES)
 			return IBV_WC_LOC_LEN_ERR;
-		if (work->sge_count == 1)
-			*payload = from;
-		else
-			memcpy(room + *length, from, sge->length);
-		*length += sge->length;
+		payload->parts[payload->count].from = from;
+		payload->parts[payload->count++].length = sge->length;
+		payload->length += sge->length;
 	}
 	return IBV_WC_SUCCESS;
 }
@@ -261,18 +276,16 @@ void transmit(struct work *work)
 	struct device *device = object_of(KIND_QP, work->qp)->device;
 	struct card_port *from = port_of(device, work->qp->port);
 	enum ibv_wc_status status = (enum ibv_wc_status)fault(CALL_send_completion, NULL, NULL);
-	uint8_t room[MOST_BYTES];
-	const uint8_t *payload;
-	uint32_t length;
+	struct payload payload;
 
 	if (work->qp->state == IBV_QPS_ERR)
 		status = IBV_WC_WR_FLUSH_ERR;
 	if (!status)
-		status = gather(work, room, &payload, &length);
-	if (!status && from && length > 128u << from->active_mtu)
+		status = gather(work, &payload);
+	if (!status && from && payload.length > 128u << from->active_mtu)
 		status = IBV_WC_LOC_LEN_ERR;
 	if (!status && from && from->state == IBV_PORT_ACTIVE)
-		spread(work, from, payload, length);
+		spread(work, from, &payload);
 	work->entry.wc.status = status;
 	free(work->copied);
 	work->copied = NULL;

@@ -23,12 +23,15 @@ import numpy as np
 import pytest
 from pydantic import BaseModel
 
-from mcast import cast
+import mcast
+from mcast import cast, open_backend
+from mcast.api import Region
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.testbed import SimObserver
 from mcast.cast.nack.messages import Piece, Seal
+from mcast.cast.objects import bytes_out
 from mcast.cast.objects.bytes_in import ToBuffer, ToNew, ToWritable, sink_at
-from mcast.cast.objects.bytes_out import Origin, Sendable, Tensor, origin_of
+from mcast.cast.objects.bytes_out import FromMemory, Origin, Sendable, Tensor, origin_of
 
 from ...waiting import until
 from .alone import PIECE, SESSION, WIDTH, Alone, cut
@@ -127,6 +130,38 @@ def test_a_tensor_is_sent_and_filled_in_its_own_memory(fabric: Fabric) -> None:
         (got,) = ends[0].result(BOUND)
     assert (copy == weights).all()
     assert got.size == weights.nbytes
+
+
+def test_a_large_buffer_is_lent_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no part once it is done, or goes round again."""
+    monkeypatch.setattr(bytes_out, "LENT", 1000)
+    monkeypatch.setattr(bytes_out, "WORTH_LENDING", 300)
+    lent: list[tuple[int, int]] = []
+    with open_backend("sim") as backend, mcast.open_endpoint(backend, "10.0.0.1") as endpoint:
+        station, parts = endpoint._session.station, list[Region]()
+
+        def lend(part: memoryview) -> Region | None:
+            lent.append((DATA.index(part), len(part)))
+            region = station.lend(part)
+            assert region is not None
+            parts.append(region)
+            return region
+
+        def still() -> list[int]:
+            return [place for place, part in enumerate(parts) if not part.closed]
+
+        with closing(FromMemory(memoryview(DATA)[:2400])) as origin:
+            origin.lend = lend
+            for most, here in ((400, [0]), (400, [0]), (400, [0]), (800, [1]), (400, [1])):
+                assert origin.read(most)
+                assert still() == here
+            assert not origin.read(400)
+            assert still() == []
+            assert origin.again()
+            assert origin.read(400) == DATA[:400]
+            assert still() == [2]
+        assert still() == []
+    assert lent == [(0, 1000), (1200, 1000), (0, 1000)]
 
 
 def test_metadata_has_a_type_and_what_does_not_fit_is_refused(fabric: Fabric) -> None:

@@ -179,6 +179,7 @@ struct mcast_region {
 	uintptr_t end;
 	uint32_t lkey;
 	uint32_t is_device; /* no memory is there for the CPU: only the device finds it by these addresses */
+	uint32_t is_constant; /* nobody changes it: a send from there is not waited for */
 };
 
 int mcast_set_regions(struct mcast_qp *qp, const struct mcast_region *regions, uint32_t count);

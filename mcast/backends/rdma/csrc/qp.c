@@ -70,7 +70,7 @@ int mcast_deregister(struct ibv_mr *mr)
 	return mcast_returned(mcast_sym.ibv_dereg_mr(mr));
 }
 
-static int create_qp(struct mcast_qp *self, struct ibv_pd *pd)
+static int create_qp_with(struct mcast_qp *self, struct ibv_pd *pd, uint32_t sges)
 {
 	for (size_t i = 0; i < sizeof(inline_sizes) / sizeof(*inline_sizes); i++) {
 		struct ibv_qp_init_attr_ex attr = {
@@ -81,7 +81,7 @@ static int create_qp(struct mcast_qp *self, struct ibv_pd *pd)
 			.qp_type = (enum ibv_qp_type)self->init.qp_type,
 			.cap = { .max_send_wr = self->init.send_depth,
 				 .max_recv_wr = self->init.recv_depth,
-				 .max_send_sge = 1,
+				 .max_send_sge = sges,
 				 .max_recv_sge = 2,
 				 .max_inline_data = inline_sizes[i] },
 		};
@@ -94,10 +94,18 @@ static int create_qp(struct mcast_qp *self, struct ibv_pd *pd)
 			self->qp = self->id->qp;
 			/* a device may grant more; the slab's room bounds what is ever sent */
 			self->max_inline = attr.cap.max_inline_data;
+			self->most_sges = sges;
 			return 0;
 		}
 	}
 	return error_or(EINVAL);
+}
+
+static int create_qp(struct mcast_qp *self, struct ibv_pd *pd)
+{
+	int ret = create_qp_with(self, pd, 2);
+
+	return ret == -EINVAL ? create_qp_with(self, pd, 1) : ret;
 }
 
 static int allocate_work(struct mcast_qp *self)

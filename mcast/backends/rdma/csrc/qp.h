@@ -70,8 +70,9 @@ struct mcast_qp {
 	uint32_t head_slot;  /* of the slab, for the next send */
 	uint32_t signal_every;
 	uint32_t max_inline;
+	uint32_t most_sges; /* of a send: 2, or 1 on a device that has no more */
 	struct ibv_send_wr *send_wrs;
-	struct ibv_sge *send_sges;
+	struct ibv_sge (*send_sges)[2];
 	int send_failed;     /* a send has completed with an error */
 	struct mcast_region *regions; /* what is sent from without a copy */
 	uint32_t region_count;
@@ -161,6 +162,8 @@ struct mcast_send_job {
 	const uintptr_t *addresses;
 	const uint32_t *lengths;
 	const uint8_t *on_device; /* which of them the CPU cannot read; NULL: none */
+	const uint8_t *heads;	  /* what goes before each payload, one after another */
+	uint32_t head_length;	  /* 0: nothing */
 	uint32_t count;
 	uint32_t posted;
 	uint64_t end;	   /* wait until the sends before this one are complete; or ALL_POSTED */

@@ -31,12 +31,9 @@ void mcast_reap(struct mcast_qp *qp)
 		mcast_call_followers(&qp->send, qp->tail);
 }
 
-static uint64_t slab_copy(const struct mcast_qp *qp, uint32_t slot, const void *payload, uint32_t length)
+static uintptr_t slot_of(const struct mcast_qp *qp, uint32_t slot)
 {
-	uint8_t *place = (uint8_t *)qp->init.slab + qp->init.send_offset + (size_t)slot * qp->init.send_stride;
-
-	memcpy(place, payload, length);
-	return (uint64_t)(uintptr_t)place;
+	return (uintptr_t)qp->init.slab + qp->init.send_offset + (size_t)slot * qp->init.send_stride;
 }
 
 static const struct mcast_region *region_of(const struct mcast_qp *qp, uintptr_t address, uint32_t length)
@@ -52,28 +49,43 @@ static int is_on_device(const struct mcast_send_job *job, uint32_t index)
 	return job->on_device && job->on_device[index];
 }
 
-/* Inline where it fits; from the user's registered memory where it lies in it; else through the slab. What lies on
- * a device goes out from there. */
-static void fill_payload(const struct mcast_qp *qp, struct mcast_send_job *job, uint32_t index, uint32_t slot,
-			 struct ibv_send_wr *wr, struct ibv_sge *sge)
+/* Adds a segment, unless it is empty. */
+static void add_segment(struct ibv_send_wr *wr, uintptr_t address, uint32_t length, uint32_t lkey)
 {
-	uint32_t length = job->lengths[index];
-	uintptr_t address = job->addresses[index];
+	if (length)
+		wr->sg_list[wr->num_sge++] = (struct ibv_sge){ address, length, lkey };
+}
 
-	*sge = (struct ibv_sge){ address, length, 0 };
-	if (length <= qp->max_inline && !is_on_device(job, index)) {
+/* Inline where it fits; from the user's registered memory where it lies in it; else through the slab, as a head does.
+ * What lies on a device goes out from there. */
+static void fill_payload(const struct mcast_qp *qp, struct mcast_send_job *job, uint32_t index, uint32_t slot,
+			 struct ibv_send_wr *wr)
+{
+	uint32_t length = job->lengths[index], head_length = job->head_length;
+	int is_joined = head_length && qp->most_sges < 2;
+	uintptr_t address = job->addresses[index], place = slot_of(qp, slot);
+	uintptr_t head = (uintptr_t)job->heads + (size_t)index * head_length;
+	const struct mcast_region *region;
+
+	wr->num_sge = 0;
+	if (head_length + length <= qp->max_inline && !is_on_device(job, index) && !is_joined) {
 		wr->send_flags |= IBV_SEND_INLINE;
-	} else {
-		const struct mcast_region *region = region_of(qp, address, length);
-
-		if (region)
-			job->end = wr->wr_id + 1;
-		else
-			sge->addr = slab_copy(qp, slot, (const void *)address, length);
-		sge->lkey = region ? region->lkey : qp->mr->lkey;
+		add_segment(wr, head, head_length, 0);
+		add_segment(wr, address, length, 0);
+		return;
 	}
-	wr->sg_list = sge;
-	wr->num_sge = length ? 1 : 0;
+	if (head_length)
+		memcpy((void *)place, (const void *)head, head_length);
+	region = is_joined ? NULL : region_of(qp, address, length);
+	if (region) {
+		add_segment(wr, place, head_length, qp->mr->lkey);
+		add_segment(wr, address, length, region->lkey);
+		if (!region->is_constant)
+			job->end = wr->wr_id + 1;
+	} else {
+		memcpy((void *)(place + head_length), (const void *)address, length);
+		add_segment(wr, place, head_length + length, qp->mr->lkey);
+	}
 }
 
 /* The next `count` messages. What is not set here has been 0 from the beginning. */
@@ -99,7 +111,8 @@ static void fill_chain(struct mcast_qp *qp, struct mcast_send_job *job, struct i
 			wr->send_flags = IBV_SEND_SIGNALED;
 			told = wr->wr_id + 1;
 		}
-		fill_payload(qp, job, job->posted + i, slot, wr, &qp->send_sges[i]);
+		wr->sg_list = qp->send_sges[i];
+		fill_payload(qp, job, job->posted + i, slot, wr);
 		slot = slot + 1 == qp->init.send_depth ? 0 : slot + 1;
 	}
 }
@@ -110,7 +123,7 @@ static int check_next(const struct mcast_qp *qp, const struct mcast_send_job *jo
 	uint32_t end = job->posted + count;
 
 	for (uint32_t i = job->posted; i < end; i++)
-		if (job->lengths[i] > qp->init.send_room)
+		if (job->head_length + job->lengths[i] > qp->init.send_room)
 			return -EMSGSIZE;
 	for (uint32_t i = job->on_device ? job->posted : end; i < end; i++) {
 		const struct mcast_region *region = job->on_device[i] ? region_of(qp, job->addresses[i], job->lengths[i]) :

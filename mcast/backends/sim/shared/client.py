@@ -36,6 +36,7 @@ from mcast.api import (
     EventChannel,
     GroupTable,
     Guest,
+    Headed,
     JoinAttrEx,
     JoinFlag,
     LinkLayer,
@@ -88,6 +89,8 @@ from mcast.wire.mapping import infiniband_group, ipoib_broadcast_mgid
 from mcast.wire.partition import FULL_MEMBER
 
 T = TypeVar("T")
+Owned = list[bytes] | memoryview | Headed
+"""The messages of one send."""
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -873,13 +876,13 @@ class SharedQueuePair(_Remote, QueuePair):
     def _send_parts(
         self,
         destination: Destination,
-        owned: list[bytes] | memoryview,
+        owned: Owned,
         imm: int | None,
         timeout: float | None,
     ) -> None:
         end = None if timeout is None else time.monotonic() + timeout
         about: dict[str, object] = {"gid": destination.gid}
-        if isinstance(owned, memoryview):
+        if isinstance(owned, memoryview | Headed):
             lengths = [owned.nbytes // len(owned)] * len(owned)
         else:
             lengths = list(map(len, owned))
@@ -907,6 +910,11 @@ class SharedQueuePair(_Remote, QueuePair):
     ) -> None:
         self._send_parts(destination, rows, imm, timeout)
 
+    def _send_headed(
+        self, destination: Destination, batch: Headed, imm: int | None, timeout: float | None
+    ) -> None:
+        self._send_parts(destination, batch, imm, timeout)
+
     def _send_one(self, destination: Destination, payload: bytes, timeout: float | None) -> None:
         if not self._is_posted(destination, payload, timeout):
             self._send_parts(destination, [payload], None, timeout)
@@ -923,7 +931,7 @@ class SharedQueuePair(_Remote, QueuePair):
     def _post_part(
         self,
         destination: Destination,
-        part: list[bytes] | memoryview,
+        part: Owned,
         lengths: list[int],
         imm: int | None,
         end: float | None,
@@ -940,7 +948,7 @@ class SharedQueuePair(_Remote, QueuePair):
     def _ask_to_send(
         self,
         destination: Destination,
-        part: list[bytes] | memoryview,
+        part: Owned,
         lengths: list[int],
         imm: int | None,
         end: float | None,
@@ -952,7 +960,7 @@ class SharedQueuePair(_Remote, QueuePair):
             ",".join(map(str, lengths)).encode(),
             b"null" if imm is None else b"%d" % imm,
         )
-        payload = bytes(part) if isinstance(part, memoryview) else b"".join(part)
+        payload = bytes(part) if isinstance(part, memoryview) else b"".join(part)  # of a Headed, too
         where = "send", Phase.SEND, about
         while True:
             try:
@@ -1094,7 +1102,9 @@ class SharedQueuePair(_Remote, QueuePair):
 
     # --- memory ------------------------------------------------------------------------------
 
-    def _register(self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool) -> Region:
+    def _register(
+        self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool, constant: bool
+    ) -> Region:
         whole = uninterrupted()
         if recv_slot is None:
             return SimRegion(whole, buffer, lambda: None)

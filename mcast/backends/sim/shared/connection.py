@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mcast.api import Phase, QpError, mcast_error
+from mcast.api import Headed, Phase, QpError, mcast_error
 from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.door import AT_ONCE, reach
 from mcast.backends.sim.shared.memory import SharedMemory
@@ -162,7 +162,7 @@ class Connection:
                 self._lock.release()
 
     def post(
-        self, payload: bytes | memoryview, frame: Callable[[int], bytes], end: float | None = None
+        self, payload: bytes | memoryview | Headed, frame: Callable[[int], bytes], end: float | None = None
     ) -> bool:
         """Write into the ring, and send the frame that says where; False without a ring.
 
@@ -180,7 +180,7 @@ class Connection:
             try:
                 self._send_post(frame(place), end)
             except Late:
-                ring.take_back(place, len(payload))
+                ring.take_back(place, payload)
                 raise
         return True
 
@@ -202,7 +202,7 @@ class Connection:
         ring.allow(self._exchange("make_room", _MAKE_ROOM, end=end, owner=0)[1])
 
     def _put_later(
-        self, ring: RingWriter, payload: bytes | memoryview, end: float | None = None
+        self, ring: RingWriter, payload: bytes | memoryview | Headed, end: float | None = None
     ) -> int | None:
         """Where the bytes lie, once there is room for them; None if there never is. Raises Gone, Late."""
         self._make_room(ring, end)

@@ -7,7 +7,7 @@ send depends on; so a send that cannot be carried out still fails in its own cal
 
 from __future__ import annotations
 
-from mcast.api import Destination
+from mcast.api import Destination, Headed
 from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.connection import Connection
 
@@ -58,7 +58,7 @@ class SharedOutgoing:
     def post(
         self,
         to: Destination,
-        payloads: list[bytes] | memoryview,
+        payloads: list[bytes] | memoryview | Headed,
         lengths: list[int],
         imm: int | None,
         end: float | None,
@@ -68,8 +68,10 @@ class SharedOutgoing:
         page, slot = self._connection.memory.page, sent.slot
         if slot is None or page is None or page.words[0] != sent.change:
             return False
-        payload: bytes | memoryview
-        if isinstance(payloads, memoryview):
+        payload: bytes | memoryview | Headed
+        if isinstance(payloads, Headed):
+            payload = payloads
+        elif isinstance(payloads, memoryview):
             payload = payloads.cast("B")
         else:
             payload = payloads[0] if len(payloads) == 1 else b"".join(payloads)

@@ -20,6 +20,8 @@ from itertools import accumulate
 from typing import overload
 from weakref import ref
 
+from mcast.api import Headed
+
 SIZE = 16 << 20
 """Bytes of payloads in a ring; its memory is taken as it is written."""
 WORDS = 1024
@@ -59,6 +61,10 @@ def view(fd: int, nbytes: int) -> mmap.mmap:
     return mmap.mmap(fd, nbytes, access=mmap.ACCESS_READ)
 
 
+def _nbytes(payload: bytes | memoryview | Headed) -> int:
+    return payload.nbytes if isinstance(payload, Headed) else len(payload)
+
+
 class RingReader:
     """Somebody else's ring."""
 
@@ -94,9 +100,9 @@ class RingWriter:
         """The server has said how far may be written."""
         self._limit = self.words[0] = limit
 
-    def put(self, payload: bytes | memoryview) -> int | None:
+    def put(self, payload: bytes | memoryview | Headed) -> int | None:
         """The place where the bytes lie now; None where there is no room for them."""
-        count, place = len(payload), self._head
+        count, place = _nbytes(payload), self._head
         start = place % SIZE
         if count > SIZE - start:  # it lies in one piece
             place += SIZE - start
@@ -105,12 +111,15 @@ class RingWriter:
             return None
         self._head = place + count  # first, for a signal's handler may send, too
         start += HEAD
-        self._mapped[start : start + count] = payload
+        if isinstance(payload, Headed):
+            payload.into(self._mapped, start)
+        else:
+            self._mapped[start : start + count] = payload
         return place
 
-    def take_back(self, place: int, count: int) -> None:
+    def take_back(self, place: int, payload: bytes | memoryview | Headed) -> None:
         """The server was not told of the bytes there. It makes room only behind what it knows of."""
-        if self._head == place + count:
+        if self._head == place + _nbytes(payload):
             self._head = place
 
     def forget_descriptor(self) -> None:

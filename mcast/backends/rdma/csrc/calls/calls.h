@@ -165,6 +165,7 @@ extern PyType_Spec calls_spec;
 PyObject *calls_send(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *calls_send_one(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *calls_post(PyObject *object, PyObject *args);
+PyObject *calls_post_headed(PyObject *object, PyObject *args);
 PyObject *calls_flush(PyObject *object, PyObject *given);
 
 /* --- receive.c --- */

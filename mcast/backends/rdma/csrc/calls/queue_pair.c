@@ -122,6 +122,7 @@ static PyMethodDef calls_methods[] = {
 	{ "recv_one", FAST(calls_recv_one), "QueuePair.recv_one" },
 	{ "_recv", calls_receive, METH_VARARGS, "QueuePair._recv" },
 	{ "_post", calls_post, METH_VARARGS, "send a list to an address handle" },
+	{ "_post_headed", calls_post_headed, METH_VARARGS, "the same with rows of two parts" },
 	{ "_flush", calls_flush, METH_O, "QueuePair._flush" },
 	{ "_has_port_events", calls_has_port_events, METH_NOARGS, "whether port_events finds something, or raises" },
 	{ "_arm", calls_arm, METH_VARARGS, "use this QP" },

@@ -318,8 +318,15 @@ PyObject *calls_flush(PyObject *object, PyObject *given)
 	return result == RAISED ? NULL : calls_fail(self, "flush", result, 0, 0);
 }
 
-/* For the contract's own path: send a list, to an address handle that Python has looked up.
- * False: the handle is retired, and nothing is sent. */
+/* What became of a post: False if the address handle is retired, and nothing is sent. */
+static PyObject *post_result(struct calls *self, struct payloads *payloads, const struct mcast_send_job *job, int result)
+{
+	if (result != 1 && result != RAISED && !(result == -ESTALE && !job->posted))
+		calls_fail(self, "send", result, job->posted, job->count);
+	return finish_sending(payloads) ? PyBool_FromLong(result == 1) : NULL;
+}
+
+/* For the contract's own path: send a list, to an address handle that Python has looked up. */
 PyObject *calls_post(PyObject *object, PyObject *args)
 {
 	struct calls *self = (struct calls *)object;
@@ -354,7 +361,50 @@ PyObject *calls_post(PyObject *object, PyObject *args)
 	}
 	if (!PyErr_Occurred())
 		result = is_usable(self) ? send_payloads(self, &job, &payloads, timeout) : -EBADF;
-	if (result != 1 && result != RAISED && !(result == -ESTALE && !job.posted))
-		calls_fail(self, "send", result, job.posted, job.count);
-	return finish_sending(&payloads) ? PyBool_FromLong(result == 1) : NULL;
+	return post_result(self, &payloads, &job, result);
+}
+
+/* The same with the rows of two buffers: the contract has seen that these are as many, and none is empty. */
+static PyObject *post_rows(struct calls *self, struct mcast_send_job *job, const Py_buffer *heads, const Py_buffer *bodies,
+			   int64_t timeout)
+{
+	struct payloads payloads;
+	int result = RAISED;
+
+	if (!make_room(&payloads, bodies->shape[0]))
+		return NULL;
+	job->heads = heads->buf;
+	job->head_length = (uint32_t)(heads->len / heads->shape[0]);
+	if (!add_rows(self, &payloads, bodies)) {
+		calls_fail(self, "send", -EMSGSIZE, 0, (uint32_t)bodies->shape[0]);
+	} else {
+		payloads.size += (size_t)heads->len;
+		result = is_usable(self) ? send_payloads(self, job, &payloads, timeout) : -EBADF;
+	}
+	return post_result(self, &payloads, job, result);
+}
+
+PyObject *calls_post_headed(PyObject *object, PyObject *args)
+{
+	struct mcast_send_job job = { .count = 0 };
+	PyObject *heads, *bodies, *imm, *given, *sent = NULL;
+	Py_buffer head, body;
+	unsigned long long serial;
+	int64_t timeout;
+
+	if (!PyArg_ParseTuple(args, "KIIOOOO", &serial, &job.remote_qp_num, &job.remote_qkey, &heads, &bodies, &imm,
+			      &given))
+		return NULL;
+	if (!calls_read_timeout(given, &timeout))
+		return calls_refuse_timeout(given);
+	job.serial = serial;
+	read_imm(imm, &job);
+	if (PyObject_GetBuffer(heads, &head, PyBUF_ND))
+		return NULL;
+	if (!PyObject_GetBuffer(bodies, &body, PyBUF_ND)) {
+		sent = post_rows((struct calls *)object, &job, &head, &body, timeout);
+		PyBuffer_Release(&body);
+	}
+	PyBuffer_Release(&head);
+	return sent;
 }
