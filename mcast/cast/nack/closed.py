@@ -23,10 +23,8 @@ from typing_extensions import Buffer
 from mcast.cast.nack.header import HEADER, Rejected, number_at
 from mcast.cast.nack.messages import (
     MOST_MEMBERS,
+    OF_A_MEMBER,
     SIGN,
-    Enter,
-    Have,
-    Lack,
     Offer,
     Spoken,
     pieces_in,
@@ -162,7 +160,7 @@ class ClosedLetters(Letters):
         return spoken
 
     def _take(self, session: _Session, spoken: Spoken, nonce: bytes, count: int) -> None:
-        speaker = spoken.member if isinstance(spoken, Enter | Lack | Have) else spoken.session
+        speaker = spoken.member if isinstance(spoken, OF_A_MEMBER) else spoken.session
         heard = session.heard.get(speaker)
         if heard is None:
             if len(session.heard) > MOST_MEMBERS:

@@ -34,5 +34,7 @@ def number_at(address: str, salt: int) -> int:
 
 def printable(text: str) -> str:
     """The text cut to TEXT bytes, without characters that move a cursor."""
-    clean = "".join(letter if letter.isprintable() else "?" for letter in text)
+    clean = text
+    if not text.isprintable():
+        clean = "".join(letter if letter.isprintable() else "?" for letter in text)
     return clean.encode()[:TEXT].decode(errors="ignore")

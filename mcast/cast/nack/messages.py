@@ -239,6 +239,8 @@ class _Tail(NamedTuple):
 def _read_words(raw: bytes) -> tuple[str]:
     if len(raw) > TEXT:
         raise ValueError
+    if not raw:  # as in nearly all answers
+        return ("",)
     return (printable(raw.decode(errors="replace")),)
 
 
@@ -346,7 +348,6 @@ _FORMS: dict[type[Spoken], tuple[struct.Struct, _Tail]] = {
     Bye: (struct.Struct("!Q"), _WORDS),
 }
 _NUMBERS = {kind: number for number, kind in enumerate(_FORMS, 1)}
-_KINDS = dict(enumerate(_FORMS, 1))
 
 OF_MEMBERS = {_NUMBERS[Enter]: 0, _NUMBERS[Lack]: 4, _NUMBERS[Have]: 4}
 """The kinds that receivers send -> where the number of the receiver stands in the body."""
@@ -393,6 +394,13 @@ _BOUNDS: dict[type[Spoken], Callable[[Any], bool]] = {
     Over: lambda it: it.first + it.whole.bit_length() <= MOST_MEMBERS,
 }
 """What is not between its bounds is malformed, before an end sees it."""
+
+_READERS = {
+    number: (kind, fixed, tail.read, _BOUNDS.get(kind, bool))
+    for number, (kind, (fixed, tail)) in enumerate(_FORMS.items(), 1)
+}
+OF_A_MEMBER = Enter, Lack, Have
+"""The messages of receivers."""
 
 
 def micros(seconds: float) -> int:
@@ -457,13 +465,12 @@ def unpacked(message: Buffer) -> Spoken:
         raise Rejected(FOREIGN)
     try:
         _, number, session = HEADER.unpack_from(raw)
-        kind = _KINDS[number]
-        fixed, tail = _FORMS[kind]
-        rest = tail.read(raw[HEADER.size + fixed.size :])
+        kind, fixed, read, is_bounded = _READERS[number]
+        rest = read(raw[HEADER.size + fixed.size :])
         spoken = kind(session, *fixed.unpack_from(raw, HEADER.size), *rest)
     except (struct.error, KeyError, ValueError):
         raise Rejected(MALFORMED) from None
-    if not _BOUNDS.get(kind, bool)(spoken):
+    if not is_bounded(spoken):
         raise Rejected(MALFORMED)
     return spoken
 
@@ -474,7 +481,7 @@ def told(message: Buffer, address: str) -> Spoken:
     Raises Rejected if there are none, or if the message speaks for an end at another address.
     """
     spoken = unpacked(message)
-    number = spoken.member if isinstance(spoken, Enter | Lack | Have) else spoken.session
+    number = spoken.member if isinstance(spoken, OF_A_MEMBER) else spoken.session
     if number != number_at(address, number >> 32):
         raise Rejected(FORGED)
     return spoken

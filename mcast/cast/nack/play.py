@@ -6,7 +6,6 @@ pattern of pieces that a receiver has of a block is decoded and compared with th
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 from math import inf, log1p
@@ -14,6 +13,7 @@ from random import Random
 from time import thread_time
 from typing import NamedTuple
 
+from mcast.api import Headed
 from mcast.cast.nack import parity
 from mcast.cast.nack.arriving import Ready
 from mcast.cast.nack.header import number_at
@@ -26,6 +26,7 @@ from mcast.cast.nack.messages import (
     told,
 )
 from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest, Frames, keep_freed_memory
+from mcast.cast.nack.rate import BURST
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import ObjectSender
@@ -76,7 +77,7 @@ class Costs(NamedTuple):
     joins          messages of receivers before the object
     kept           whether the strategy's promise was kept
     seconds        of virtual time
-    sender_cpu_us_per_piece  processor time of the sender, its digests and parity too
+    sender_cpu_us_per_piece  processor time of the sender: digests, parity, and a copy of each piece too
     parity         whether parity repaired losses; otherwise pieces were repeated
     """
 
@@ -143,6 +144,8 @@ class Load:
         self._digest = bytes(Digest(data))
         self.blocks: list[BlockBytes] = []
         self._frames = Frames(LARGEST)
+        self._sent = bytearray(BURST * LARGEST)
+        """What a provider would copy the messages into."""
 
     def turn(self, sender: ObjectSender, now: float) -> tuple[list[bytes | Run], float]:
         """A sender's turn: it offers blocks, and makes the messages. What it says, and when it has more."""
@@ -158,7 +161,9 @@ class Load:
         out = sender.messages(now)
         for one in out:
             if isinstance(one, Run) and outgoing is not None:
-                deque(self._frames.of(outgoing.about, [(self.blocks[one.block], one)]), 0)
+                for batch in self._frames.of(outgoing.about, [(self.blocks[one.block], one)]):
+                    if isinstance(batch, Headed):
+                        batch.into(self._sent)
         return out, sender.due
 
 

@@ -27,6 +27,7 @@ from mcast.cast.nack.messages import (
     MOST_ROUND_TRIP,
     MOST_SPARE,
     MOST_WIDTH,
+    OF_A_MEMBER,
     UNTOLD,
     WHOLE,
     Admit,
@@ -282,7 +283,7 @@ class ObjectSender:
             return
         if isinstance(spoken, Enter):
             self._on_enter(spoken, address, now)
-        elif isinstance(spoken, Lack | Have):
+        elif isinstance(spoken, OF_A_MEMBER):
             member = self.members.get(spoken.member)
             if member is None:
                 self.rejected["not a receiver of this session"] += 1
