@@ -8,7 +8,8 @@ library that the digests need anyway. Bytes are not encrypted.
 A sender draws the nonce, and says it in its OFFER; so an answer to an earlier session has a wrong tag. A
 receiver draws a nonce for each session, which the sender's ADMIT repeats; so a recorded session admits
 nobody. Within a session a count is taken once, and none that is far behind the latest (RFC 4303, section
-3.4.3).
+3.4.3). Of receivers that come and go, those heard last are known. What a forgotten one has said is refused
+for the sender's time in it, which those that speak now have left behind.
 """
 
 from __future__ import annotations
@@ -78,12 +79,12 @@ class Letters:
 
 
 class _Counts:
-    """Which counts of one end have been heard."""
+    """Which counts of one end have been heard, and the latest stamp of the sender's in its messages."""
 
-    __slots__ = ("_bits", "_latest")
+    __slots__ = ("_bits", "_latest", "stamp")
 
     def __init__(self) -> None:
-        self._latest = self._bits = 0
+        self._latest = self._bits = self.stamp = 0
 
     def take(self, count: int) -> bool:
         """Whether the count is heard for the first time, and not too late."""
@@ -104,7 +105,29 @@ class _Session:
 
     def __init__(self, nonce: int) -> None:
         self.nonce = _COUNT.pack(nonce)
-        self.heard: dict[int, _Counts] = {}
+        self._sender = _Counts()
+        self._receivers: dict[int, _Counts] = {}
+        """By number, the one heard last at the end."""
+        self._forgotten = -1
+        """No message counts whose stamp is not later: its receiver's counts may be forgotten."""
+
+    def take(self, spoken: Spoken, count: int) -> bool:
+        """Whether that message of the session, its end's with that count, is heard for the first time.
+
+        A receiver more than a session can have takes the place of the one that was silent longest.
+        """
+        if not isinstance(spoken, OF_A_MEMBER):
+            return self._sender.take(count)
+        heard = self._receivers.get(spoken.member) or _Counts()
+        if spoken.stamp <= self._forgotten or not heard.take(count):
+            return False
+        heard.stamp = max(heard.stamp, spoken.stamp)
+        self._receivers.pop(spoken.member, None)
+        self._receivers[spoken.member] = heard
+        if len(self._receivers) > MOST_MEMBERS:
+            gone = self._receivers.pop(next(iter(self._receivers)))
+            self._forgotten = max(self._forgotten, gone.stamp)
+        return True
 
 
 class ClosedLetters(Letters):
@@ -155,19 +178,10 @@ class ClosedLetters(Letters):
             raise Rejected(ELSEWHERE)
         if not compare_digest(tag, self._tag(body, nonce)):
             raise Rejected(STRANGERS)
-        if session is not None:
-            self._take(session, spoken, nonce, _COUNT.unpack(body[-_COUNT.size :])[0])
-        return spoken
-
-    def _take(self, session: _Session, spoken: Spoken, nonce: bytes, count: int) -> None:
-        speaker = spoken.member if isinstance(spoken, OF_A_MEMBER) else spoken.session
-        heard = session.heard.get(speaker)
-        if heard is None:
-            if len(session.heard) > MOST_MEMBERS:
-                raise Rejected("one end too many")
-            heard = session.heard[speaker] = _Counts()
-        if nonce != session.nonce or not heard.take(count):
+        count: int = _COUNT.unpack(body[-_COUNT.size :])[0]
+        if session is not None and (nonce != session.nonce or not session.take(spoken, count)):
             raise Rejected(REPLAYED)
+        return spoken
 
     def _tag(self, body: bytes, nonce: bytes) -> bytes:
         found: bytes = blake3(body + nonce, key=self._key).digest(length=_TAG)

@@ -98,13 +98,33 @@ def test_a_tag_is_the_keyed_blake3_of_the_message() -> None:
     assert written(end(), LEAVES).hex()[-48:] == TAGGED
 
 
-def test_a_session_has_so_many_ends_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_receivers_may_come_and_go_for_ever_and_count_once_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(closed, "MOST_MEMBERS", 2)
-    here = end()
-    assert here.read(written(end(), OFFER), address(0)) == OFFER
-    for member in (1, 2):
-        here.read(written(end(), LEAVES._replace(member=number(member))), address(member))
-    assert refusal(here, written(end(), LEAVES._replace(member=number(3))), 3) == "one end too many"
+    here, sender = end(), end()
+    assert here.read(written(sender, OFFER), address(0)) == OFFER
+    recorded: list[tuple[bytes, int]] = []
+    for member in range(1, 9):
+        by, stamp = end(), 10 * member
+        for count in range(2):
+            has = Have(SESSION, 0, number(member), 0, stamp + count, 0, LEFT, "")
+            recorded.append((written(by, has), member))
+            assert here.read(recorded[-1][0], address(member)) == has
+        assert [refusal(here, *one) for one in recorded] == [REPLAYED] * len(recorded)
+        assert here.read(written(sender, OFFER), address(0)) == OFFER, "the sender is one more"
+        assert len(here._sessions[SESSION]._receivers) <= 2
+
+
+def test_a_receiver_that_speaks_stays_known_while_others_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closed, "MOST_MEMBERS", 2)
+    here, by = end(), end()
+    said: list[bytes] = []
+    for other in range(2, 9):
+        said.append(written(by, LEAVES._replace(stamp=100)))
+        here.read(said[-1], address(1))
+        here.read(written(end(), LEAVES._replace(member=number(other), stamp=other)), address(other))
+    assert [refusal(here, one, 1) for one in said] == [REPLAYED] * len(said)
 
 
 def test_a_short_key_is_refused() -> None:

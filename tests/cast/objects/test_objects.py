@@ -8,7 +8,7 @@ import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing, asynccontextmanager, closing, contextmanager
+from contextlib import aclosing, asynccontextmanager, closing, contextmanager, suppress
 from math import inf, nan
 from pathlib import Path
 from random import Random
@@ -22,7 +22,7 @@ from mcast import Membership, TimedOut, aio, cast
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Duplicate, Messages, Reorder
 from mcast.backends.sim.testbed import SimObserver
-from mcast.cast.nack import parity
+from mcast.cast.nack import closed, parity
 from mcast.cast.nack.header import Rejected, number_at
 from mcast.cast.nack.messages import (
     ALL,
@@ -409,6 +409,21 @@ def test_who_has_no_key_or_another_one_takes_no_part_and_both_sides_say_so(
             one.result(BOUND)
     with member(roce, 0) as group, pytest.raises(ValueError, match="a key of 3 bytes"):
         cast.send(group, b"", key=b"abc")
+
+
+def test_a_session_with_a_key_outlives_any_number_of_receivers(
+    roce: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(closed, "MOST_MEMBERS", 2)
+    with member(roce, 0) as group, cast.open_session(group, key=KEY) as session:
+        for update in range(5):
+            with others(lambda: gets(roce, 1, 1, key=KEY)) as ends:
+                session.gather(1, BOUND)
+                assert session.send(b"%d" % update).kept
+                assert [body(one) for one in ends[0].result(BOUND)] == [b"%d" % update]
+            while session.receivers:  # it has left, and its word may be on its way
+                with suppress(TimedOut):
+                    session.gather(2, 0.05)
 
 
 def test_several_senders_are_told_apart(roce: Fabric) -> None:
