@@ -102,8 +102,18 @@ def third_party(tmp_path: Path) -> Callable[..., dict[str, str]]:
     return install
 
 
-def written_to_terminal(command: Sequence[str], env: Mapping[str, str], cwd: Path | None = None) -> str:
-    """What a command that succeeds writes to the terminal that it is started on."""
+def written_to_terminal(
+    command: Sequence[str],
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    *,
+    killed_at: str = "",
+    status: int = 0,
+) -> str:
+    """What a command writes to the terminal that it is started on, and which ends with that status.
+
+    killed_at  where it has written that, it gets a SIGTERM
+    """
     leader, follower = pty.openpty()
     with subprocess.Popen(
         command, cwd=cwd, env=env, stdin=follower, stdout=follower, stderr=follower
@@ -113,8 +123,11 @@ def written_to_terminal(command: Sequence[str], env: Mapping[str, str], cwd: Pat
         try:
             while block := os.read(leader, 65536):
                 written += block
+                if killed_at and killed_at.encode() in written:
+                    process.terminate()
+                    killed_at = ""
         except OSError:  # the other end is closed: all is read
             pass
     os.close(leader)
-    assert process.returncode == 0, (process.returncode, written.decode())
+    assert process.returncode == status, (process.returncode, written.decode())
     return written.decode()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Watch:
-    """A line on stderr, if that is a terminal, and a bar from when the transfer has begun."""
+    """A line on stderr, if that is a terminal with a cursor, and a bar from when the transfer has begun."""
 
     def __init__(self, waiting: str) -> None:
         self._bar = _bar()
@@ -22,7 +22,11 @@ class Watch:
         self._started: float | None = None
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        try:
+            self._bar.start()
+        except BaseException:  # a signal's: the cursor may be hidden already
+            self._bar.stop()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -47,7 +51,7 @@ class Watch:
 
 
 def _bar() -> Progress:
-    """A progress bar on stderr, if that is a terminal; it disappears when the work is done."""
+    """A progress bar on stderr, if that is a terminal with a cursor; it disappears when the work is done."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     err = console(stderr=True)
@@ -59,5 +63,5 @@ def _bar() -> Progress:
         TransferSpeedColumn(),
         console=err,
         transient=True,
-        disable=not err.is_terminal,
+        disable=not err.is_interactive,
     )

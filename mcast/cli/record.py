@@ -79,7 +79,7 @@ def _record(
 
     err = console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as line:
+    with Progress(*columns, console=err, transient=True, disable=not err.is_interactive) as line:
         task = line.add_task("listening")
         for _ in record(endpoint, recorder, file, count, duration):
             line.update(task, description=f"{recorder.messages:,} messages, {recorder.bytes:,} bytes")

@@ -155,7 +155,7 @@ def _play(
 
     err, sent = console(stderr=True), 0
     columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as bar:
+    with Progress(*columns, console=err, transient=True, disable=not err.is_interactive) as bar:
         task = bar.add_task("", total=contents.messages)
         try:
             for sent in play(endpoint, senders, messages, speed):

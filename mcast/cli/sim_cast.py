@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import Failure, Json, NotBegun, say
 from mcast.cli.values import MAX_RECEIVERS, MAX_SEED, StrategyOption, bit_rate, size
@@ -41,7 +42,7 @@ def cast(
         raise NotBegun("a carousel has no answers to count: play another strategy")
     setup = Setup(receivers, loss, bytes_, strategy, seed, rate / 1e9, parity=parity)
     try:
-        with Watch("receivers join") as watch:
+        with ends_cleanly(), Watch("receivers join") as watch:
             costs = Play(setup, lambda done: watch.show("playing", done, bytes_)).run()
     except RuntimeError as error:
         raise Failure(str(error)) from None

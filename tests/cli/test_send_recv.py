@@ -523,6 +523,21 @@ def test_a_play_on_a_terminal_gets_a_bar() -> None:
     assert "losses were repaired by parity" in written
 
 
+def test_a_play_that_is_killed_leaves_the_terminal_as_it_was() -> None:
+    env = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80"}
+    command = [str(MCAST), "sim", "cast", "--receivers", "1000", "--size", "1G"]
+    written = written_to_terminal(command, env, killed_at="receivers join", status=143)
+    hidden, shown = "\x1b[?25l", "\x1b[?25h"
+    assert written.rindex(shown) > written.rindex(hidden)
+    assert "mcast: interrupted" in written
+
+
+def test_a_terminal_that_moves_no_cursor_gets_no_line_for_a_bar() -> None:
+    command = [str(MCAST), "sim", "cast", "--receivers", "1", "--size", "1k"]
+    written = written_to_terminal(command, os.environ | {"TERM": "dumb"})
+    assert written.startswith("receivers ")
+
+
 @pytest.mark.parametrize(
     ("command", "said"),
     [
