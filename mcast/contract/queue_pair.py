@@ -317,7 +317,8 @@ class QueuePair(OnPort):
         With `recv_slot`, a size in bytes, the buffer becomes the queue pair's receive memory, divided into
         slots of that size, one message in each; the payloads of received batches are views of the buffer. The
         buffer must be writable for that, and no message may be queued or leased (EBUSY), so register before
-        joining; in ERR (QpError) `reset` comes first. Closing the region ends this.
+        joining; in ERR (QpError) `reset` comes first. Closing the region ends this, in any state, which stays
+        as it is: from ERR a `reset` alone leads back.
 
         `relaxed_ordering` lets the device write to the buffer in any order, which some hosts need for the
         full rate (IBV_ACCESS_RELAXED_ORDERING). A received message is complete when recv returns it; before

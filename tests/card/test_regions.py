@@ -224,6 +224,27 @@ def test_a_queue_pair_in_err_says_so_and_not_that_messages_are_queued(
         end.qp.register(bytearray(4096), recv_slot=1024)
 
 
+@pytest.mark.parametrize("nth", [0, 1, 2, 3])
+def test_a_region_closed_in_err_leaves_the_reason_to_be_told(
+    card: Card, backend: CardBackend, nth: int
+) -> None:
+    """The nth step fails, and the close is tried again."""
+    card.ethernet(1)
+    end = End(backend)
+    to, region = end.join(), end.qp.register(bytearray(4096), recv_slot=1024)
+    card.qp_event(end.qp.qp_num, AsyncEvent.QP_FATAL)
+    if nth:
+        card.fail("ibv_modify_qp", E.EIO, nth)
+        with pytest.raises(McastError):
+            region.close()
+    region.close()
+    assert (regions(card), end.qp.state) == (1, QpState.ERR)
+    for _ in range(2):
+        with pytest.raises(QpError, match="the device reported a fatal error of the QP"):
+            end.qp.recv(1, BOUND)
+    assert hears(end, to)
+
+
 @pytest.mark.parametrize("kind", ["host", "device"])
 def test_receive_memory_may_have_more_slots_than_32_bits_count(
     card: Card, backend: CardBackend, memory: int, kind: str

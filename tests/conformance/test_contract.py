@@ -996,6 +996,37 @@ def test_receive_memory_is_refused_in_err_until_a_reset(bed: Testbed) -> None:
     receiver.qp.register(memory, recv_slot=4096).close()
 
 
+WAYS = [
+    [QpState.RESET],
+    [QpState.RESET, QpState.INIT],
+    [QpState.RESET, QpState.INIT, QpState.RTR],
+    [],
+    [QpState.SQD],
+    [QpState.ERR],
+]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way[-1].name if way else "RTS")
+def test_a_region_of_receive_memory_that_is_closed_leaves_the_state_as_it_is(
+    bed: Testbed, way: list[QpState]
+) -> None:
+    sender, outward, receiver = pair(bed)
+    memory = bytearray(4 * 4096)
+    region = receiver.qp.register(memory, recv_slot=4096)
+    for state in way:
+        receiver.qp.modify(state)
+    before = receiver.qp.state
+    region.close()
+    assert receiver.qp.state is before
+    if before is QpState.ERR:
+        with pytest.raises(QpError):
+            receiver.qp.recv(1, BOUND)
+    receiver.qp.reset()
+    sender.send(outward, b"in its own memory")
+    assert receiver.receive(1) == [b"in its own memory"]
+    assert not any(memory)
+
+
 # --- closing ---------------------------------------------------------------
 
 Call = Callable[[Application], object]

@@ -54,7 +54,16 @@ _UNBOUNDED = 0xFFFFFFFF
 _ASKED_FOR = ("block_loopback", "comp_vector", "moderation", "timestamps")
 """The fields of QpInit that an error names if they were asked for."""
 
-_STEPS = (QpState.INIT, QpState.RTR, QpState.RTS)
+_TO_RTS = (QpState.INIT, QpState.RTR, QpState.RTS)
+_FROM_RESET: Mapping[QpState, tuple[QpState, ...]] = {
+    QpState.RESET: (),
+    QpState.INIT: _TO_RTS[:1],
+    QpState.RTR: _TO_RTS[:2],
+    QpState.RTS: _TO_RTS,
+    QpState.SQD: (*_TO_RTS, QpState.SQD),
+    QpState.ERR: (QpState.INIT, QpState.ERR),
+}
+"""The steps from RESET to a state."""
 
 _REASONS = {
     1: "the completion queue overran (CQ_ERR)",
@@ -182,8 +191,8 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
             self._back = None
             self._step_to(state)
 
-    def _step_to(self, state: QpState) -> None:
-        self.native.modify_qp(self._handle, state, {"state": state.name})
+    def _step_to(self, state: QpState, keeps_failure: bool = False) -> None:
+        self.native.modify_qp(self._handle, state, {"state": state.name}, keeps_failure)
 
     def _attach_mcast(self, gid: Gid, lid: int) -> None:
         with self._in_use("attach_mcast", Phase.ATTACH):
@@ -388,22 +397,23 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
             del self._memories[generation]
 
     def _receive_into(self, region: AnyRegion | None, slot: int = 0, count: int = 0) -> int:
-        """Go through RESET, where nothing is posted, and back; a QP in ERR comes back to RTS.
+        """Go through RESET, where nothing is posted, and back to the same state.
 
         What fails on the way is made good by the next call.
         """
         state = self.state
         if self._back is None:
-            self._back = state if state in (QpState.RESET, *_STEPS) else QpState.RTS
-        self._step_to(QpState.RESET)
+            self._back = state if state in _FROM_RESET else QpState.RTS
+        if state is QpState.SQD:
+            self._step_to(QpState.ERR)  # as `reset` does
+        self._step_to(QpState.RESET, keeps_failure=self._back is QpState.ERR)
         self._arrive(region is not None and region.is_device)
         if region is None:
             generation = self.native.receive_into(self._handle, None)
         else:
             generation = self.native.receive_into(self._handle, region.mr, region.start, slot, count)
-        for step in _STEPS:
-            if step <= self._back:
-                self._step_to(step)
+        for step in _FROM_RESET[self._back]:
+            self._step_to(step)
         self._back = None
         return generation
 

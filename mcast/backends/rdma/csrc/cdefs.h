@@ -146,7 +146,7 @@ int mcast_close_qp(struct mcast_qp *qp, int64_t linger);
 void mcast_free_qp(struct mcast_qp *qp);
 uint32_t mcast_qp_num(struct mcast_qp *qp);
 int mcast_query_qp(struct mcast_qp *qp);
-int mcast_modify_qp(struct mcast_qp *qp, int state);
+int mcast_modify_qp(struct mcast_qp *qp, int state, int keeps_failure);
 int mcast_attach(struct mcast_qp *qp, const uint8_t *gid, uint16_t lid);
 int mcast_detach(struct mcast_qp *qp, const uint8_t *gid, uint16_t lid);
 int mcast_detach_late(struct mcast_qp *qp, const uint8_t *gid, uint16_t lid);

@@ -368,7 +368,8 @@ static void forget_failure(struct mcast_qp *self)
 	pthread_mutex_unlock(&self->lock);
 }
 
-int mcast_modify_qp(struct mcast_qp *self, int state)
+/* keeps_failure: why the QP was in ERR is told again when it is there again. */
+int mcast_modify_qp(struct mcast_qp *self, int state, int keeps_failure)
 {
 	int ret = mcast_enter_gate(&self->gate);
 
@@ -377,7 +378,7 @@ int mcast_modify_qp(struct mcast_qp *self, int state)
 	pthread_mutex_lock(&self->lock);
 	ret = modify_locked(self, (enum ibv_qp_state)state);
 	pthread_mutex_unlock(&self->lock);
-	if (!ret && state == IBV_QPS_RESET)
+	if (!ret && state == IBV_QPS_RESET && !keeps_failure)
 		forget_failure(self);
 	mcast_leave_gate(&self->gate);
 	return ret;
