@@ -113,9 +113,8 @@ class Station:
 
     def replace_id(self) -> None:
         """Make a new id and queue pair, in no group, on the port that has the address now."""
-        if not self.id.closed:
-            with suppress(McastError):  # a device that is gone refuses calls on its objects
-                self.id.destroy()
+        with suppress(McastError):  # a device that is gone refuses calls on its objects, perhaps for a while
+            self.id.destroy()
         try:
             self.place = self._find_place()
         except ValueError as absent:

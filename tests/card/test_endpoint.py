@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno as E
 import signal
+from collections import Counter
 from collections.abc import Callable
 from types import FrameType
 from typing import cast
@@ -88,6 +89,23 @@ def test_the_id_on_a_device_that_is_away_is_destroyed_once(pair: Pair) -> None:
     assert pair.card.count("rdma_get_devices") <= ends + 1
     pair.card.restore(SECOND)
     assert isinstance(pair.receiver.next_event(BOUND), Rejoined)
+
+
+@pytest.mark.parametrize("call", ["rdma_destroy_id", "ibv_destroy_cq", "ibv_destroy_comp_channel"])
+def test_what_a_device_that_goes_keeps_for_a_while_is_destroyed_before_the_rejoin(
+    pair: Pair, call: str
+) -> None:
+    """The kernel keeps a device for as long as an id holds it."""
+    before = Counter(one.kind for one in pair.card.leftovers())
+    pair.card.fail(call, E.EIO, 1)
+    pair.card.remove(SECOND)
+    assert isinstance(pair.receiver.next_event(BOUND), Lost)
+    looks = pair.card.count("ibv_get_device_list")
+    while pair.card.count("ibv_get_device_list") < looks + 5:
+        pair.receiver.next_event(0.01)
+    pair.card.restore(SECOND)
+    assert isinstance(pair.receiver.next_event(BOUND), Rejoined)
+    assert Counter(one.kind for one in pair.card.leftovers()) == before
 
 
 @pytest.mark.parametrize("layer", ["roce", "infiniband"])

@@ -268,10 +268,10 @@ class RdmaCmId(Shared, CmId):
         A second thread that destroys the id waits until all is done.
         """
         with self.lock:
-            if self._closed:
-                self._destroy()
-            else:
+            if not self._closed:
                 super()._close()
+            elif self._qps or not self.is_destroyed:
+                self._destroy()
 
     def _destroy(self) -> None:
         with self.lock:
