@@ -21,7 +21,7 @@ from mcast.cast.objects.bytes_out import Sendable
 from mcast.cast.objects.calls import MEMORY
 from mcast.cast.objects.receiving import ObjectsIn, Received
 from mcast.cast.objects.sending import ObjectReport, ObjectsOut, Progress
-from mcast.cast.objects.turns import BOUND, DEPTH, HEARD, Seat, Turn, Turns, seated
+from mcast.cast.objects.turns import BOUND, DEPTH, HEARD, Seat, Turn, Turns, seated, send_all
 from mcast.endpoint.blocking import Membership, open_endpoint
 from mcast.endpoint.ports import Place, active
 from mcast.endpoint.probe import Peer
@@ -70,7 +70,7 @@ class End(Generic[T]):
                 self.result, self.over = done.value, True
                 return True
         for said in self._turn.said:
-            self.group.send_batch(said, timeout=BOUND)
+            send_all(self.group, said)
         return True
 
 

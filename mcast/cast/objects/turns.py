@@ -20,7 +20,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from typing_extensions import Buffer
 
-from mcast.api import Batch, Series
+from mcast.api import Batch, Series, TimedOut
 from mcast.cast.nack.header import number_at
 from mcast.cast.nack.payload import keep_freed_memory
 from mcast.cast.nack.rate import BURST
@@ -33,7 +33,7 @@ from mcast.wire.addresses import Gid
 T = TypeVar("T")
 
 BOUND = 10.0
-"""The longest that a join or a send may take, in seconds."""
+"""The longest that a join may take, and that a send may post nothing, in seconds."""
 
 DEPTH = 1024
 """The receive queue of an end, in messages, where the caller can say: more than a sender sends in a turn."""
@@ -174,8 +174,25 @@ def blocked(group: blocking.Membership, now: Callable[[], float], turns: Turns[T
 
 def _exchanged(group: blocking.Membership, now: Callable[[], float], turn: Turn) -> Batch:
     for batch in turn.said:
-        group.send_batch(batch, timeout=BOUND)
+        send_all(group, batch)
     return group.recv_batch(HEARD, None if turn.until == inf else max(0.0, turn.until - now()))
+
+
+def send_all(group: blocking.Membership, batch: Sequence[Buffer] | memoryview) -> None:
+    """Send the batch, over a wire that may be slow."""
+    while len(batch):
+        try:
+            group.send_batch(batch, timeout=BOUND)
+            return
+        except TimedOut as late:
+            batch = _rest(batch, late)
+
+
+def _rest(batch: Sequence[Buffer] | memoryview, late: TimedOut) -> Sequence[Buffer] | memoryview:
+    """What was not posted in time. Raises the error if nothing was."""
+    if not late.posted:
+        raise late
+    return batch[late.posted :]
 
 
 async def awaited(group: awaiting.Membership, now: Callable[[], float], turns: Turns[T]) -> T:
@@ -197,6 +214,11 @@ async def awaited(group: awaiting.Membership, now: Callable[[], float], turns: T
 
 async def _awaited(group: awaiting.Membership, now: Callable[[], float], turn: Turn) -> Batch:
     for batch in turn.said:
-        await group.send_batch(batch, timeout=BOUND)
+        while len(batch):
+            try:
+                await group.send_batch(batch, timeout=BOUND)
+                break
+            except TimedOut as late:
+                batch = _rest(batch, late)
     wait = None if turn.until == inf else max(0.0, turn.until - now())
     return await group.recv_batch(HEARD, wait)

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from typing_extensions import Buffer
 
-from mcast import Membership, cast
+from mcast import Membership, TimedOut, aio, cast
+from mcast.api import McastError, Phase, mcast_error
 from mcast.backends.sim import Fabric
 from mcast.cast.files import Nowhere, Sink, Source, StreamSink
 from mcast.cast.nack.messages import MOST_WIDTH, piece_size
 from mcast.cast.objects.bytes_in import Into
 from mcast.cast.objects.turns import told_of
 
-from .test_objects import BOUND, DATA, body, member, others
+from .test_objects import BOUND, DATA, amember, body, member, others
 
 BLOCK = MOST_WIDTH * piece_size(1024)
 
@@ -33,6 +37,53 @@ def takes(
     """What a receiver on that host has of one sender."""
     with member(fabric, host) as group:
         return list(cast.receive(group, into, missed=missed, alone=True, memory=memory))
+
+
+def late(posted: int) -> McastError:
+    error = mcast_error(errno.ETIMEDOUT, "send", Phase.SEND)
+    error.posted = posted
+    return error
+
+
+def test_a_wire_may_take_longer_for_a_turn_than_a_send_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each send posts a few messages in its time."""
+    fabric = Fabric.roce(2, clock="wall")
+    sends, sends_awaited = Membership.send_batch, aio.Membership.send_batch
+
+    def slow(group: Any, batch: Any, timeout: float) -> None:
+        sends(group, batch[:3])
+        if len(batch) > 2:
+            raise late(len(batch[:3]))
+
+    async def slow_awaited(group: Any, batch: Any, timeout: float) -> None:
+        await sends_awaited(group, batch[:3])
+        if len(batch) > 2:
+            raise late(len(batch[:3]))
+
+    async def awaited() -> cast.ObjectReport:
+        async with amember(fabric, 0) as group:
+            return await cast.send(group, DATA, receivers=1, timeout=BOUND)
+
+    monkeypatch.setattr(Membership, "send_batch", slow)
+    monkeypatch.setattr(aio.Membership, "send_batch", slow_awaited)
+    with others(lambda: takes(fabric, 1)) as taking:
+        with member(fabric, 0) as group:
+            assert cast.send(group, DATA, receivers=1, timeout=BOUND).kept
+        assert [body(one) for one in taking[0].result(BOUND)] == [DATA]
+    with others(lambda: takes(fabric, 1)) as taking:
+        assert asyncio.run(awaited()).kept
+        assert [body(one) for one in taking[0].result(BOUND)] == [DATA]
+
+
+def test_a_wire_that_takes_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stuck(group: Any, batch: Any, timeout: float) -> None:
+        raise late(0)
+
+    fabric = Fabric.roce(1, clock="wall")
+    with member(fabric, 0) as group, monkeypatch.context() as patch:
+        patch.setattr(Membership, "send_batch", stuck)
+        with pytest.raises(TimedOut):
+            cast.send(group, DATA)
 
 
 def test_a_slow_reader_of_a_pipe_slows_the_sender_down() -> None:
