@@ -215,6 +215,13 @@ def test_toml_and_yaml_say_the_same(tmp_path: Path) -> None:
     assert load(toml).members[0].ports == (0, 1)
 
 
+def test_an_exponent_is_a_number_in_yaml_too(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(
+        "{name: mine, seconds: 2e-1, seed: 12, members: [{group: 239.1.1.1, ports: [0, 1]}]}"
+    )
+    assert load(tmp_path / "a.yaml").seconds == 0.2
+
+
 def test_yaml_without_pyyaml_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     (tmp_path / "a.yml").write_text("name: x")
@@ -253,6 +260,21 @@ def test_a_ready_made_name_is_a_scenario_and_a_wrong_one_names_them() -> None:
         (
             {"traffic": [{"group": GROUP, "port": 0, "start": 0.5, "stop": 0.5}]},
             "entry 1 of traffic: stop = 0.5 is not after start = 0.5",
+        ),
+        ({"seconds": True}, "seconds is True: give a number"),
+        ({"seconds": "1"}, "seconds is '1': give a number"),
+        ({"seed": 1.0}, "seed is 1.0: give a whole number"),
+        (
+            {"faults": [{"kind": "drop", "at": True}]},
+            "at of drop of entry 1 of faults is True: give",
+        ),
+        (
+            {"faults": [{"kind": "drop", "nth": True}]},
+            "nth of drop of entry 1 of faults is True",
+        ),
+        (
+            {"members": [{"group": GROUP, "ports": [0], "rejoin": 1}]},
+            "rejoin of entry 1 of members is 1: give true or false",
         ),
         ({"name": ""}, "name is '': give a text of 1 or more characters"),
         ({"name": "x" * 201}, "name is longer than 200 characters"),

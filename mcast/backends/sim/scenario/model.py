@@ -7,6 +7,7 @@ field, the file's size and depth, and the work of a run have bounds.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Mapping
@@ -54,7 +55,9 @@ Positive = Annotated[int, Field(ge=1, le=1 << 63)]
 
 
 class _Model(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
+    """Each value has the type of its field, where a list is one in the file: `strict=False` takes that."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 def _group(value: object) -> str:
@@ -72,7 +75,7 @@ def _zero_or_interval(value: float) -> float:
 
 Numbers = Annotated[
     tuple[Positive, ...],
-    Field(max_length=10_000),
+    Field(max_length=10_000, strict=False),
     BeforeValidator(lambda value: (value,) if isinstance(value, int) else value),
 ]
 """Numbers from 1; a single one needs no list."""
@@ -117,7 +120,7 @@ class Members(_Model):
     """
 
     group: GroupText
-    ports: tuple[PortNumber, ...] = Field(min_length=1, max_length=MOST_PORTS)
+    ports: tuple[PortNumber, ...] = Field(min_length=1, max_length=MOST_PORTS, strict=False)
     join: Seconds = 0.0
     leave: Seconds | None = None
     send_only: bool = False
@@ -273,7 +276,9 @@ class PkeyChange(Lasting):
 
     kind: Literal["pkey-change"]
     port: PortNumber
-    pkeys: tuple[Annotated[int, Field(ge=0, le=0xFFFF)], ...] = Field(default=(), max_length=0xFFFF)
+    pkeys: tuple[Annotated[int, Field(ge=0, le=0xFFFF)], ...] = Field(
+        default=(), max_length=0xFFFF, strict=False
+    )
 
 
 class LateSwitches(Lasting):
@@ -368,9 +373,9 @@ class Scenario(_Model):
     seconds: float = Field(gt=0, le=1e6)
     seed: int = Field(default=0, ge=0, lt=1 << 64)
     fabric: ScenarioTopology = ScenarioTopology()
-    members: tuple[Members, ...] = Field(min_length=1, max_length=MOST_PORTS)
-    traffic: tuple[Traffic, ...] = Field(default=(), max_length=10_000)
-    faults: tuple[ScenarioFault, ...] = Field(default=(), max_length=10_000)
+    members: tuple[Members, ...] = Field(min_length=1, max_length=MOST_PORTS, strict=False)
+    traffic: tuple[Traffic, ...] = Field(default=(), max_length=10_000, strict=False)
+    faults: tuple[ScenarioFault, ...] = Field(default=(), max_length=10_000, strict=False)
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -557,10 +562,17 @@ def _from_toml(text: str) -> object:
     return tomllib.loads(text)
 
 
+_EXPONENT = re.compile("[+-]?[0-9]+(?:[.][0-9]*)?[eE][+-]?[0-9]+")
+"""1e-3 is a number, as in TOML and YAML 1.2; PyYAML makes a text of it."""
+
+
 def _from_yaml(text: str) -> object:
     """Read YAML without aliases, by which a short text can stand for a huge one, and without tags, which make
     values that no field takes."""
     import yaml
+
+    class Loader(yaml.SafeLoader):
+        """With numbers of its own."""
 
     depth = 0
     try:
@@ -573,6 +585,7 @@ def _from_yaml(text: str) -> object:
                 raise ValueError(f"line {line} has the tag {tag}: write the value alone")
             if depth > DEEPEST:
                 raise ValueError(f"line {line} is nested more than {DEEPEST} deep")
-        return yaml.safe_load(text)
+        Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("+-0123456789"))
+        return yaml.load(text, Loader)
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from None

@@ -17,6 +17,7 @@ ENDS = ("port", "source", "target")
 """The fields of faults that name a port."""
 _TIMES = ("at", "until", "seconds", "outage")
 _LISTS = ("nth", "pkeys")
+_NUMBERS = (*_TIMES, "rate", "copies", "after", "switch")
 _SHARE = re.compile("([0-9]{1,3}(?:[.][0-9]{1,9})?)%")
 
 
@@ -79,7 +80,18 @@ def _value(field: str, text: str, ports: Mapping[str, int]) -> object:
         return float(share[1]) / 100
     if field in _TIMES and (time := seconds_in(text)) is not None:
         return time
-    return text
+    return _number(text) if field in _NUMBERS else text
+
+
+def _number(text: str) -> object:
+    try:
+        return int(text)
+    except ValueError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def _whole(text: str) -> object:
