@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import cache
 
 from blake3 import blake3
 from typing_extensions import Buffer
@@ -20,10 +21,11 @@ WORTH_A_BATCH = 16
 """Pieces in a row that make a batch of their own: to copy fewer takes no longer than a batch."""
 
 
+@cache
 def keep_freed_memory() -> None:
     """Have malloc of glibc keep freed memory for the next turn, as it does once a block of so many bytes was
     freed: to get pages from the kernel anew takes several times as long as to fill them (mallopt(3),
-    M_MMAP_THRESHOLD).
+    M_MMAP_THRESHOLD). Once in a process, because malloc keeps the next such block itself.
     """
     bytes(_KEPT)
 
@@ -165,8 +167,8 @@ class BlockPlace:
         data = memoryview(message)[: self._piece]
         if place < self._width:
             at = place * self._piece
-            room = min(len(data), len(self._memory) - at)
-            self._memory[at : at + room] = data[:room]
+            there = self._memory[at : at + len(data)]
+            there[:] = data[: len(there)]
         else:
             self._parity[place - self._width] = bytes(data)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from random import Random
 
 import pytest
@@ -35,7 +36,7 @@ from mcast.cast.nack.messages import (
     unpacked,
 )
 from mcast.cast.nack.parity import parity_of, restored
-from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest, Frames
+from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest, Frames, keep_freed_memory
 from mcast.cast.nack.rate import BURST, TOLERATED, Rate, Window
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Repairs, Run
@@ -106,6 +107,16 @@ def test_messages_of_runs_are_their_heads_and_pieces() -> None:
     ]
 
 
+def test_memory_is_taken_once_to_have_freed_memory_kept() -> None:
+    keep_freed_memory()
+    tracemalloc.start()
+    try:
+        keep_freed_memory()
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
 def test_a_block_that_differs_is_no_block() -> None:
     block = BlockBytes(Random(1).randbytes(100), 32, 4)
     pieces = {place: block.piece(place) for place in (0, 2, 3, 4)}
@@ -133,12 +144,13 @@ def test_a_piece_that_is_too_long_touches_no_other() -> None:
 
 @pytest.mark.parametrize(("first", "count"), [(0, 4), (1, 3), (2, 5), (4, 2), (3, 1)])
 @pytest.mark.parametrize("apart", [0, 7])
-def test_pieces_in_a_row_go_to_their_places(first: int, count: int, apart: int) -> None:
+@pytest.mark.parametrize("size", [100, 60, 1])
+def test_pieces_in_a_row_go_to_their_places(first: int, count: int, apart: int, size: int) -> None:
     """As one by one; those beyond the end of the block, and those of parity, too."""
     random = Random(3)
     row = [random.randbytes(32) for _ in range(count)]
     memory = memoryview(b"head" + random.randbytes(apart).join(row))
-    together, alone = bytearray(100), bytearray(100)
+    together, alone = bytearray(size), bytearray(size)
     of_all, of_each = BlockPlace(memoryview(together), 32, 4), BlockPlace(memoryview(alone), 32, 4)
     of_all.put_all(first, count, memory, 4, 32 + apart, 32)
     for place, one in enumerate(row, first):
