@@ -62,7 +62,11 @@ class Station:
         self.closed: bool = False
         self.on_id_destroyed: Callable[[], None] = lambda: None
         self.blocking_loopback: bool = False
-        self._past = QpCounters(0, 0, 0, 0, 0, 0, settings.receive_depth)
+        self._counted: tuple[QpCounters, QueuePair | None] = (
+            QpCounters(0, 0, 0, 0, 0, 0, settings.receive_depth),
+            None,
+        )
+        """What queue pairs have counted that are destroyed, and the one that counts on."""
         self.id: CmId
         self.qp: QueuePair
         try:
@@ -84,6 +88,7 @@ class Station:
             cm_id.destroy()
             raise
         self.id = cm_id
+        self._counted = self._counted[0], self.qp
         cm_id.on_destroying = partial(self._keep_counters, self.qp)
 
     def _make_qp(self, cm_id: CmId) -> QueuePair:
@@ -195,16 +200,18 @@ class Station:
 
     def counters(self) -> QpCounters:
         """The counters of all queue pairs so far, added up; `recv_free` is that of the present one."""
-        past = self._past  # first, because another thread may close the backend meanwhile
+        past, qp = self._counted  # both at once, because another thread may destroy the queue pair meanwhile
         with suppress(Closed):
-            if not (self.id.closed or self.qp.closed):
-                return _added(past, self.qp.counters)
-        return self._past
+            if qp is not None:
+                return _added(past, qp.counters)
+        return self._counted[0]
 
     def _keep_counters(self, qp: QueuePair) -> None:
         """Add up what a queue pair has counted that is about to be destroyed."""
+        past, _ = self._counted
         with suppress(McastError):  # in a forked child no counter can be read
-            self._past = _added(self._past, qp.counters)
+            past = _added(past, qp.counters)
+        self._counted = past, None
 
     def port_counters(self) -> Mapping[str, int]:
         """The device's counters of the port; empty once the backend is closed."""

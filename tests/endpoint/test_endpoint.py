@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno as E
 import itertools
 import logging
+import sys
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import FrozenInstanceError
 from math import nan
 from mmap import mmap
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -774,6 +777,29 @@ def test_a_join_that_a_close_comes_in_shows_no_group(net: Net, monkeypatch: pyte
         assert not endpoint.join(GROUP).joined
     assert endpoint.closed
     assert endpoint.groups == ()
+
+
+def test_what_an_endpoint_has_counted_never_goes_back(net: Net) -> None:
+    """Another thread may look between two lines of what destroys a queue pair."""
+    endpoint = net.open(0)
+    endpoint.join(GROUP).send(b"counted")
+    station, seen = endpoint._session.station, list[int]()
+
+    def look(frame: FrameType, event: str, _: object) -> Any:
+        if Path(frame.f_code.co_filename).name not in ("station.py", "cm_id.py"):
+            return None
+        seen.append(endpoint.stats().sent)
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        station.replace_id()
+        net.backend.close()
+    finally:
+        sys.settrace(before)
+    assert len(seen) > 20
+    assert set(seen) == {1}
 
 
 def test_closing_the_backend_first_is_fine(net: Net) -> None:
