@@ -63,10 +63,10 @@ class SharedRun:
 def _is_alive(pid: int) -> bool:
     """Whether the process runs: one that has ended may be attached until the server looks."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_bytes()  # where its name may be no text
     except OSError:
         return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+    return stat.rpartition(b")")[2].split()[0] not in (b"Z", b"X")
 
 
 @contextmanager

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mcast.api import DeviceInfo, Finding, Gid, Level, LinkLayer, PortInfo, PortState, UnavailableReason
-from mcast.backends.rdma import availability
+from mcast.backends.rdma import availability, memlock
 from mcast.backends.rdma.doctor.checks import QUIRKS, judge
 from mcast.backends.rdma.doctor.firewall import dropping_rule
 from mcast.backends.rdma.doctor.host import Bridge, HostFacts, PortFacts
@@ -337,6 +338,14 @@ def test_a_shortage_of_locked_memory_is_counted() -> None:
     (cause,) = shortage(10, 6, 15)
     assert cause.why == "10 bytes are to be locked, 6 are already, and the limit is 15"
     assert "ulimit -l unlimited" in cause.next_step
+
+
+def test_locked_memory_is_known_to_a_process_whose_name_is_no_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "status").write_bytes(b"Name:\t\xfc\nVmPin:\t       3 kB\n")
+    monkeypatch.setattr(memlock, "_STATUS", tmp_path / "status")
+    assert memlock.pinned() == 3 << 10
 
 
 # --- the packet filter -------------------------------------------------------------------

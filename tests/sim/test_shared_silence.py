@@ -46,6 +46,7 @@ import signal, sys
 from pathlib import Path
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.shared.server import FabricServer
+Path("/proc/self/comm").write_bytes(b"(\\xfc) R ")  # a name that is no text
 server = FabricServer(Fabric.roce(ports=3, clock="wall"), Path(sys.argv[1]))
 signal.signal(signal.SIGTERM, lambda *_: server.stop())
 print("serving", flush=True)
@@ -62,7 +63,7 @@ with mcast.open_backend("sim", socket=sys.argv[1]) as backend, backend.event_cha
         cm_id.bind_addr("10.0.0.1")
         with cm_id.create_qp() as qp:
             os.kill(server, signal.SIGSTOP)
-            while ") T " not in Path(f"/proc/{server}/stat").read_text():
+            while b") T " not in Path(f"/proc/{server}/stat").read_bytes():
                 time.sleep(0.001)
             try:
                 print("asking", flush=True)
@@ -101,7 +102,7 @@ def test_a_stopped_server_is_named_and_may_go_on(
         cm_id = channel.create_id()
         cm_id.bind_addr("10.0.0.1")
         server.send_signal(signal.SIGSTOP)
-        until(lambda: ") T " in Path(f"/proc/{server.pid}/stat").read_text())
+        until(lambda: b") T " in Path(f"/proc/{server.pid}/stat").read_bytes())
         monkeypatch.setattr(backend._connection, "_patience", 0.01)
         with pytest.raises(
             McastError, match=rf"process {server.pid}, is stopped: let it go on by `kill -CONT"
@@ -122,7 +123,7 @@ def test_ctrl_c_ends_a_call_that_a_stopped_server_does_not_answer(
 ) -> None:
     """And what was open closes without asking the server any more."""
     with program(ASKS, path, server.pid) as client:
-        until(lambda: ") S " in Path(f"/proc/{client.pid}/stat").read_text())
+        until(lambda: b") S " in Path(f"/proc/{client.pid}/stat").read_bytes())
         client.send_signal(signal.SIGINT)
         assert client.stdout is not None
         assert client.stdout.read() == "interrupted\nclosed\n"
@@ -314,7 +315,7 @@ def stopped(server: subprocess.Popen[str]) -> Iterator[None]:
     """The server is stopped within the block."""
     server.send_signal(signal.SIGSTOP)
     try:
-        until(lambda: ") T " in Path(f"/proc/{server.pid}/stat").read_text())
+        until(lambda: b") T " in Path(f"/proc/{server.pid}/stat").read_bytes())
         yield
     finally:
         server.send_signal(signal.SIGCONT)

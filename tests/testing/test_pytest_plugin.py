@@ -637,7 +637,8 @@ PROGRAM = (
 LISTENER = """
     + '"""'
     + """
-import sys, mcast
+import pathlib, sys, mcast
+pathlib.Path("/proc/self/comm").write_bytes(bytes([0xfc]))  # a name that is no text
 with mcast.open_endpoint("sim") as endpoint, endpoint.join("239.1.1.1") as group:
     print("joined", flush=True)
     print(bytes(group.recv(60).payload).decode(), flush=True)

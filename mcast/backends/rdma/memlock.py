@@ -29,7 +29,7 @@ def pinned() -> int:
 
 
 def _status(name: str) -> str:
-    lines = (line.partition(":") for line in _STATUS.read_text().splitlines())
+    lines = (line.partition(":") for line in _STATUS.read_text(errors="replace").splitlines())
     return next((value.strip() for key, _, value in lines if key == name), "0")
 
 

@@ -450,7 +450,8 @@ class Connection:
 
     def _is_stopped(self) -> bool:
         try:
-            return Path(f"/proc/{self._server()}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
+            stat = Path(f"/proc/{self._server()}/stat").read_bytes()  # where its name may be no text
+            return stat.rpartition(b")")[2].split()[0] in (b"T", b"t")
         except OSError:
             return False
 
