@@ -138,7 +138,9 @@ def console(stderr: bool = False) -> Console:
             self.quiet = True
             raise BrokenPipeError
 
-    return PlainConsole(stderr=stderr, highlight=False, soft_wrap=False)
+    # Of 0 columns, by which some terminals say that they do not know, rich would leave out everything.
+    width = _USUAL if os.environ.get("COLUMNS") == "0" else None
+    return PlainConsole(stderr=stderr, width=width, highlight=False, soft_wrap=False)
 
 
 _NARROWEST = 20

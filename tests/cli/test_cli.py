@@ -116,6 +116,11 @@ def test_a_narrow_terminal_gets_whole_numbers(here: Run) -> None:
     assert row in [line.rstrip() for line in narrow.stdout.splitlines()]
 
 
+def test_a_terminal_that_knows_no_width_has_the_usual_one(here: Run) -> None:
+    usual, unknown = (here("sim", "run", "late-join", env={"COLUMNS": columns}) for columns in ("80", "0"))
+    assert unknown.stdout == usual.stdout != ""
+
+
 def on_a_terminal(*arguments: str, **env: str) -> str:
     """What the command writes to a terminal."""
     env = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", "COLUMNS": "80"} | env
