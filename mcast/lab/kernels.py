@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mcast.lab.errors import LabUnavailableError
+from mcast.lab.errors import LabError, LabUnavailableError
 
 MODULES = ("overlay", "rdma_rxe", "rdma_ucm", "ib_uverbs", "veth", "bridge")
 """The modules that the guest loads, besides those of virtme-ng's initramfs for 9p and virtio."""
@@ -61,7 +61,10 @@ def _module_name(path: str) -> str:
 
 def cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "mcast" / "lab"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "mcast" / "lab"
+    except RuntimeError:  # a container may run as a user that it does not know
+        raise LabError("this user has no home directory to keep files in: set HOME") from None
 
 
 def fetched_dir() -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from mcast.lab import kernels
-from mcast.lab.errors import LabUnavailableError
+from mcast.lab.errors import LabError, LabUnavailableError
 
 DEPENDS = """\
 kernel/fs/overlayfs/overlay.ko:
@@ -52,6 +52,15 @@ def test_the_kernel_of_this_system_goes_before_a_fetched_one(
     here = unpacked(tmp_path / "system", "6.1.0-56-amd64")
     assert kernels.find(roots=[here, *fetched]).version == "6.1.0-56-amd64"
     assert kernels.find("6.12", roots=[here, *fetched]).version == "6.12.10-amd64"
+
+
+def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has neither the variable nor a line in /etc/passwd."""
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**32 - 2)
+    with pytest.raises(LabError, match="no home directory to keep files in: set HOME"):
+        kernels.default_roots()
 
 
 @pytest.mark.parametrize(
