@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -110,13 +109,15 @@ PROVIDER = ROCE._replace(open=lambda: open_fabric(FABRIC, host=0))
 """
 
 OTHER_END = """
-import logging, sys, threading
+import logging, socket, sys, threading
 from contextlib import closing
 from pathlib import Path
 from mcast import cast, open_endpoint
 from mcast.backends.sim import open_fabric
 from mcast.cli import main
 from acme_mcast import FABRIC
+
+socket.gethostname = lambda: "host"
 
 # A busy machine is slow to receive, and says so.
 logging.getLogger("mcast").addFilter(lambda record: "the receive queue was" not in record.getMessage())
@@ -173,7 +174,7 @@ def test_send_shows_each_receiver(with_others: Run) -> None:
 
 def test_a_name_is_no_markup(with_others: Run, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    script.write_text(f"import socket\nsocket.gethostname = lambda: '[red]me[/]'\n{OTHER_END}")
+    script.write_text(OTHER_END.replace('"host"', '"[red]me[/]"'))
     assert "[red]me[/]" in with_others("send", "file", "239.1.1.1").stdout
 
 
@@ -352,11 +353,17 @@ def test_recv_writes_the_file_and_says_so(with_others: Run, tmp_path: Path) -> N
     lines = done.stdout.splitlines()
     assert lines[:2] == [
         f"copy: 20,000 bytes, BLAKE3 {BLAKE3[:16]}... verified",
-        f"10.0.0.2 ({socket.gethostname()} roce1) -> 239.1.1.1 -> 10.0.0.1 (roce0)",
+        "10.0.0.2 (host roce1) -> 239.1.1.1 -> 10.0.0.1 (roce0)",
     ]
     outcome = json.loads(with_others("recv", "239.1.1.1", "-o", "copy", "--json").stdout)
     assert (outcome["verified"], outcome["missed"], outcome["sender_address"]) == (True, {}, "10.0.0.2")
     assert outcome["files"] == [{"name": "copy", "size": 20_000, "blake3": BLAKE3}]
+
+
+def test_a_long_name_of_a_host_leaves_room_for_that_of_the_device(with_others: Run, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(OTHER_END.replace('"host"', '"h" * 64'))
+    done = with_others("recv", "239.1.1.1", "-o", "copy")
+    assert f"\n10.0.0.2 ({'h' * 58} roce1) -> " in done.stdout
 
 
 CUT_OFF = """

@@ -21,7 +21,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 from typing_extensions import Buffer
 
 from mcast.api import Batch, Series, TimedOut
-from mcast.cast.nack.header import number_at
+from mcast.cast.nack.header import TEXT, number_at
 from mcast.cast.nack.payload import keep_freed_memory
 from mcast.cast.nack.rate import BURST
 from mcast.cast.objects.bytes_out import Lend, lend_nothing
@@ -118,7 +118,8 @@ def seated(group: MemberView, call: str) -> Iterator[Seat]:
     endpoint = group.endpoint
     source = endpoint.port.gids.get(group.destination.sgid_index, Gid(endpoint.address))
     number = number_at(in_words(source), 1 + randbelow((1 << 32) - 1))
-    name = f"{socket.gethostname()} {endpoint.device.name}"
+    device = f" {endpoint.device.name}"  # which a long name of the host shall not cut off
+    name = socket.gethostname()[: max(0, TEXT - len(device))] + device
     keep_freed_memory()
     station = endpoint._session.station
     whose = f"{station.name}, in {group.group}"
