@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,8 @@ import pytest
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 MCAST = Path(sys.executable).with_name("mcast")
+QUOTED = shlex.quote(str(MCAST))
+"""As a shell reads it, wherever the clone is."""
 
 PROVIDER = """
 from contextlib import contextmanager

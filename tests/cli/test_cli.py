@@ -19,7 +19,7 @@ from mcast.cli.status import MEANINGS, ExitStatus
 from mcast.cli.terminal import console, say
 from mcast.lab import LabError
 
-from ..commands import MCAST, Run, written_to_terminal
+from ..commands import MCAST, QUOTED, Run, written_to_terminal
 
 BAD_INPUT = {
     "unknown backend": (("demo", "--backend", "nope"), "'nope' is no backend; there are sim"),
@@ -180,18 +180,18 @@ def test_a_reader_that_is_gone_sees_no_traceback(words: str) -> None:
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_is_one_sentence(run: Run, unbuffered: str) -> None:
-    done = run("sh", "-c", f"PYTHONUNBUFFERED={unbuffered} {MCAST} info --json > /dev/full")
+    done = run("sh", "-c", f"PYTHONUNBUFFERED={unbuffered} {QUOTED} info --json > /dev/full")
     assert (done.returncode, done.stderr) == (1, "mcast: cannot write to stdout: No space left on device\n")
 
 
 @pytest.mark.parametrize("command", ["info", "--help", "mgid 239.1.1.1", "demo --size 1K", "lab check"])
 def test_a_closed_stdout_is_one_sentence(run: Run, command: str) -> None:
-    done = run("sh", "-c", f"{MCAST} {command} >&-")
+    done = run("sh", "-c", f"{QUOTED} {command} >&-")
     assert (done.returncode, done.stderr) == (1, "mcast: cannot write to stdout: Bad file descriptor\n")
 
 
 def test_an_error_is_not_printed_among_the_results(run: Run) -> None:
-    done = run("sh", "-c", f"{MCAST} nope 2>&-")
+    done = run("sh", "-c", f"{QUOTED} nope 2>&-")
     assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
 
 

@@ -19,7 +19,7 @@ from mcast.endpoint.blocking import open_endpoint
 from mcast.wire.addresses import Gid
 
 from ..capture.captures import GROUP, capture, frame
-from ..commands import MCAST, Run
+from ..commands import QUOTED, Run
 
 
 @pytest.mark.parametrize("backend", ["sim-roce", "sim-ib"])
@@ -36,7 +36,7 @@ def test_made_up_traffic_is_recorded(here: Run, tmp_path: Path, backend: str) ->
 
 
 def test_stdout_takes_the_packets_and_stderr_the_words(run: Run, here: Run, tmp_path: Path) -> None:
-    done = run("sh", "-c", f"{MCAST} record {GROUP} -o - --demo --backend sim --count 3 >a.pcapng")
+    done = run("sh", "-c", f"{QUOTED} record {GROUP} -o - --demo --backend sim --count 3 >a.pcapng")
     assert done.stdout == ""
     assert done.stderr.startswith("record: 3 messages, ")
     assert contents_of(io.BytesIO((tmp_path / "a.pcapng").read_bytes())).messages == 3

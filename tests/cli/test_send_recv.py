@@ -27,7 +27,7 @@ from mcast.cli.recv import _place
 from mcast.cli.send import _sent
 from mcast.cli.terminal import Failure
 
-from ..commands import MCAST, Run, written_to_terminal
+from ..commands import MCAST, QUOTED, Run, written_to_terminal
 from ..interleave import interrupted_everywhere
 
 DATA = Random(1).randbytes(20_000)
@@ -556,7 +556,7 @@ def test_a_terminal_that_moves_no_cursor_gets_no_line_for_a_bar() -> None:
     ],
 )
 def test_a_closed_stream_is_one_sentence(run: Run, command: str, said: str) -> None:
-    done = run("sh", "-c", f"{MCAST} {command}")
+    done = run("sh", "-c", f"{QUOTED} {command}")
     assert (done.returncode, done.stderr) == (2, f"mcast: cannot {said}: Bad file descriptor\n")
 
 

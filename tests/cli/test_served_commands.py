@@ -19,7 +19,7 @@ from mcast import cast, open_endpoint
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.shared.server import FabricServer, Serving
 
-from ..commands import MCAST, Run
+from ..commands import MCAST, QUOTED, Run
 from ..waiting import until
 
 GROUP = "239.1.1.1"
@@ -142,7 +142,7 @@ def test_ctrl_c_in_a_transfer_is_one_sentence_at_both_ends(tmp_path: Path, role:
     (tmp_path / "data").write_bytes(data)
     folder.mkdir()
     words = {"send": "send data 239.1.1.1 --rate 20M", "recv": "recv 239.1.1.1 -o in/copy"}[role]
-    command = ["sh", "-c", f"exec {MCAST} {words} --backend sim{stdout}"]
+    command = ["sh", "-c", f"exec {QUOTED} {words} --backend sim{stdout}"]
 
     def has_come() -> bool:
         return part.exists() and part.stat().st_blocks * 512 > 500_000

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ..commands import MCAST, Run
+from ..commands import MCAST, QUOTED, Run
 from .test_cli import on_a_terminal
 from .test_groups_command import source
 
@@ -91,7 +91,7 @@ def test_ctrl_c_is_the_usual_end() -> None:
 
 
 def test_a_reader_that_leaves_ends_it(run: Run) -> None:
-    done = run("sh", "-c", f"{MCAST} top 239.1.1.1 --demo --backend sim --interval 0.05 --json | head -n 1")
+    done = run("sh", "-c", f"{QUOTED} top 239.1.1.1 --demo --backend sim --interval 0.05 --json | head -n 1")
     assert json.loads(done.stdout)["groups"]
     assert done.stderr == ""
 

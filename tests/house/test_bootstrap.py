@@ -62,7 +62,7 @@ def test_without_the_right_it_says_the_line(run: Run, host: Path) -> None:
 
 @pytest.mark.parametrize("right", ["root", "sudo"])
 def test_with_the_right_it_installs(run: Run, host: Path, right: str) -> None:
-    script(host / "bin" / "apt-get", f'echo "$@" >> {host}/called')
+    script(host / "bin" / "apt-get", f'echo "$@" >> "{host}/called"')
     if right == "root":
         script(host / "bin" / "id", "echo 0")
     else:

@@ -105,7 +105,7 @@ def test_headers_that_are_too_old_count_as_missing(tree: Path, tmp_path: Path) -
         shutil.copytree(f"/usr/include/{name}", tmp_path / "include" / name)
     verbs = tmp_path / "include" / "infiniband" / "verbs.h"
     verbs.write_text(verbs.read_text().replace("ibv_reg_dmabuf_mr", "ibv_reg_mr_of_old"))
-    done = build(tree, tmp_path / "wheel", CFLAGS=f"-O0 -I{tmp_path / 'include'}")
+    done = build(tree, tmp_path / "wheel", CFLAGS=f"-O0 '-I{tmp_path / 'include'}'")
     assert done.returncode == 0, done.stderr
     assert "mcast: without the rdma extension (infiniband/verbs.h has no ibv_reg_dmabuf_mr" in done.stderr
     assert_serves_every_python(wheel_in(tmp_path / "wheel"), {"_interrupts.abi3.so"})
