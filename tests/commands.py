@@ -42,7 +42,7 @@ def run(tmp_path: Path) -> Run:
     """Run a command in a directory of its own, without a terminal; more variables as `env`."""
 
     def call(*command: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COLUMNS"))}
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
         return subprocess.run(
             [str(word) for word in command],
             cwd=tmp_path,
@@ -68,7 +68,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     def call(*arguments: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
         from mcast.cli import main
 
-        monkeypatch.delenv("COLUMNS", raising=False)
         for name, value in (env or {}).items():
             monkeypatch.setenv(name, value)
         for path in filter(None, (env or {}).get("PYTHONPATH", "").split(os.pathsep)):

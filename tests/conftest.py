@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib
 import os
-import signal
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
@@ -18,6 +17,7 @@ from .card.build import build
 from .card.card import Card
 from .card.provider import loaded
 from .commands import here, mcast, run, third_party  # noqa: F401  (fixtures)
+from .surroundings import become_known
 
 ROOT = Path(__file__).parents[1]
 LONGEST = (
@@ -87,16 +87,10 @@ def long(pytestconfig: pytest.Config) -> bool:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Programs that tests start are sent signals, which a shell's background job or nohup would let them
-    ignore."""
-    os.environ["MCAST_SIM"] = ""  # a fabric that the user of this machine serves is none of the tests'
+    become_known()
     if config.getoption("--long"):
         os.environ["MCAST_TESTS"] = "long"  # for modules that are no tests, and for processes
     config.addinivalue_line("markers", "long: takes minutes, and runs with --long alone (make test-all)")
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup; a program does not inherit a handler
-        signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -113,7 +113,7 @@ def run_python(fence: Fence) -> str:
 
 
 def run_shell(fence: Fence) -> str:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COLUMNS"))}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(
         ["timeout", str(SECONDS), "bash", "-eu", "-c", fence.text],  # with all that it has started
