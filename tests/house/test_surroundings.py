@@ -29,8 +29,6 @@ VARIABLES = {
     "PY_COLORS": "1",
     "COLUMNS": "40",
     "TERM": "dumb",
-    "LC_ALL": "C",
-    "PYTHONUTF8": "0" if str(ROOT).isascii() else "1",  # in ASCII no Python starts from such a folder
     "PYTHONWARNINGS": "error",
     "PYTHONSAFEPATH": "1",
     "PYTEST_ADDOPTS": "-v --color=yes",
@@ -40,6 +38,8 @@ VARIABLES = {
     "SLURM_STEP_NUM_TASKS": "4",
     "GIT_DIR": "/nowhere",
 }
+if str(ROOT).isascii():  # else no Python starts there whose locale knows ASCII alone
+    VARIABLES |= {"LC_ALL": "C", "PYTHONUTF8": "0"}
 SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
 
 
