@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import subprocess
 import sys
 from itertools import zip_longest
@@ -61,7 +62,7 @@ def require_same(kind: str, seed: int, first: str, second: str) -> None:
     """Fails at the first line that differs, with the seed and the line that replays the run."""
     for number, lines in enumerate(zip_longest(first.splitlines(), second.splitlines()), 1):
         if lines[0] != lines[1]:
-            replay = f"{sys.executable} {__file__} {kind} {seed}"
+            replay = shlex.join([sys.executable, __file__, kind, str(seed)])
             pytest.fail(
                 f"seed {seed} gave two traces, which differ from line {number} on:\n"
                 f"  {lines[0]}\n  {lines[1]}\nreplay: {replay}",
@@ -95,7 +96,7 @@ def test_a_difference_names_the_seed_and_the_line_that_replays_it() -> None:
         assert "seed 7" in text
         assert "from line 21 on" in text
         assert lines[20] in text
-        replay = text.rpartition("replay: ")[2].split()
+        replay = shlex.split(text.rpartition("replay: ")[2])
         assert subprocess.run(replay, check=True, capture_output=True, text=True).stdout == trace
 
 

@@ -226,12 +226,12 @@ class OnlyClauses:
 
 def run_clauses(clauses: set[str], backend: str) -> OnlyClauses:
     outcome = OnlyClauses(clauses)
-    options = f"-q -c {os.devnull} --rootdir {SUITE} --import-mode importlib -p no:cacheprovider"
+    options = f"-q -c {os.devnull} --import-mode importlib -p no:cacheprovider -p mcast.conformance.plugin"
     files = [
         path for path in SUITE.glob("test_*.py") if any(f'"{one}"' in path.read_text() for one in clauses)
     ]
-    suite = f"-p mcast.conformance.plugin --require-backend {backend}"
-    pytest.main([*options.split(), *suite.split(), *map(str, files)], plugins=[outcome])
+    where = (f"--rootdir={SUITE}", f"--require-backend={backend}")
+    pytest.main([*options.split(), *where, *map(str, files)], plugins=[outcome])
     return outcome
 
 
