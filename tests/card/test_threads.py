@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import select
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 
 import pytest
@@ -121,6 +122,30 @@ def test_threads_read_a_batch_at_once(card: Card, backend: CardBackend) -> None:
         for job in [pool.submit(read, batch) for _ in range(readers)]:
             job.result(BOUND)
     assert qp.counters.recv_free == 64
+
+
+def test_a_garbage_collection_while_a_view_is_made_changes_none(card: Card, backend: CardBackend) -> None:
+    """It may run any code: here what looks at another message, or lets another thread do so."""
+    card.ethernet(1)
+    end = End(backend, max_recv_wr=64)
+    sent = [b"%d" % number * (number + 1) for number in range(64)]
+    end.qp.send(end.join(), sent, timeout=BOUND)
+    seen = []
+
+    def look(phase: str, _: dict[str, int]) -> None:
+        if phase == "start":
+            seen.append(bytes(batch[-1].payload))
+
+    thresholds = gc.get_threshold()
+    with end.qp.recv(64, BOUND) as batch, ExitStack() as stack:
+        stack.callback(gc.set_threshold, *thresholds)
+        stack.callback(gc.callbacks.remove, look)
+        gc.callbacks.append(look)
+        gc.set_threshold(1)
+        read = [bytes(message.payload) for message in batch]
+        read_by_place = [bytes(batch[place].payload) for place in range(len(batch))]
+    assert read == read_by_place == sent
+    assert set(seen) == {sent[-1]}
 
 
 def test_a_close_ends_what_others_do(card: Card, backend: CardBackend) -> None:

@@ -72,8 +72,9 @@ struct guard {
 #else
 struct guard {
 };
-#define BEGIN_GUARDED(object)
-#define END_GUARDED(object)
+/* The GIL keeps others out, unless what is allocated in there begins a garbage collection, as before Python 3.12. */
+#define BEGIN_GUARDED(object) { int collects = PyGC_Disable()
+#define END_GUARDED(object) if (collects) PyGC_Enable(); }
 #endif
 
 /* A new reference, which another thread that changes the container cannot take away; NULL: there is none. */
