@@ -36,7 +36,7 @@ VARIABLES = {
     "MCAST_BACKEND": "nothing",
     "MCAST_BIND": "192.0.2.1",
     "SLURM_STEP_NUM_TASKS": "4",
-    "GIT_DIR": "/nowhere",
+    "GIT_DIR": "no/where",
 }
 if str(ROOT).isascii():  # else no Python starts there whose locale knows ASCII alone
     VARIABLES |= {"LC_ALL": "C", "PYTHONUTF8": "0"}
