@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[2]
 TESTS = (
@@ -22,6 +19,7 @@ TESTS = (
     "tests/testing/test_suite_plugin.py",
 )
 """Some that tell one surrounding from another."""
+OPTIONS = ("-p", "no:cacheprovider", "-p", "no:xdist")
 VARIABLES = {
     "CI": "true",
     "GITHUB_ACTIONS": "true",
@@ -40,26 +38,18 @@ VARIABLES = {
 }
 if str(ROOT).isascii():  # else no Python starts there whose locale knows ASCII alone
     VARIABLES |= {"LC_ALL": "C", "PYTHONUTF8": "0"}
-SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD}
+SIGNALS = "INT,TERM,HUP,CHLD"
+UNKINDLY = f'umask 077; exec env --ignore-signal={SIGNALS} --block-signal={SIGNALS} "$@"'
+"""Runs a command with what a parent may leave to it."""
 
 
-def unkindly() -> None:
-    """What a parent may leave to the process that it starts."""
-    os.umask(0o077)
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-
-
-@pytest.mark.filterwarnings("ignore:.*preexec_fn")
 def test_tests_hold_in_the_surroundings_of_another(tmp_path: Path) -> None:
     place = tmp_path / "a place"
     place.mkdir()
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *TESTS],
+        ["sh", "-c", UNKINDLY, "sh", sys.executable, "-m", "pytest", "-q", *OPTIONS, *TESTS],
         cwd=ROOT,
         env={**os.environ, **VARIABLES, "TMPDIR": str(place)},
-        preexec_fn=unkindly,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
