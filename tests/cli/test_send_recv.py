@@ -532,7 +532,7 @@ def test_a_play_on_a_terminal_gets_a_bar() -> None:
 
 def test_a_play_that_is_killed_leaves_the_terminal_as_it_was() -> None:
     env = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80"}
-    command = [str(MCAST), "sim", "cast", "--receivers", "1000", "--size", "1G"]
+    command = [str(MCAST), "sim", "cast", "--receivers", "1000"]
     written = written_to_terminal(command, env, killed_at="receivers join", status=143)
     hidden, shown = "\x1b[?25l", "\x1b[?25h"
     assert written.rindex(shown) > written.rindex(hidden)
