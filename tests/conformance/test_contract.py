@@ -996,7 +996,7 @@ def test_receive_memory_is_refused_in_err_until_a_reset(bed: Testbed) -> None:
     receiver.qp.register(memory, recv_slot=4096).close()
 
 
-WAYS = [
+WAYS: list[list[QpState]] = [
     [QpState.RESET],
     [QpState.RESET, QpState.INIT],
     [QpState.RESET, QpState.INIT, QpState.RTR],
