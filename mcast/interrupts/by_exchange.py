@@ -37,7 +37,7 @@ class _Main:
 
     def __init__(self) -> None:
         self.ident: int | None = threading.main_thread().ident
-        self.depth = 0
+        self.depth = self.forks = self.forker = 0
         self.holds = self.came = False
         self.handler: Handler = signal.default_int_handler
 
@@ -75,6 +75,8 @@ def _forget_main() -> None:
 
     It holds nothing if it was another thread before.
     """
+    _main.forks += 1
+    _main.forker = get_ident()
     if get_ident() != _main.ident:
         if _main.holds:
             _exchange(SIGINT, _main.handler)
@@ -203,19 +205,25 @@ _held = _Held()
 class Lock:
     """threading.RLock, whose holder `later` knows, unless the level is None."""
 
-    __slots__ = ("_level", "_lock", "_refusal")
+    __slots__ = ("_forks", "_level", "_lock", "_refusal", "_taker")
 
     def __init__(self, level: int | None = 0, refusal: str | None = None, /) -> None:
         if level is not None and not 0 <= level < len(_held.locks):
             raise ValueError(f"level {level}: there are 0, 1 and None")
         self._lock: Any = threading.RLock()
         self._level, self._refusal = level, refusal
+        self._forks, self._taker = _main.forks, 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+        if self._forks != _main.forks:
+            self._forks = _main.forks
+            if self._taker != _main.forker:  # a thread of the parent, which would not release it here
+                self._lock._at_fork_reinit()
         if self._refusal is not None and self._is_owned():
             raise RuntimeError(self._refusal)
         taken: bool = self._lock.acquire(blocking, timeout)
         if taken:
+            self._taker = get_ident()
             self._count(1)
         return taken
 
@@ -247,6 +255,7 @@ class Lock:
 
     def _acquire_restore(self, saved: Any, /) -> None:
         self._lock._acquire_restore(saved)
+        self._taker = get_ident()
         self._count(saved[0])
 
     def _count(self, more: int) -> None:

@@ -205,6 +205,55 @@ def test_a_fork_of_another_thread_can_be_interrupted() -> None:
     assert ended == [0]
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("holder", ["another thread", "the thread that forks"])
+def test_a_fork_has_the_locks_of_its_own_thread_alone(holder: str) -> None:
+    """A thread of the parent's releases none there, and the parent's locks stay as they are."""
+    lock, held, over = Lock(), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock:
+            held.set()
+            over.wait(BOUND)
+
+    def taken_by_another() -> bool:
+        found: list[bool] = []
+
+        def take() -> None:
+            found.append(lock.acquire(False))
+            if found[0]:
+                lock.release()
+
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+        return found[0]
+
+    def in_child() -> list[bool]:
+        here = [taken_by_another() for _ in range(2)] if holder == "another thread" else [taken_by_another()]
+        here.append(lock.acquire(True, BOUND) and taken_by_another())
+        lock.release()
+        return here
+
+    with lock if holder == "the thread that forks" else nullcontext():
+        thread = threading.Thread(target=hold)
+        thread.start()
+        if holder == "another thread":
+            assert held.wait(BOUND)
+        child = os.fork()
+        if not child:
+            try:
+                expected = [True, True, False] if holder == "another thread" else [False, False]
+                os._exit(in_child() != expected)
+            finally:
+                os._exit(2)
+        assert os.waitpid(child, 0)[1] == 0
+        assert not taken_by_another()
+    over.set()
+    thread.join(BOUND)
+    assert taken_by_another()
+
+
 def test_what_is_asked_for_under_a_lock_is_done_when_the_last_one_is_let_go() -> None:
     done: list[str] = []
     first, second = Lock(), Lock()

@@ -225,9 +225,16 @@ static int call_whole(int (*step)(PyObject *), PyObject *what)
 	return failed;
 }
 
+static unsigned forks; /* by which this process has come about, from that which has loaded this */
+static unsigned long forker; /* the thread of the last one */
+static pthread_mutex_t inheriting = PTHREAD_MUTEX_INITIALIZER;
+
 /* In a fork the thread that has forked is the main one, and holds nothing if it was another before. */
 static void after_fork(void)
 {
+	forks++;
+	forker = PyThread_get_thread_ident();
+	inheriting = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
 	if (is_main())
 		return;
 	main_thread = pthread_self();
@@ -338,6 +345,7 @@ struct lock {
 	PyThread_type_lock lock;
 	unsigned long owner; /* atomic; 0: nobody */
 	unsigned long count; /* of times that the owner has taken it: the owner's alone */
+	unsigned forks;	     /* atomic; those after which it was taken last */
 	int level;	     /* -1: the lock puts nothing off */
 	PyObject *refusal;   /* what an owner is told who takes the lock once more; NULL: an owner may */
 };
@@ -358,6 +366,7 @@ static PyObject *new_lock(PyTypeObject *type, PyObject *arguments, PyObject *key
 	self = (struct lock *)PyType_GenericAlloc(type, 0);
 	if (self) {
 		self->level = given == Py_None ? -1 : (int)level;
+		self->forks = forks;
 		self->refusal = Py_XNewRef(refusal);
 	}
 	if (self && !(self->lock = PyThread_allocate_lock())) {
@@ -402,10 +411,28 @@ static int is_mine(const struct lock *self)
 	return __atomic_load_n(&self->owner, __ATOMIC_RELAXED) == PyThread_get_thread_ident();
 }
 
+/* A thread that held the lock when another one forked is the parent's: here nobody would release it. */
+static void inherit(struct lock *self)
+{
+	pthread_mutex_lock(&inheriting);
+	if (self->forks != forks) {
+		if (__atomic_load_n(&self->owner, __ATOMIC_RELAXED) != forker) {
+			PyThread_acquire_lock(self->lock, 0);
+			self->count = 0;
+			__atomic_store_n(&self->owner, 0, __ATOMIC_RELAXED);
+			PyThread_release_lock(self->lock);
+		}
+		__atomic_store_n(&self->forks, forks, __ATOMIC_RELEASE);
+	}
+	pthread_mutex_unlock(&inheriting);
+}
+
 static int lock(struct lock *self, double timeout)
 {
 	int taken = 1;
 
+	if (__atomic_load_n(&self->forks, __ATOMIC_ACQUIRE) != forks)
+		inherit(self);
 	if (!is_mine(self)) {
 		if (!PyThread_acquire_lock(self->lock, 0))
 			taken = timeout ? wait_for_lock(self, timeout) : 0;

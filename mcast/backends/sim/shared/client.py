@@ -265,8 +265,7 @@ class SharedBackend(Backend):
         self.sleep.wake()
 
     def after_fork(self) -> None:
-        """In a child: another thread of the parent may have had the lock."""
-        self.lock = Lock()
+        """In a child."""
         self._connection.after_fork()
         self.sleep.after_fork()
 

@@ -12,7 +12,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -114,7 +114,8 @@ class Connection:
         """Single messages that the socket had to take since this waited for the server."""
         self._looked = 0.0
         self._hang_up = select.poll()
-        self._make_lock()
+        self._lock = Lock()
+        self._whole = uninterrupted(self._lock)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.memory: SharedMemory = SharedMemory()  # last, for nothing but `close` frees it
         try:
@@ -146,10 +147,6 @@ class Connection:
             ring.forget_descriptor()
         if reply.descriptor is not None:
             self.memory.take_page(reply.descriptor)
-
-    def _make_lock(self) -> None:
-        self._lock = Lock()
-        self._whole = uninterrupted(self._lock)
 
     @contextmanager
     def _whole_by(self, end: float | None, moment: float = MOMENT) -> Iterator[None]:
@@ -548,9 +545,8 @@ class Connection:
                         self._unawaited[number] = drop
 
     def after_fork(self) -> None:
-        """In a child: another thread of the parent may have had the lock."""
+        """In a child."""
         self.forked = True
-        self._make_lock()
 
 
 _SEED = frames.AskFor(op="seed").model_dump_json().encode()
@@ -616,7 +612,7 @@ class Beacon:
     """
 
     def __init__(self, look: Callable[[], bool]) -> None:
-        self._look, self._rings, self._lock, self._pid = look, False, Lock(), os.getpid()
+        self._look, self._rings, self._lock = look, False, Lock()
         self._listeners = 0
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
@@ -649,8 +645,7 @@ class Beacon:
                 os.eventfd_read(self._fd)
 
     def close(self) -> None:
-        in_fork = os.getpid() != self._pid  # where a thread of the parent may have the lock
-        with nullcontext() if in_fork else self._lock:
+        with self._lock:
             os.close(self._fd)
             self._fd = -1
 
@@ -722,7 +717,6 @@ class Sleep:
 
     def after_fork(self) -> None:
         """In a child: those who sleep are the parent's threads, which nobody else may ring."""
-        self._lock = Lock()
         self._asleep = dict.fromkeys(self._asleep, True)
 
     def close(self) -> None:

@@ -10,7 +10,6 @@ import os
 import select
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from functools import lru_cache, partial
 from itertools import accumulate
 
@@ -206,8 +205,7 @@ class Incoming:
         return True
 
     def close(self) -> None:
-        in_fork = os.getpid() != self._connection.pid  # where a thread of the parent may have the lock
-        with nullcontext() if in_fork else self._whole:
+        with self._whole:
             self._epoll.close()
             os.close(self._fd)
             self._bell.close()
