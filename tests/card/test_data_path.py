@@ -148,6 +148,24 @@ def test_a_device_reads_bodies_where_they_lie_if_a_send_may_have_two_segments(
     assert card.reports() == ()
 
 
+@pytest.mark.parametrize("sges", [1, 4])
+@pytest.mark.parametrize("size", [1, 253, 254, 255, 1021])
+def test_short_messages_in_two_parts_are_inline_data_of_one_segment(
+    card: Card, backend: CardBackend, size: int, sges: int
+) -> None:
+    """Heads of an odd length, bodies on both sides of what fits inline, and as long as the MTU lets them."""
+    card.ethernet(1, max_send_sge=sges, max_inline=256)
+    end = End(card, backend)
+    heads, bodies = (bytes(range(12)) * length for length in (3, size))
+    batch = Headed(memoryview(heads).cast("B", (12, 3)), memoryview(bodies).cast("B", (12, size)))
+    for registered in (False, True):
+        with end.qp.register(bodies, constant=True) if registered else nullcontext():
+            assert end.qp.send(end.group, batch) == 12
+            with end.qp.recv(64, LONG) as received:
+                assert [bytes(one.payload) for one in received] == [*batch]
+    assert card.reports() == ()
+
+
 def test_memory_that_stays_is_deregistered_once_it_is_sent(end: End) -> None:
     memory = bytearray(b"c" * 600)
     region = end.qp.register(memory, constant=True)

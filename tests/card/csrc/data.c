@@ -175,8 +175,10 @@ static int accept_send(struct qp *qp, const struct ibv_send_wr *wr)
 
 	if (qp->sent - qp->done == qp->cap.max_send_wr)
 		return ENOMEM;
-	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > MOST_SGES || !is_alive(CALL_ibv_post_send, KIND_AH, ah))
+	if (wr->num_sge < 0 || (uint32_t)wr->num_sge > qp->cap.max_send_sge || !is_alive(CALL_ibv_post_send, KIND_AH, ah))
 		return EINVAL;
+	if (wr->send_flags & IBV_SEND_INLINE && wr->num_sge > 1)
+		report("queue pair %u: of inline data some devices take the first segment alone", qp->qp.qp_num);
 	for (int i = 0; i < wr->num_sge; i++) {
 		work.sges[i] = wr->sg_list[i];
 		length += wr->sg_list[i].length;

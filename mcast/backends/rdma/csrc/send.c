@@ -57,25 +57,25 @@ static void add_segment(struct ibv_send_wr *wr, uintptr_t address, uint32_t leng
 }
 
 /* Inline where it fits; from the user's registered memory where it lies in it; else through the slab, as a head does.
- * What lies on a device goes out from there. */
+ * What lies on a device goes out from there. Inline data has one segment: irdma takes no more before rdma-core 44. */
 static void fill_payload(const struct mcast_qp *qp, struct mcast_send_job *job, uint32_t index, uint32_t slot,
 			 struct ibv_send_wr *wr)
 {
 	uint32_t length = job->lengths[index], head_length = job->head_length;
-	int is_joined = head_length && qp->most_sges < 2;
+	int is_inline = head_length + length <= qp->max_inline && !is_on_device(job, index);
+	int is_joined = head_length && (is_inline || qp->most_sges < 2);
 	uintptr_t address = job->addresses[index], place = slot_of(qp, slot);
-	uintptr_t head = (uintptr_t)job->heads + (size_t)index * head_length;
 	const struct mcast_region *region;
 
 	wr->num_sge = 0;
-	if (head_length + length <= qp->max_inline && !is_on_device(job, index) && !is_joined) {
+	if (is_inline)
 		wr->send_flags |= IBV_SEND_INLINE;
-		add_segment(wr, head, head_length, 0);
+	if (is_inline && !head_length) {
 		add_segment(wr, address, length, 0);
 		return;
 	}
 	if (head_length)
-		memcpy((void *)place, (const void *)head, head_length);
+		memcpy((void *)place, job->heads + (size_t)index * head_length, head_length);
 	region = is_joined ? NULL : region_of(qp, address, length);
 	if (region) {
 		add_segment(wr, place, head_length, qp->mr->lkey);
