@@ -148,6 +148,17 @@ def test_a_device_reads_bodies_where_they_lie_if_a_send_may_have_two_segments(
     assert card.reports() == ()
 
 
+def test_an_old_librdmacm_hides_why_a_device_refuses_two_segments(card: Card, backend: CardBackend) -> None:
+    """It says ENOMEM, whatever the device has said."""
+    card.ethernet(1, max_inline=0)
+    card.fail("ibv_create_qp", E.ENOMEM, times=4)
+    end = End(card, backend)
+    batch = Headed(memoryview(b"1234").cast("B", (2, 2)), memoryview(b"abcdef").cast("B", (2, 3)))
+    assert end.qp.send(end.group, batch) == 2
+    with end.qp.recv(64, LONG) as received:
+        assert [bytes(one.payload) for one in received] == [b"12abc", b"34def"]
+
+
 @pytest.mark.parametrize("sges", [1, 4])
 @pytest.mark.parametrize("size", [1, 253, 254, 255, 1021])
 def test_short_messages_in_two_parts_are_inline_data_of_one_segment(

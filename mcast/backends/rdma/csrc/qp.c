@@ -70,42 +70,44 @@ int mcast_deregister(struct ibv_mr *mr)
 	return mcast_returned(mcast_sym.ibv_dereg_mr(mr));
 }
 
-static int create_qp_with(struct mcast_qp *self, struct ibv_pd *pd, uint32_t sges)
+static int create_qp_with(struct mcast_qp *self, struct ibv_pd *pd, uint32_t sges, uint32_t inline_size)
 {
-	for (size_t i = 0; i < sizeof(inline_sizes) / sizeof(*inline_sizes); i++) {
-		struct ibv_qp_init_attr_ex attr = {
-			.comp_mask = IBV_QP_INIT_ATTR_PD,
-			.pd = pd,
-			.send_cq = self->send.cq,
-			.recv_cq = self->recv.cq,
-			.qp_type = (enum ibv_qp_type)self->init.qp_type,
-			.cap = { .max_send_wr = self->init.send_depth,
-				 .max_recv_wr = self->init.recv_depth,
-				 .max_send_sge = sges,
-				 .max_recv_sge = 2,
-				 .max_inline_data = inline_sizes[i] },
-		};
+	struct ibv_qp_init_attr_ex attr = {
+		.comp_mask = IBV_QP_INIT_ATTR_PD,
+		.pd = pd,
+		.send_cq = self->send.cq,
+		.recv_cq = self->recv.cq,
+		.qp_type = (enum ibv_qp_type)self->init.qp_type,
+		.cap = { .max_send_wr = self->init.send_depth,
+			 .max_recv_wr = self->init.recv_depth,
+			 .max_send_sge = sges,
+			 .max_recv_sge = 2,
+			 .max_inline_data = inline_size },
+	};
 
-		if (self->init.block_loopback) {
-			attr.comp_mask |= IBV_QP_INIT_ATTR_CREATE_FLAGS;
-			attr.create_flags = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB;
-		}
-		if (!mcast_sym.rdma_create_qp_ex(self->id, &attr)) {
-			self->qp = self->id->qp;
-			/* a device may grant more; the slab's room bounds what is ever sent */
-			self->max_inline = attr.cap.max_inline_data;
-			self->most_sges = sges;
-			return 0;
-		}
+	if (self->init.block_loopback) {
+		attr.comp_mask |= IBV_QP_INIT_ATTR_CREATE_FLAGS;
+		attr.create_flags = IBV_QP_CREATE_BLOCK_SELF_MCAST_LB;
 	}
-	return error_or(EINVAL);
+	errno = 0;
+	if (mcast_sym.rdma_create_qp_ex(self->id, &attr))
+		return error_or(EINVAL);
+	self->qp = self->id->qp;
+	/* a device may grant more; the slab's room bounds what is ever sent */
+	self->max_inline = attr.cap.max_inline_data;
+	self->most_sges = sges;
+	return 0;
 }
 
+/* The error does not say what a device lacks: librdmacm before 33 says ENOMEM for each. */
 static int create_qp(struct mcast_qp *self, struct ibv_pd *pd)
 {
-	int ret = create_qp_with(self, pd, 2);
+	int ret = -EINVAL;
 
-	return ret == -EINVAL ? create_qp_with(self, pd, 1) : ret;
+	for (uint32_t sges = 2; ret && sges; sges--)
+		for (size_t i = 0; ret && i < sizeof(inline_sizes) / sizeof(*inline_sizes); i++)
+			ret = create_qp_with(self, pd, sges, inline_sizes[i]);
+	return ret;
 }
 
 static int allocate_work(struct mcast_qp *self)
