@@ -18,7 +18,8 @@ class Region(Closeable):
     """Memory of the program that is registered with a queue pair (ibv_reg_mr).
 
     A payload that lies inside an open region is sent without being copied. Close the region when no call uses
-    it any more.
+    it any more. That waits until the device has sent what lies there, or raises TimedOut after a second: the
+    memory stays registered then, until another close or the queue pair's end.
     """
 
     @property

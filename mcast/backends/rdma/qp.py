@@ -28,6 +28,7 @@ from mcast.api import (
     QpType,
     QueuePair,
     Region,
+    TimedOut,
     TimestampClock,
     WcStatus,
     mcast_error,
@@ -372,14 +373,19 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
     def forget_region(self, region: AnyRegion) -> None:
         """End a region's registration.
 
-        If that fails, it is tried again later, at the latest at the queue pair's end.
+        If that fails, it is tried again by another close, at the latest at the queue pair's end.
         """
         with self.locked:
             if region not in self._regions or self._closed or not self.process.is_here:
                 return
             self._tell_regions(without=region)
-            with suppress(McastError):
+            try:
                 self._flush(LINGER)  # what is under way may still read it
+            except TimedOut:
+                if region is not self._receiving:  # on the way through RESET the sends end
+                    raise
+            except McastError:
+                pass  # nothing is under way any more
             if region is self._receiving:
                 self._receive_into(None)
                 self._receiving = None
