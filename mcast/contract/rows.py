@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import overload
 
 from typing_extensions import Buffer
@@ -21,6 +22,7 @@ def rows_of(batch: memoryview | Headed) -> list[memoryview]:
     return [flat[at : at + size] for at in range(0, rows.nbytes, size)]
 
 
+@dataclass(frozen=True, slots=True, eq=False)  # what was checked stays: C relies on it
 class Headed(Sequence[bytes]):
     """A batch of messages of one size, each of which is a head and a body that lie apart in memory.
 
@@ -29,19 +31,19 @@ class Headed(Sequence[bytes]):
     send the batch copies as little as the provider can (`QueuePair.send`). Raises ValueError for other views.
     """
 
-    __slots__ = ("bodies", "heads")
+    heads: memoryview
+    bodies: memoryview
 
-    def __init__(self, heads: memoryview, bodies: memoryview) -> None:
-        for view in (heads, bodies):
+    def __post_init__(self) -> None:
+        for view in (self.heads, self.bodies):
             if view.ndim != 2 or view.itemsize != 1 or not view.c_contiguous or not view.nbytes:
                 raise ValueError(
                     f"a view of shape {view.shape}, format {view.format}: heads and bodies are C-contiguous "
                     "rows of bytes, and none is empty"
                 )
-        if len(heads) != len(bodies):
-            raise ValueError(f"{len(heads)} heads for {len(bodies)} bodies: each message has one of both")
-        self.heads: memoryview = heads
-        self.bodies: memoryview = bodies
+        heads, bodies = len(self.heads), len(self.bodies)
+        if heads != bodies:
+            raise ValueError(f"{heads} heads for {bodies} bodies: each message has one of both")
 
     @property
     def nbytes(self) -> int:

@@ -389,6 +389,9 @@ def test_parts_that_make_no_messages_are_refused(bed: Testbed) -> None:
             Headed(heads, bodies)
     with pytest.raises(ValueError, match=r"constant: messages arrive in the buffer"):
         peer.qp.register(bytearray(4096), recv_slot=1024, constant=True)
+    batch: Any = Headed(rows(2, 8), rows(2, 8))
+    with pytest.raises(AttributeError):  # a provider relies on what was checked
+        batch.heads = rows(1, 8)
     assert peer.qp.counters.sent == 0
 
 
