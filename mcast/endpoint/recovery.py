@@ -6,6 +6,7 @@ Nothing here waits: `due` says when `recover` has something to do.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from math import inf
 from random import Random
 
@@ -73,7 +74,7 @@ class Restorer:
         """Take one step in the life of a membership, and do the actions of that step."""
         actions = group.happens(change, LIFE if self._policy is not None else LIFE_WITHOUT_POLICY)
         if actions and error is not None:
-            group.error = error
+            group.error = copy(error)  # without the frames of the call that has raised it
         for action in actions:
             self._do(action, group, destination)
 

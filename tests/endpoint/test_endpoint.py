@@ -21,7 +21,7 @@ import pytest
 from pydantic import ValidationError
 
 import mcast
-from mcast import Endpoint, LoopbackPolicy, Membership, ReceiveQueueLow, Rejoined, open_endpoint
+from mcast import Endpoint, LoopbackPolicy, Lost, Membership, ReceiveQueueLow, Rejoined, open_endpoint
 from mcast.api import (
     AlreadyJoined,
     Batch,
@@ -33,6 +33,8 @@ from mcast.api import (
     MessageTooLarge,
     NotSupported,
     OutOfResources,
+    QpError,
+    QpState,
     TimedOut,
     UnknownBackend,
 )
@@ -384,6 +386,17 @@ def test_any_buffer_is_a_payload(net: Net) -> None:
     assert group.send_batch(iter(others)) == 2
     assert texts(member, 3) == [array.tobytes(), b"ab", b"cd"]
     assert group.stats().sent_bytes == 16
+
+
+def test_a_call_that_fails_keeps_no_payload(net: Net) -> None:
+    """The endpoint knows why the membership is lost, and not from which frames."""
+    endpoint, payload = net.open(0), bytearray(b"payload")
+    group = endpoint.join(GROUP)
+    endpoint._session.station.qp.modify(QpState.ERR)
+    with suppress(QpError):
+        group.send(memoryview(payload))
+    payload.clear()
+    assert isinstance(endpoint.next_event(0), Lost)
 
 
 ROWS = memoryview(b"abcdef").cast("B", (3, 2))

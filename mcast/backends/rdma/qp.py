@@ -267,7 +267,10 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         phase = Phase.RECV if call == "recv" else Phase.SEND
         error = self._error(call, phase, result, posted, count)
         error.posted = posted
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # else the frame would keep the error, and the error the frames with the payloads
 
     def _error(self, call: str, phase: Phase, result: int, posted: int, count: int) -> McastError:
         if result == -E.EIO:
