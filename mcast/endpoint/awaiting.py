@@ -615,7 +615,7 @@ class Sender(AsyncEnterable, MemberView):
         endpoint, group = self._endpoint, self._group
         session, now = endpoint._session, endpoint._loop.time
         end = inf if timeout is None else now() + seconds_of(timeout)
-        posted = 0
+        posted, count = 0, len(what) if several else 1
         endpoint._require_loop()
         if monotonic() >= endpoint._turn_ends:  # before posting, because a cancelled send must not be sent
             await endpoint._next_turn()
@@ -632,14 +632,14 @@ class Sender(AsyncEnterable, MemberView):
             except McastError as error:
                 fresh, error.posted = error.posted, error.posted + posted
                 posted += fresh
-                what = what[fresh:] if several else what
                 if isinstance(error, QpError):
                     endpoint._on_qp_error(error)
                     raise
+                if posted == count and isinstance(error, TimedOut | Closed):
+                    await endpoint._flush(qp, end)  # the device is still reading registered memory
+                    break
+                what = what[fresh:] if several else what
                 if isinstance(error, TimedOut):
-                    if fresh and not (several and len(what)):
-                        await endpoint._flush(qp, end)  # the device is still reading registered memory
-                        break
                     if not now() < end:
                         raise
                     await endpoint._sendable(qp, end)

@@ -804,6 +804,31 @@ def test_aio_posts_registered_memory_once(
     asyncio.run(asyncio.wait_for(run(), LONG))
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_aio_posts_messages_in_two_parts_once(card: Card, backend: CardBackend, count: int) -> None:
+    """All are posted, and the device has not read the bodies, which may change after the send."""
+    card.ethernet(1)
+    heads, memory = memoryview(bytes(2 * count)), bytearray(600 * count)
+    batch = Headed(heads.cast("B", (count, 2)), memoryview(memory).cast("B", (count, 600)))
+
+    async def run() -> None:
+        opened = aio.open_endpoint(backend, "10.0.0.1", send_depth=DEPTH)
+        async with opened as endpoint, endpoint.join(GROUP) as group:
+            with endpoint._session.station.qp.register(memory):
+                card.hold(Stage.SEND)
+                sending = asyncio.ensure_future(group.send_batch(batch))
+                while card.qps()[0].sent < count:
+                    await asyncio.sleep(0)
+                with pytest.raises(TimedOut):
+                    await endpoint.flush(0.01)
+                assert not sending.done()
+                card.release_all()
+                assert await sending == count
+            assert card.qps()[0].sent == group.stats().sent == count
+
+    asyncio.run(asyncio.wait_for(run(), LONG))
+
+
 def test_aio_says_how_many_were_posted_in_time(card: Card, backend: CardBackend) -> None:
     card.ethernet(1)
 
