@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from random import Random
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -201,6 +201,20 @@ def test_memory_that_the_device_may_still_read_stays_registered(
     memory.clear()
     assert end.card.count("ibv_dereg_mr") == 1
     assert end.qp.state is QpState.RTS
+
+
+def test_both_parts_together_keep_to_an_mtu_that_has_fallen(end: End) -> None:
+    """As another thread has found out between the look at the limit and the post."""
+    batch = Headed(memoryview(b"12").cast("B", (1, 2)), memoryview(COPIED).cast("B", (1, len(COPIED))))
+    end.qp.send(end.group, batch)
+    qp, to = cast(RdmaQueuePair, end.qp), end.group
+    serial = qp._handles.get(to)
+    for limit, fits in ((len(COPIED) + 1, False), (len(COPIED) + 2, True)):
+        qp._limit(limit, LONG)
+        with nullcontext() if fits else pytest.raises(McastError) as caught:
+            assert qp._post_headed(serial, to.qp_num, to.qkey, batch.heads, batch.bodies, None, LONG)
+        assert fits or (caught is not None and caught.value.errno == E.EMSGSIZE)
+    assert end.qp.counters.sent == 2
 
 
 def test_messages_in_two_parts_that_find_no_room_are_not_posted(end: End) -> None:

@@ -138,7 +138,7 @@ class FromMemory:
         """What is lent comes back."""
         part, self._part, self._lent_to = self._part, None, 0
         if part is not None:
-            with suppress(McastError):  # the queue pair tries that again
+            with suppress(McastError):  # the memory is let go with the queue pair then
                 part.close()
 
     def close(self) -> None:

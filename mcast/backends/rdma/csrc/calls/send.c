@@ -102,12 +102,12 @@ static int add_payload(const struct calls *self, struct payloads *payloads, PyOb
 	return 1;
 }
 
-/* Each row of a buffer of two dimensions. 0: they cannot be sent from here. */
-static int add_rows(const struct calls *self, struct payloads *payloads, const Py_buffer *rows)
+/* Each row of a buffer of two dimensions, behind a head. 0: they cannot be sent from here. */
+static int add_rows(const struct calls *self, struct payloads *payloads, const Py_buffer *rows, Py_ssize_t head)
 {
 	Py_ssize_t count = rows->shape[0], size = rows->len / count;
 
-	if (size > __atomic_load_n(&self->limit, __ATOMIC_RELAXED))
+	if (head + size > __atomic_load_n(&self->limit, __ATOMIC_RELAXED))
 		return 0;
 	for (; payloads->count < count; payloads->count++) {
 		payloads->items[payloads->count] = Py_NewRef(rows->obj);
@@ -234,7 +234,7 @@ static int send_fast(struct calls *self, PyObject *const *given, PyObject *list,
 	if (!count || !calls_read_timeout(given[3], &timeout) || !read_imm(given[2], &job) ||
 	    !make_room(&payloads, count))
 		return PyErr_Occurred() ? -1 : 0;
-	if (rows && !add_rows(self, &payloads, rows))
+	if (rows && !add_rows(self, &payloads, rows, 0))
 		goto done;
 	for (Py_ssize_t i = payloads.count; i < count; i++) {
 		PyObject *payload = list ? item_of(list, i) : Py_NewRef(given[1]); /* NULL: the list has become shorter meanwhile */
@@ -368,14 +368,15 @@ PyObject *calls_post(PyObject *object, PyObject *args)
 static PyObject *post_rows(struct calls *self, struct mcast_send_job *job, const Py_buffer *heads, const Py_buffer *bodies,
 			   int64_t timeout)
 {
+	Py_ssize_t head_length = heads->len / heads->shape[0];
 	struct payloads payloads;
 	int result = RAISED;
 
 	if (!make_room(&payloads, bodies->shape[0]))
 		return NULL;
 	job->heads = heads->buf;
-	job->head_length = (uint32_t)(heads->len / heads->shape[0]);
-	if (!add_rows(self, &payloads, bodies)) {
+	job->head_length = (uint32_t)head_length;
+	if (!add_rows(self, &payloads, bodies, head_length)) {
 		calls_fail(self, "send", -EMSGSIZE, 0, (uint32_t)bodies->shape[0]);
 	} else {
 		payloads.size += (size_t)heads->len;
