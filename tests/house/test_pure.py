@@ -55,7 +55,7 @@ contract."""
 
 LIBRARY = frozenset(
     """
-    __future__ abc bisect collections contextlib dataclasses enum errno functools hashlib heapq ipaddress
+    __future__ abc bisect collections contextlib copy dataclasses enum errno functools hashlib heapq ipaddress
     itertools json math operator pydantic pydantic_core re string struct types typing typing_extensions zlib
     """.split()  # noqa: SIM905
 )
