@@ -76,7 +76,7 @@ class Sending:
                 qp.send(destination, payloads, imm, timeout)
         except McastError as error:
             if error.posted:
-                self._count_sent(group, error.posted, sum(map(_size, listed(payloads)[: error.posted])))
+                self._count_sent(group, error.posted, _size_of_first(error.posted, payloads))
             raise
         with self._counting:
             group.counts.sent += count
@@ -187,6 +187,13 @@ def _is_bytes(payloads: object) -> bool:
 def listed(payloads: Payloads) -> list[Buffer]:
     """The payloads, one by one."""
     return payloads if isinstance(payloads, list) else [*rows_of(payloads)]
+
+
+def _size_of_first(count: int, payloads: Payloads) -> int:
+    """The bytes of so many of the payloads."""
+    if isinstance(payloads, list):
+        return sum(map(_size, payloads[:count]))
+    return payloads.nbytes // len(payloads) * count
 
 
 def _size(payload: Buffer) -> int:

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import pytest
 
-from mcast import aio
+from mcast import aio, open_endpoint
 from mcast.api import (
     Batch,
     Closed,
@@ -816,6 +816,25 @@ def test_aio_posts_registered_memory_once(
             assert card.qps()[0].sent == count
 
     asyncio.run(asyncio.wait_for(run(), LONG))
+
+
+def test_an_endpoint_counts_messages_in_two_parts_without_a_copy(
+    card: Card, backend: CardBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those too that found room where others did not."""
+    card.ethernet(1)
+    count = DEPTH + 1
+    heads, bodies = memoryview(bytes(2 * count)), memoryview(bytes(600 * count))
+    batch = Headed(heads.cast("B", (count, 2)), bodies.cast("B", (count, 600)))
+    monkeypatch.delattr(Headed, "into")
+    with open_endpoint(backend, "10.0.0.1", send_depth=DEPTH) as endpoint, endpoint.join(GROUP) as group:
+        card.hold(Stage.SEND)
+        with pytest.raises(TimedOut) as late:
+            group.send_batch(batch, timeout=0)
+        assert late.value.posted == DEPTH
+        found = group.stats()
+        assert (found.sent, found.sent_bytes) == (DEPTH, DEPTH * 602)
+        card.release_all()
 
 
 @pytest.mark.parametrize("count", [1, 3])
