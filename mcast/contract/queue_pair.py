@@ -197,7 +197,7 @@ class QueuePair(OnPort):
         rows = isinstance(batch, memoryview) and batch.ndim == 2
         if isinstance(batch, bytes | bytearray | memoryview | str | DeviceBytes) and not rows:
             raise TypeError(f"send takes a batch of buffers, not one {type(batch).__name__}: use send_one")
-        if imm is not None and not 0 <= operator.index(imm) <= 0xFFFFFFFF:
+        if imm is not None and not 0 <= (imm := operator.index(imm)) <= 0xFFFFFFFF:
             raise ValueError(f"imm is {imm}: an immediate is 32 bits, 0..0xFFFFFFFF")
         if isinstance(batch, memoryview):
             return self._check_rows(destination, batch, imm, timeout)

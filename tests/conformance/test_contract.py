@@ -444,6 +444,26 @@ def test_an_empty_batch_sends_nothing(bed: Testbed) -> None:
 
 
 @fact("K-DATA-9")
+class Index:
+    """A whole number of another library, as numpy's are."""
+
+    def __index__(self) -> int:
+        return 7
+
+
+def test_an_immediate_of_another_type_is_the_number(bed: Testbed) -> None:
+    """However it is sent: none may go without the immediate."""
+    sender, outward, receiver = pair(bed)
+    seven: Any = Index()
+    batches: tuple[Any, ...] = ([b"x", b"y"], rows(2, 8), Headed(rows(2, 8), rows(2, 8)))
+    for batch in batches:
+        sender.qp.send(outward, batch, seven)
+    sender.qp.send_one(outward, b"alone", seven)
+    with ExitStack() as held:
+        found = [message.imm for message in arrived(held, receiver, 7)]
+    assert [(type(imm), imm) for imm in found] == [(int, 7)] * 7
+
+
 def test_immediates_and_empty_messages_arrive(bed: Testbed) -> None:
     group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1)
     outward = sender.join(group, send_only=True)
