@@ -8,6 +8,7 @@ import ctypes
 import errno as E
 import os
 import pickle
+import select
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -1017,6 +1018,19 @@ def test_receive_memory_is_refused_in_err_until_a_reset(bed: Testbed) -> None:
     assert receiver.qp.state is QpState.ERR
     receiver.qp.reset()
     receiver.qp.register(memory, recv_slot=4096).close()
+
+
+def test_a_reset_drops_what_nobody_has_received(bed: Testbed) -> None:
+    sender, outward, receiver = pair(bed)
+    before = receiver.qp.counters.recv_free
+    sender.send(outward, b"before")
+    assert select.select([receiver.qp.fileno()], [], [], BOUND)[0], "it has come"
+    receiver.qp.reset()
+    with receiver.qp.recv(1, 0) as batch:
+        assert not batch
+    sender.send(outward, b"after")
+    assert receiver.receive(1) == [b"after"]
+    assert receiver.qp.counters.recv_free == before
 
 
 WAYS: list[list[QpState]] = [

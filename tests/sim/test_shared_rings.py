@@ -286,6 +286,28 @@ def test_an_overtaken_reader_gets_what_its_receives_hold(server: FabricServer, p
         assert (counters.received, counters.recv_free) == (depth, depth)
 
 
+def test_a_reset_drops_what_waits_here_in_the_socket_and_there(server: FabricServer, path: Path) -> None:
+    """What is leased stays, and each receive is posted again once."""
+    depth = 2048
+    with end(path, depth=depth) as receiver, end(path, sends=True) as sender:
+        for _ in range(2):
+            for number in range(1000):  # more frames than the socket has room for
+                sender.send(b"%d" % number)
+                sender.qp.flush()  # so that each has a frame of its own
+            with receiver.qp.recv(5, 30) as batch:
+                core = core_of(server, receiver)
+                assert len(batch) + len(core._queue) < 1000
+                assert core._queue
+                receiver.qp.reset()
+                assert receiver.qp.counters.recv_free == depth - len(batch)
+                assert [bytes(one.payload) for one in batch] == [
+                    b"%d" % number for number in range(len(batch))
+                ]
+            sender.send(b"after")
+            assert receiver.take(1) == [b"after"]
+            assert receiver.qp.counters.recv_free == depth
+
+
 def test_a_delayed_message_outlives_its_place_in_the_ring(
     server: FabricServer, sender: End, receiver: End
 ) -> None:

@@ -407,6 +407,8 @@ class SimQueuePair(QueuePair):
     @_call("modify", Phase.MODIFY)
     def _modify(self, state: QpState) -> None:
         _check(self.core.modify(state), "modify", Phase.MODIFY, state=state.name)
+        if self._readiness is not None:
+            self._readiness.show()
 
     @_call("port_events", Phase.EVENT)
     def port_events(self) -> tuple[PortEvent, ...]:

@@ -100,6 +100,13 @@ class Receives:
         while self._out and self._out[0].end <= self._returned:
             self._out.popleft()
 
+    def untell(self, first: int) -> None:
+        """The client has heard of no message from that number on: their receives are posted again."""
+        while self._out and self._out[-1].end > first:
+            _, start, stop, _ = self._out.pop()
+            self.told -= stop - start
+            self._core.free += stop - start
+
     def payloads(self, first: int, count: int) -> list[bytes]:
         """Messages that the client was told of, by their number. Raises ValueError for others."""
         found: list[bytes] = []
@@ -204,6 +211,12 @@ class Arrivals:
                 self._pump.watch.add(self._ours.fileno(), self.go_on, select.EPOLLOUT)
             else:
                 self._pump.watch.remove(self._ours.fileno())
+
+    def forget_unsent(self) -> None:
+        """What the client's socket had no room for goes with what waits behind that."""
+        if self._unsent is not None and self._unsent != posts.LOOK:
+            self.receives.untell(posts.unpack_told(self._unsent)[0])
+            self._unsent = None
 
     def go_on(self) -> None:
         """The client's socket has room again."""

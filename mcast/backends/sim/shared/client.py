@@ -804,7 +804,10 @@ class SharedQueuePair(_Remote, QueuePair):
 
     def _modify(self, state: QpState) -> None:
         request = frames.ModifyQp(qp=self._made.number, state=state)
-        self._ask(request, "modify", Phase.MODIFY, state=state.name)
+        with uninterrupted():  # what a reset drops is dropped here, too
+            self._ask(request, "modify", Phase.MODIFY, state=state.name)
+            if state is QpState.RESET:
+                self._give_back(self._incoming.drop())
         self._backend.sleep.wake()
 
     def port_events(self) -> tuple[PortEvent, ...]:

@@ -10,6 +10,7 @@ import os
 import select
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import accumulate
 
@@ -165,6 +166,21 @@ class Incoming:
             return None
         finally:
             self._lock.release()
+
+    def drop(self) -> int:
+        """Forget the messages that have come; how many receives are to be given back."""
+        with self._whole:
+            count = sum(here.stop - here.start for here in self._local)
+            self._local.clear()
+            with suppress(ServerEnded, ValueError):  # which `take` meets again
+                while (frame := self._next_frame() if self._frame is None else self._frame) is not None:
+                    self._frame = None
+                    if frame == posts.LOOK:
+                        self._looks = True
+                    else:
+                        count += sum(len(told.lengths) for told in posts.unpack_told(frame)[1])
+            self._bell.show()
+        return count
 
     @property
     def has_news(self) -> bool:

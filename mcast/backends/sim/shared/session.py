@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
-from mcast.api import McastError, Phase, QpError, mcast_error
+from mcast.api import McastError, Phase, QpError, QpState, mcast_error
 from mcast.backends.sim.backend import (
     ASK_WHY_SECONDS,
     SimBackend,
@@ -437,7 +437,10 @@ class ClientSession:
         return Answer(news)
 
     def _modify(self, request: frames.ModifyQp, tail: memoryview) -> Answer:
-        self._known(self._qps, request.qp).qp._modify(request.state)
+        known = self._known(self._qps, request.qp)
+        known.qp._modify(request.state)
+        if request.state is QpState.RESET:
+            known.arrivals.forget_unsent()
         self._pump.page.change()
         return Answer(None)
 
