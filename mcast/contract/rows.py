@@ -27,8 +27,8 @@ class Headed(Sequence[bytes]):
     """A batch of messages of one size, each of which is a head and a body that lie apart in memory.
 
     Message i is row i of `heads`, followed by row i of `bodies`: two C-contiguous memoryviews of bytes with
-    two dimensions, as many rows each, and none of them empty. To look at a message copies both parts; to
-    send the batch copies as little as the provider can (`QueuePair.send`). Raises ValueError for other views.
+    two dimensions, as many rows each, and no row empty. To look at a message copies both parts; to send the
+    batch copies as little as the provider can (`QueuePair.send`). Raises ValueError for other views.
     """
 
     heads: memoryview
@@ -36,7 +36,8 @@ class Headed(Sequence[bytes]):
 
     def __post_init__(self) -> None:
         for view in (self.heads, self.bodies):
-            if view.ndim != 2 or view.itemsize != 1 or not view.c_contiguous or not view.nbytes:
+            is_rows = view.ndim == 2 and view.itemsize == 1 and view.c_contiguous
+            if not is_rows or (len(view) and not view.nbytes):
                 raise ValueError(
                     f"a view of shape {view.shape}, format {view.format}: heads and bodies are C-contiguous "
                     "rows of bytes, and none is empty"
@@ -53,6 +54,8 @@ class Headed(Sequence[bytes]):
     def into(self, memory: Buffer, begin: int = 0) -> None:
         """Write the messages into a memory, one after another, from that byte on."""
         count = len(self)
+        if not count:
+            return
         head, body = self.heads.nbytes // count, self.bodies.nbytes // count
         apart = head + body
         copy_rows(memory, begin, apart, self.heads.cast("B"), 0, head, head, count)
@@ -60,6 +63,8 @@ class Headed(Sequence[bytes]):
 
     def joined(self) -> memoryview:
         """The messages as rows in memory of their own."""
+        if not len(self):
+            return self.bodies
         memory = memoryview(bytearray(self.nbytes))
         self.into(memory)
         return memory.cast("B", (len(self), self.nbytes // len(self)))

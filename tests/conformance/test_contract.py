@@ -373,6 +373,9 @@ def test_messages_may_lie_in_two_parts(bed: Testbed, size: int, bodies: str) -> 
     memory[:] = bytes(len(memory))
     sender.qp.send(outward, batch[:1])
     assert receiver.receive(1) == [bytes(6 + size)], "the region is closed"
+    rest = batch[12:]  # of a batch that is posted whole
+    assert (len(rest), rest.nbytes, [*rest], len(rest.joined())) == (0, 0, [], 0)
+    assert sender.qp.send(outward, rest) == 0
 
 
 def test_parts_that_make_no_messages_are_refused(bed: Testbed) -> None:

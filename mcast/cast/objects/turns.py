@@ -193,7 +193,7 @@ def _rest(batch: Sequence[Buffer] | memoryview, late: TimedOut) -> Sequence[Buff
     """What was not posted in time. Raises the error if nothing was."""
     if not late.posted:
         raise late
-    return batch[late.posted :] if late.posted < len(batch) else []
+    return batch[late.posted :]
 
 
 async def awaited(group: awaiting.Membership, now: Callable[[], float], turns: Turns[T]) -> T:
