@@ -447,7 +447,6 @@ def test_an_empty_batch_sends_nothing(bed: Testbed) -> None:
     assert peer.qp.counters.sent == 0
 
 
-@fact("K-DATA-9")
 class Index:
     """A whole number of another library, as numpy's are."""
 
@@ -468,6 +467,7 @@ def test_an_immediate_of_another_type_is_the_number(bed: Testbed) -> None:
     assert [(type(imm), imm) for imm in found] == [(int, 7)] * 7
 
 
+@fact("K-DATA-9")
 def test_immediates_and_empty_messages_arrive(bed: Testbed) -> None:
     group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1)
     outward = sender.join(group, send_only=True)
