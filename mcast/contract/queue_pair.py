@@ -112,8 +112,8 @@ class QueuePair(OnPort):
     def modify(self, state: QpState) -> None:
         """ibv_modify_qp: change the state.
 
-        RESET drops the messages that nobody has received. INIT posts the receives again. EINVAL for a step that
-        the state machine lacks.
+        RESET drops the messages that nobody has received. INIT posts the receives again. EINVAL for a step
+        that the state machine lacks.
         """
         self._require_alone()
         with uninterrupted(), self._explained():
