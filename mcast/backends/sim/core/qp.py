@@ -182,8 +182,9 @@ class Qp:
             return errno.EINVAL
         if state is _S.RESET:
             self.error = None
-            self.free += sum(stop - start for _, start, stop in self._queue)
-            self._queue.clear()  # the completions that nobody has polled are gone
+            while self._queue:  # the completions that nobody has polled are gone
+                _, start, stop = self._queue.popleft()
+                self.free += stop - start
         elif state is _S.ERR and self.error is None:
             self.fail(WcStatus.WR_FLUSH_ERR)
         self.state = state

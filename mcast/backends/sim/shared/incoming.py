@@ -170,8 +170,10 @@ class Incoming:
     def drop(self) -> int:
         """Forget the messages that have come; how many receives are to be given back."""
         with self._whole:
-            count = sum(here.stop - here.start for here in self._local)
-            self._local.clear()
+            count = 0
+            while self._local:  # a signal's handler may take some
+                here = self._local.popleft()
+                count += here.stop - here.start
             with suppress(ServerEnded, ValueError):  # which `take` meets again
                 while (frame := self._next_frame() if self._frame is None else self._frame) is not None:
                     self._frame = None
