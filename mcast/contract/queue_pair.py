@@ -200,11 +200,11 @@ class QueuePair(OnPort):
             raise TypeError(f"send takes a batch of buffers, not one {type(batch).__name__}: use send_one")
         if imm is not None and not 0 <= (imm := operator.index(imm)) <= 0xFFFFFFFF:
             raise ValueError(f"imm is {imm}: an immediate is 32 bits, 0..0xFFFFFFFF")
-        if isinstance(batch, Headed) and not batch:
+        if type(batch) is Headed and not batch:
             batch = batch.bodies
         if isinstance(batch, memoryview):
             return self._check_rows(destination, batch, imm, timeout)
-        if isinstance(batch, Headed):
+        if type(batch) is Headed:
             size, limit = batch.nbytes // len(batch), self.max_message_to(destination)
             if size > limit:
                 raise self.too_large(destination, [size], limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import final, overload
 
 from typing_extensions import Buffer
 
@@ -22,6 +22,7 @@ def rows_of(batch: memoryview | Headed) -> list[memoryview]:
     return [flat[at : at + size] for at in range(0, rows.nbytes, size)]
 
 
+@final  # to look at its type is quick, to ask an abstract class whether it has instances is not
 @dataclass(frozen=True, slots=True, eq=False)  # what was checked stays: C relies on it
 class Headed(Sequence[bytes]):
     """A batch of messages of one size, each of which is a head and a body that lie apart in memory.

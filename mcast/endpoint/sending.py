@@ -67,7 +67,7 @@ class Sending:
         try:
             if self._rewrites:
                 size = self._send_rewritten(group, qp, destination, listed(payloads), imm, timeout)
-            elif isinstance(payloads, memoryview | Headed):
+            elif not isinstance(payloads, list):
                 size = payloads.nbytes
                 qp.send(destination, payloads, imm, timeout)
             else:

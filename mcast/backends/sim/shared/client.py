@@ -884,7 +884,7 @@ class SharedQueuePair(_Remote, QueuePair):
     ) -> None:
         end = None if timeout is None else time.monotonic() + timeout
         about: dict[str, object] = {"gid": destination.gid}
-        if isinstance(owned, memoryview | Headed):
+        if not isinstance(owned, list):
             lengths = [owned.nbytes // len(owned)] * len(owned)
         else:
             lengths = list(map(len, owned))

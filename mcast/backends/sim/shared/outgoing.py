@@ -69,7 +69,7 @@ class SharedOutgoing:
         if slot is None or page is None or page.words[0] != sent.change:
             return False
         payload: bytes | memoryview | Headed
-        if isinstance(payloads, Headed):
+        if type(payloads) is Headed:
             payload = payloads
         elif isinstance(payloads, memoryview):
             payload = payloads.cast("B")

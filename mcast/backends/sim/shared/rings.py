@@ -62,7 +62,7 @@ def view(fd: int, nbytes: int) -> mmap.mmap:
 
 
 def _nbytes(payload: bytes | memoryview | Headed) -> int:
-    return payload.nbytes if isinstance(payload, Headed) else len(payload)
+    return payload.nbytes if type(payload) is Headed else len(payload)
 
 
 class RingReader:
@@ -102,7 +102,8 @@ class RingWriter:
 
     def put(self, payload: bytes | memoryview | Headed) -> int | None:
         """The place where the bytes lie now; None where there is no room for them."""
-        count, place = _nbytes(payload), self._head
+        count = payload.nbytes if type(payload) is Headed else len(payload)
+        place = self._head
         start = place % SIZE
         if count > SIZE - start:  # it lies in one piece
             place += SIZE - start
@@ -111,7 +112,7 @@ class RingWriter:
             return None
         self._head = place + count  # first, for a signal's handler may send, too
         start += HEAD
-        if isinstance(payload, Headed):
+        if type(payload) is Headed:
             payload.into(self._mapped, start)
         else:
             self._mapped[start : start + count] = payload
