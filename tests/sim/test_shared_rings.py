@@ -308,6 +308,23 @@ def test_a_reset_drops_what_waits_here_in_the_socket_and_there(server: FabricSer
             assert receiver.qp.counters.recv_free == depth
 
 
+def test_a_reset_beside_a_close_reads_what_is_its_own(receiver: End) -> None:
+    """Another thread has closed the queue pair, and the descriptor's number is a stranger's now."""
+    assert isinstance(receiver.qp, SharedQueuePair)
+    incoming = receiver.qp._incoming
+    receiver.qp.close()
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    try:
+        if reader != incoming._fd:
+            os.dup2(reader, incoming._fd)
+        os.write(writer, b"theirs")
+        assert incoming.drop() == 0
+        assert os.read(incoming._fd, 100) == b"theirs"
+    finally:
+        for fd in {reader, writer, incoming._fd}:
+            os.close(fd)
+
+
 def test_a_delayed_message_outlives_its_place_in_the_ring(
     server: FabricServer, sender: End, receiver: End
 ) -> None:

@@ -804,10 +804,9 @@ class SharedQueuePair(_Remote, QueuePair):
 
     def _modify(self, state: QpState) -> None:
         request = frames.ModifyQp(qp=self._made.number, state=state)
-        with uninterrupted():  # what a reset drops is dropped here, too
-            self._ask(request, "modify", Phase.MODIFY, state=state.name)
-            if state is QpState.RESET:
-                self._give_back(self._incoming.drop())
+        self._ask(request, "modify", Phase.MODIFY, state=state.name)
+        if state is QpState.RESET:  # what it drops there is dropped here, too
+            self._give_back(self._incoming.drop())
         self._backend.sleep.wake()
 
     def port_events(self) -> tuple[PortEvent, ...]:

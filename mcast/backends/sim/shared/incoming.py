@@ -171,10 +171,12 @@ class Incoming:
         """Forget the messages that have come; how many receives are to be given back."""
         with self._whole:
             count = 0
+            if self._epoll.closed:  # by another thread: the descriptor's number may be another's by now
+                return count
             while self._local:  # a signal's handler may take some
                 here = self._local.popleft()
                 count += here.stop - here.start
-            with suppress(ServerEnded, ValueError):  # which `take` meets again
+            with suppress(ServerEnded, ValueError):  # the next call sees what has become of the server
                 while (frame := self._next_frame() if self._frame is None else self._frame) is not None:
                     self._frame = None
                     if frame == posts.LOOK:
