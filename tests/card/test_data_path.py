@@ -780,6 +780,18 @@ def test_aio_posts_nothing_twice_and_does_not_stop_the_loop(
     asyncio.run(run())
 
 
+async def waits_for_the_device(
+    card: Card, endpoint: aio.Endpoint, sending: asyncio.Future[Any], count: int
+) -> None:
+    """All of the send is posted, and it ends no sooner than the device has read that."""
+    while card.qps()[0].sent < count:
+        await asyncio.sleep(0)
+    with pytest.raises(TimedOut):
+        await endpoint.flush(0.01)
+    assert not sending.done()
+    card.release_all()
+
+
 @pytest.mark.parametrize("alone", [True, False])
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("shape", [(1024,), (2, 512)])
@@ -805,12 +817,7 @@ def test_aio_posts_registered_memory_once(
                     else [group.send_batch([memory] * count)]
                 )
                 sending = asyncio.gather(*batches)
-                while card.qps()[0].sent < count:
-                    await asyncio.sleep(0)
-                with pytest.raises(TimedOut):
-                    await endpoint.flush(0.01)
-                assert not sending.done()
-                card.release_all()
+                await waits_for_the_device(card, endpoint, sending, count)
                 assert await sending == ([None] * count if alone else [count])
                 await endpoint.flush(LONG)
             assert card.qps()[0].sent == count
@@ -850,12 +857,7 @@ def test_aio_posts_messages_in_two_parts_once(card: Card, backend: CardBackend, 
             with endpoint._session.station.qp.register(memory):
                 card.hold(Stage.SEND)
                 sending = asyncio.ensure_future(group.send_batch(batch))
-                while card.qps()[0].sent < count:
-                    await asyncio.sleep(0)
-                with pytest.raises(TimedOut):
-                    await endpoint.flush(0.01)
-                assert not sending.done()
-                card.release_all()
+                await waits_for_the_device(card, endpoint, sending, count)
                 assert await sending == count
             assert card.qps()[0].sent == group.stats().sent == count
 
