@@ -23,8 +23,11 @@ demo: .venv/demo
 	@$(BIN)/mcast demo $(ARGS)
 
 # Four workers on two processors: one waits for the guest of the lab most of the time, others for threads.
+# `make lint` runs beside the tests, and is shown if it fails.
 test: .venv/test
-	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	@mkdir -p build; $(MAKE) --no-print-directory lint >build/lint.log 2>&1 & lint=$$!; \
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS); tests=$$?; \
+	wait $$lint || { cat build/lint.log; echo "make lint failed: see above"; exit 1; }; exit $$tests
 
 # Before a release, and after a change of what only this covers: CONTRIBUTING.md, "What runs where".
 test-all: .venv/test
@@ -45,10 +48,17 @@ coverage: .venv/test
 	$(BIN)/coverage combine -q
 	$(BIN)/coverage report
 
+# The project's code, and the Python that its pages show. Pages that speak of other things than None are not typed.
+UNTYPED_PAGES := contract files_and_captures performance pitfalls recipes
 lint: .venv/test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m scripts.page_programs build/pages
+	$(BIN)/ruff check --isolated --no-cache --line-length 92 --select E,F,B,UP build/pages
+	$(BIN)/ruff format --isolated --no-cache --line-length 92 --check build/pages
+	cd build/pages && rm -r $(UNTYPED_PAGES)
+	MYPYPATH=$$(ls -d build/pages/* | paste -sd:) $(BIN)/mypy mcast tests benchmarks examples build/pages
 
 # Into build/site; --quiet would hide warnings from strictness. The variable silences an advertisement.
 docs: .venv/test

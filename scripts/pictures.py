@@ -54,7 +54,7 @@ class Step(NamedTuple):
 
 
 def path(heading: str) -> str:
-    """The path that CONTRIBUTING.md has under `heading`; `tests/endpoint/test_path.py` compares both."""
+    """The path that CONTRIBUTING.md has under `heading`."""
     steps = steps_of((ROOT / "CONTRIBUTING.md").read_text("utf-8"), heading)
     parts = [text(_STEP + _GAP + PAD, 14, "simulator", "bold")]
     parts.append(text(_STEP + 2 * _GAP + _COLUMN + PAD, 14, "real stack", "bold"))

@@ -330,10 +330,12 @@ class CopiedBatch(Batch):
 
     @property
     def lengths(self) -> list[int]:
+        """Return the payload length of each message, in bytes."""
         return [len(message.payload) for message in self._messages]
 
     @property
     def groups(self) -> list[Gid]:
+        """Return the destination GID of each message."""
         return [message.group for message in self._messages]
 
     def _message(self, index: int) -> Message:

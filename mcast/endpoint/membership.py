@@ -183,6 +183,7 @@ class EndpointGroup:
         return {field: self.sources.total(field) if self.numbered else None for field in SEQUENCE_COUNTS}
 
     def snapshot(self) -> GroupStats:
+        """Return the counters of this membership."""
         return GroupStats(
             group=str(self.address),
             mgid=None if self.destination is None else self.destination.gid,

@@ -39,6 +39,7 @@ class Gid(bytes):
     __slots__ = ()
 
     def __new__(cls, value: bytes | str | IPv4Address | IPv6Address) -> Self:
+        """Return the GID for 16 bytes, an IPv6 address, or an IPv4 address (mapped, RFC 4291)."""
         if isinstance(value, _BYTES):
             raw = bytes(value)
             if len(raw) != GID_BYTES:
@@ -100,6 +101,7 @@ class Mgid(Gid):
     __slots__ = ()
 
     def __new__(cls, value: bytes | str | IPv4Address | IPv6Address) -> Self:
+        """Return the multicast GID for the same forms as `Gid` takes. Raises ValueError for another GID."""
         gid = super().__new__(cls, value)
         if not gid.is_multicast:
             raise ValueError(

@@ -14,7 +14,6 @@ TESTS = (
     "tests/cli/test_cli.py::test_a_closed_stdout_is_one_sentence",
     "tests/cli/test_help.py",
     "tests/cli/test_send_recv.py::test_a_signal_leaves_nothing",
-    "tests/house/test_classes.py",
     "tests/house/test_release.py",
     "tests/testing/test_suite_plugin.py",
 )
