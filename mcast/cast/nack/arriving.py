@@ -182,6 +182,12 @@ class Arriving:
         for block in [*self._open]:
             self.drop(block)
 
+    def forget(self) -> None:
+        """Keep nothing but the number of the first block that was missing: the object has ended."""
+        self._base, self.held = self.base, OnDisk()
+        for kept in (self._open, self._done, self.ready, self.dropped):
+            kept.clear()
+
     def keeps(self, block: int) -> bool:
         """Whether the driver has all of a block that is there in part, and works on it."""
         found = self._open.get(block)

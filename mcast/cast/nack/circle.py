@@ -29,8 +29,7 @@ class Circle:
         """Whether what has not ended here is not waited for any more."""
         self.places: Places = Places(room)
         """Where blocks of all objects are that are there in part."""
-        self._over = set[int]()
-        self._seen = set[int]()
+        self._over, self._seen = _Marks(self.count), _Marks(self.count)
         self._turn, self._turns = -1, 0
         self._moved = now
 
@@ -48,24 +47,27 @@ class Circle:
         """An object is described; whether it has not ended here."""
         self._turns += number != self._turn
         self._turn = number
-        if number not in self._seen:
-            self._seen.add(number)
+        if self._seen.add(number - self.first):
             self.news(now)
-        return number not in self._over
+        return number - self.first not in self._over
 
     def news(self, now: float) -> None:
         """One block more is right, or one object more is known."""
         self._turns, self._moved = 0, now
 
-    def ends(self, number: int, now: float) -> None:
+    def ends(self, number: int) -> None:
         """An object is whole here, or will never be."""
-        self._over.add(number)
+        self._over.add(number - self.first)
+
+    def returns(self, now: float) -> None:
+        """The sender was silent, and is heard again: its rounds are counted from now."""
+        self.invited = 0
         self.news(now)
 
     @property
     def over(self) -> bool:
         """Whether nothing more is to come."""
-        return self.given_up or len(self._over) >= self.count
+        return self.given_up or self._over.count >= self.count
 
     @property
     def hopeless(self) -> bool:
@@ -74,8 +76,29 @@ class Circle:
 
     def due(self, stall: float) -> float:
         """When to give up what was never described, after so many seconds without news."""
-        unseen = self.hopeless and len(self._seen) < self.count and not self.given_up
+        unseen = self.hopeless and self._seen.count < self.count and not self.given_up
         return self._moved + stall if unseen else inf
+
+
+class _Marks:
+    """Set of small numbers, in a bit for each: it is kept for many senders that are silent."""
+
+    __slots__ = ("_bits", "count")
+
+    def __init__(self, most: int) -> None:
+        self._bits = bytearray((most + 7) // 8)
+        self.count: int = 0
+
+    def add(self, number: int) -> bool:
+        """Add a number; return True if it was not in the set."""
+        if number in self:
+            return False
+        self._bits[number >> 3] |= 1 << (number & 7)
+        self.count += 1
+        return True
+
+    def __contains__(self, number: int) -> bool:
+        return bool(self._bits[number >> 3] >> (number & 7) & 1)
 
 
 class Arrives(Protocol):

@@ -57,6 +57,9 @@ class Letters:
     def begin(self, session: int, nonce: int) -> None:
         """This end takes part in the session of that number, whose sender drew that nonce."""
 
+    def rest(self, session: int) -> None:
+        """This end takes no part while the sender is silent; `begin` with the same nonce goes on."""
+
     def end(self, session: int) -> None:
         """This end takes part no more."""
 
@@ -129,6 +132,11 @@ class _Session:
             self._forgotten = max(self._forgotten, gone.stamp)
         return True
 
+    def rest(self) -> None:
+        """Forget the receivers, of which there may be many."""
+        self._forgotten = max([self._forgotten, *(heard.stamp for heard in self._receivers.values())])
+        self._receivers.clear()
+
 
 class ClosedLetters(Letters):
     """The messages of an end of a closed group. Raises ValueError for a key that is too short."""
@@ -145,7 +153,12 @@ class ClosedLetters(Letters):
         self._sessions: dict[int, _Session] = {}
 
     def begin(self, session: int, nonce: int) -> None:
-        self._sessions[session] = _Session(nonce)
+        known = self._sessions.get(session)
+        if known is None or known.nonce != _COUNT.pack(nonce):
+            self._sessions[session] = _Session(nonce)
+
+    def rest(self, session: int) -> None:
+        self._sessions[session].rest()
 
     def end(self, session: int) -> None:
         self._sessions.pop(session, None)

@@ -111,6 +111,8 @@ class ObjectReceiver:
         """Whether the session has ended."""
         self.why: str = ""
         """Why it has ended; empty if the sender has ended it for all."""
+        self.silent: bool = False
+        """Whether it has ended because the sender was silent: it goes on if the sender is heard again."""
         self.ended: list[Ended] = []
         """Objects that have ended; the driver takes them away."""
         self.rejected: Counter[str] = Counter[str]()
@@ -122,6 +124,7 @@ class ObjectReceiver:
         self._asking = Asking(random)
         self._now: tuple[Describe, Arriving] | None = None
         self._last = -1
+        self._first = True  # whether the next object is the first one since this end takes part
         self._late = False  # whether the first piece of an object may be one of its middle
         self._state = UNDECIDED
         self._answers = _Answers()
@@ -265,6 +268,21 @@ class ObjectReceiver:
                 one.over = True
                 one.why = why
 
+    def rest(self) -> None:
+        """Keep what has ended, and nothing else, until the silent sender is heard again."""
+        self.beside.clear()
+        self._asking, self._answers = Asking(self._random), _Answers(self._answers.words)
+        if self._now is not None:
+            self._now[1].forget()
+
+    def returns(self, nonce: int, now: float) -> None:
+        """The sender is heard again after `rest`: take part anew in what has not ended here."""
+        self.who = self.who._replace(nonce=nonce)
+        self.index, self.over, self.why, self.silent = None, False, "", False
+        self._first, self._pulse = True, _Pulse(now)
+        if self._circle is not None:
+            self._circle.returns(now)
+
     # --- what is said ----------------------------------------------------------------------------
 
     def parting(self, words: str, now: float) -> list[bytes]:
@@ -304,6 +322,7 @@ class ObjectReceiver:
             return []
         if now >= self._pulse.heard + self.who.silence:
             self.leave(f"the sender was silent for {self.who.silence:g} s")
+            self.silent = True
             return []
         if now >= self._stalled:
             self.fail(self._hopeless or f"{self._idle} for {self.who.stall:g} s", now)
@@ -397,21 +416,25 @@ class ObjectReceiver:
             self._settle(WHOLE, "", now)
 
     def _settle(self, state: int, words: str, now: float) -> None:
-        if self._now is not None:
+        self._end(state, words)
+        self._answer(now)
+        if self._circle is not None:
+            self._circle.news(now)
+
+    def _end(self, state: int, words: str) -> None:
+        """The object has ended here, once: what follows of it, also after a silence, changes nothing."""
+        if self._now is not None and self._state == UNDECIDED:
             self._state, self._answers.words = state, printable(words)
             self._asking.due, self._answers.hold = None, inf
             self.ended.append(Ended(self._now[0], state == WHOLE, words))
-            self._answer(now)
             if self._circle is not None:
                 self._now[1].drop_all()
-                self._circle.ends(self._now[1].number, now)
+                self._circle.ends(self._now[1].number)
 
     def _behind(self, words: str) -> None:
         """The sender goes on without this end, which keeps what has all come."""
-        if self._now is not None and self._state == UNDECIDED and not self.storable:
-            self._state = BROKEN
-            self._asking.due, self._answers.hold = None, inf
-            self.ended.append(Ended(self._now[0], False, words))
+        if not self.storable:
+            self._end(BROKEN, words)
 
     def _on_offer(self, offer: Offer, now: float) -> None:
         self._pulse.beats(offer, now)
@@ -453,7 +476,7 @@ class ObjectReceiver:
         self._take(about, now)
 
     def _take(self, about: Describe, now: float) -> None:
-        self._late = self._now is None
+        self._late, self._first = self._first, False
         arriving = Arriving(about.object, Shape.of(about), self.who.room, self.who.parity, self._circle)
         self._now, self._state, self._moved = (about, arriving), UNDECIDED, now
         self._answers.words = ""
@@ -548,9 +571,9 @@ class _Answers:
 
     __slots__ = ("enter", "have", "hold", "words")
 
-    def __init__(self) -> None:
+    def __init__(self, words: str = "") -> None:
         self.enter = self.have = self.hold = inf
-        self.words = ""
+        self.words = words
 
     @property
     def due(self) -> float:

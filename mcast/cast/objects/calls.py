@@ -400,13 +400,17 @@ def receive(
     most     the largest object that goes into new memory, in bytes
     memory   about how many bytes of each sender's object are under way here, at most. Of objects that go
              round together up to 32 may be there in part, and for one place of your own one alone
-    silence  a sender that is silent for so many seconds is left
+    silence  a sender that is silent for so many seconds is left, and what it had not brought whole is missed
     model    the pydantic model that each object's metadata must be; others are refused, and say why. Use
              `Offered.read`
     key      of a closed group: the bytes of a key file; messages without the key count, and change nothing
     alone    take what one sender sends, the first that begins an object, and end when it ends its session,
              or when all objects of a carousel are here; `timeout` holds until it begins. Others are told
     progress  is called with each object that is under way, and how many bytes of it are right and written
+
+    Each object of a sender's session comes out or is missed, once, also if the sender falls silent meanwhile
+    and is heard again. What was missed does not come later: give more `silence` where the network may be cut
+    for longer. The last 1,024 sessions that were left are remembered, for as long as this call goes on.
 
     Between two objects nothing is heard or said: a program that takes longer than the sender's patience over
     an object does that in another thread or task. The end of the loop, or of `contextlib.closing` and

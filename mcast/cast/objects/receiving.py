@@ -51,8 +51,12 @@ MOST_SESSIONS = 16
 MOST_OF_ADDRESS = 4
 """So many of them may be at one address, so that one host cannot take all places."""
 
-_ENDED = 1024
-"""So many sessions that have ended are remembered, so that a late invitation does not begin them anew."""
+MAX_PAST = 1024
+"""Maximum number of sessions that are remembered after they have ended here, or whose sender is silent.
+
+One takes some KB, and 16 KB more if its sender cycles through 65,536 objects. Of ordinary objects, however
+many the session has, the number of the last one is enough.
+"""
 _COMPARED = 8
 """So many blocks of an earlier run are compared in one turn."""
 _NAP = 0.01
@@ -267,8 +271,8 @@ class _Arrival:
 class _Incoming:
     """The session of one sender, or one more of the objects that go round together in it."""
 
-    def __init__(self, core: ObjectReceiver, name: str, address: str) -> None:
-        self.core, self.address, self.name = core, address, name
+    def __init__(self, core: ObjectReceiver, name: str, address: str, nonce: int) -> None:
+        self.core, self.address, self.name, self.nonce = core, address, name, nonce
         self.now: _Arrival | None = None
         self.begun: Describe | None = None
         self.whole: deque[Received] = deque()
@@ -301,7 +305,7 @@ class _Incoming:
                 self.beside.pop(number).drop()
         for number, core in self.core.beside.items():
             if number not in self.beside:
-                self.beside[number] = _Incoming(core, self.name, self.address)
+                self.beside[number] = _Incoming(core, self.name, self.address, self.nonce)
 
     def all_of_them(self) -> list[_Incoming]:
         """This, and what is beside."""
@@ -408,7 +412,11 @@ class ObjectsIn:
             together=together,
             queue=seat.queue,
         )
-        self._ended: OrderedDict[int, None] = OrderedDict()
+        self._past: OrderedDict[tuple[int, int], _Incoming | None] = OrderedDict()
+        """Sessions in which this receiver takes no part any more, by number and nonce, the oldest first.
+
+        None for one that has ended; else its sender is silent, and it goes on when that is heard again.
+        """
         self._whole: deque[Received] = deque()
         self._choice = _Choice(alone)
         self._progress = progress
@@ -518,7 +526,7 @@ class ObjectsIn:
     def _hear(self, spoken: Pieces | Spoken, address: str, now: float) -> None:
         one = self.sessions.get(spoken.session)
         if one is None:
-            if isinstance(spoken, Offer) and spoken.session not in self._ended and not self._choice.made:
+            if isinstance(spoken, Offer) and not self._choice.made:
                 self._open(spoken, address, now)
             return
         for part in one.hears(spoken, now):
@@ -527,21 +535,42 @@ class ObjectsIn:
                 self._begin(part, part.core.about, now)
             if part.now is not None:
                 self._check(part, part.now, now)
-        if one.core.over and isinstance(spoken, Bye):
-            self._ended[spoken.session] = None
-            if len(self._ended) > _ENDED:
-                self._ended.popitem(last=False)
 
     def _open(self, offer: Offer, address: str, now: float) -> None:
+        key = offer.session, offer.nonce
+        past = self._past.get(key)
+        if past is None and key in self._past:
+            return
         here = sum(one.address == address for one in self.sessions.values())
         if len(self.sessions) >= MOST_SESSIONS or here >= MOST_OF_ADDRESS:
             self.rejected["an invitation to one session too many"] += 1
             return
-        who = self._self._replace(nonce=randbits(64))
-        core = ObjectReceiver(offer.session, who, SystemRandom(), now)
+        nonce = randbits(64)
+        if past is None:
+            who = self._self._replace(nonce=nonce)
+            core = ObjectReceiver(offer.session, who, SystemRandom(), now)
+            past = _Incoming(core, offer.name, address, offer.nonce)
+        else:
+            del self._past[key]
+            past.core.returns(nonce, now)
         self._letters.begin(offer.session, offer.nonce)
-        self.sessions[offer.session] = _Incoming(core, offer.name, address)
-        core.hears(offer, now)
+        self.sessions[offer.session] = past
+        past.core.hears(offer, now)
+
+    def _remember(self, one: _Incoming) -> None:
+        """Keep of a session that is over here what its sender could say again."""
+        session = one.core.session
+        if one.core.silent:
+            self._letters.rest(session)
+            one.core.rest()
+            one.beside.clear()
+        else:
+            self._letters.end(session)
+        self._past[session, one.nonce] = one if one.core.silent else None
+        if len(self._past) > MAX_PAST:
+            (session, _), _ = self._past.popitem(last=False)
+            if session not in self.sessions:
+                self._letters.end(session)
 
     def _begin(self, one: _Incoming, about: Describe, now: float) -> None:
         one.begun = about
@@ -625,9 +654,9 @@ class ObjectsIn:
             if one.core.over and not any(part.core.storable for part in one.all_of_them()):
                 for part in one.all_of_them():
                     part.drop()
-                self._letters.end(session)
                 self._choice.over(session)
                 del self.sessions[session]
+                self._remember(one)
 
     def _look_at(self, one: _Incoming, now: float) -> None:
         core = one.core

@@ -663,7 +663,7 @@ def test_sessions_that_have_ended_are_remembered_and_the_oldest_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """So an invitation that comes again does not open one."""
-    monkeypatch.setattr(receiving, "_ENDED", 2)
+    monkeypatch.setattr(receiving, "MAX_PAST", 2)
     alone = Alone(None, 900)
     ended = [number_at("10.0.0.3", salt) for salt in range(2, 5)]
     for session in ended:
