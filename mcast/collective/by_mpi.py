@@ -1,29 +1,23 @@
-"""The same over MPI's own messages, where no multicast is."""
+"""The same over MPI's own messages, where no multicast is.
+
+Each call of MPI has a deadline of its own: a rank that stands still ends it, and a slow network does not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from mcast.collective.agreeing import Ranks, wait_for
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
+MAX_PART = 1 << 26
+"""The most bytes of one call of MPI."""
 
-_MOST = 1 << 30
-"""The most bytes of one call: MPI before version 4 counts in C's int."""
-
-
-def broadcast(comm: MPI.Comm, view: memoryview, root: int) -> None:
-    """Send the root's bytes, and fill the others'."""
-    for at in range(0, len(view), _MOST):
-        comm.Bcast(view[at : at + _MOST], root)
+_NAP = 0.0001
+"""The longest pause between two looks at a request, in seconds: MPI moves bytes in these calls alone."""
 
 
-def allgather(comm: MPI.Comm, parts: Sequence[memoryview], whole: memoryview) -> None:
-    """Fill each part with the bytes of its rank; this rank's own is there. The parts make up the whole."""
-    from mpi4py import MPI
+def broadcast(ranks: Ranks, view: memoryview, root: int, bound: float) -> None:
+    """Send the root's bytes, and fill the others'.
 
-    if len(whole) <= _MOST:
-        comm.Allgatherv(MPI.IN_PLACE, [whole, [len(part) for part in parts], MPI.BYTE])
-        return
-    for rank, part in enumerate(parts):
-        broadcast(comm, part, rank)
+    Raises TimeoutError if one of the parts takes more than `bound` seconds.
+    """
+    for at in range(0, len(view), MAX_PART):
+        wait_for(ranks.comm.Ibcast(view[at : at + MAX_PART], root), bound, view, nap=_NAP)

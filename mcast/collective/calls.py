@@ -79,10 +79,17 @@ class Collective:
     the next call after an error has ended the `with` of a rank. After arguments that cannot be, the
     collective goes on; after any other error it has ended. One thread at a time may call.
 
-    A process that dies is MPI's to handle: mpirun ends the job, unless it was told to go on. Then the others
-    raise within a bound, `RankFailed`, or a TimeoutError where nobody knows of which rank: in a call that all
-    have begun, after some times `patience`, a minute, and twice as long as the call has taken there; before
-    that, after `wait`. They should end the job by `comm.Abort()`, because MPI waits for the dead at its end.
+    A process that dies is MPI's to handle: mpirun ends the job, unless it was told to go on. Then, and
+    where a process stands still, the others raise within a bound: `RankFailed`, or a TimeoutError where
+    nobody knows of which rank. In a call that all have begun, that is after at most 6 times `patience`, a
+    minute, and twice as long as the call has taken there; before that, after `wait` and 2 times `patience`.
+    To make and to close a collective are such calls. To leave the `with` by an error takes up to 2 times
+    `patience` more. A process that stood still and goes on raises, too, or returns if the others have
+    waited for it.
+
+    After such an error call MPI no more with these ranks, which may be anywhere, and end the job by
+    `comm.Abort()`: at the end of a process MPI waits for all others, without a bound. Until then MPI keeps
+    the memory of what was given up, also that of a buffer of the program, and may write there.
     """
 
     def __init__(
@@ -97,8 +104,9 @@ class Collective:
         rate: float = inf,
         closed: bool = False,
     ) -> None:
-        self._ranks = Ranks(comm)
-        self._patience, self._wait = PATIENCE, wait
+        terms, error = _tried(lambda: checked(comm.Get_size(), backend, group, patience, wait, rate, closed))
+        self._patience, self._wait = (PATIENCE, inf) if terms is None else (terms.patience, terms.wait)
+        self._ranks = Ranks(comm, self._bound(error))
         self._stack = ExitStack()
         self.endpoint: Endpoint | None = None
         """The endpoint whose groups carry the bytes; None while MPI does."""
@@ -109,12 +117,11 @@ class Collective:
         self.reason: str = ""
         """Why MPI carries the bytes; empty while multicast does."""
         try:
-            terms, error = _tried(lambda: checked(self.size, backend, group, patience, wait, rate, closed))
             self._meet(Intent(Act.MAKE), error)
-            self._terms: JobTerms = self._ranks.first(terms)
+            self._terms: JobTerms = self._ranks.first(terms, self._bound(begun=True))
             self._patience, self._wait = self._terms.patience, self._terms.wait
             if self.size > 1:
-                seat = self._ranks.seat()
+                seat = self._ranks.seat(self._bound(begun=True))
                 self._all_can(lambda: self._open(backend, bind, seat))
                 self._all_fit()
                 self._stage(0)
@@ -169,18 +176,16 @@ class Collective:
         mine, error = _tried(lambda: raw(buffer))
         self._meet(Intent(Act.ALLGATHER), error)
         assert mine is not None
-        sizes: list[int] = self._ranks.comm.allgather(len(mine))
+        told = self._together(lambda: self._ranks.exchange(len(mine).to_bytes(8), self._bound(begun=True)))
+        sizes = [int.from_bytes(size) for size in told]
         whole, error = _tried(lambda: _place(into, sum(sizes)))
-        self._meet(Intent(Act.ALLGATHER), error)
+        self._meet(Intent(Act.ALLGATHER), error, begun=True)
         assert whole is not None
         ends = [sum(sizes[: rank + 1]) for rank in range(self.size)]
         parts = [whole[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         parts[self.rank][:] = mine
-        if self.reason:
-            by_mpi.allgather(self._ranks.comm, parts, whole)
-        else:
-            for rank, part in enumerate(parts):
-                self._carry(rank, part)
+        for rank, part in enumerate(parts):
+            self._carry(rank, part)
         return parts
 
     def close(self) -> None:
@@ -189,7 +194,7 @@ class Collective:
             self._meet(Intent(Act.CLOSE), None)
             self._ended, self._known = "it is closed", True
             self.abandon()
-            self._ranks.comm.Free()
+            self._ranks.free()  # waits for nobody in MPICH and Open MPI
 
     def __enter__(self) -> Self:
         return self
@@ -214,24 +219,34 @@ class Collective:
     def _carry(self, root: int, view: memoryview) -> None:
         """Let the bytes go from the root to all, and agree that they have."""
         stage = self._stage(root)
-        if stage is None:
-            by_mpi.broadcast(self._ranks.comm, view, root)
-            return
         try:
-            stage.carry(view)
+            if (
+                stage is None
+            ):  # what comes of a rank that has given up may be anything, so all agree then, too
+                by_mpi.broadcast(self._ranks, view, root, self._bound(begun=True))
+            else:
+                stage.carry(view)
         except BaseException as error:
             self.abandon()  # the others hear it, and do not wait for this rank
             self._meet(Intent(Act.DONE), error)
         else:
-            self._meet(Intent(Act.DONE), None)
+            self._meet(Intent(Act.DONE), None, begun=True)
 
-    def _meet(self, step: Intent, error: BaseException | None) -> None:
+    def _together(self, step: Callable[[], T]) -> T:
+        """Take a step that all ranks have agreed on. An error in it ends the collective."""
+        try:
+            return step()
+        except BaseException as error:
+            self._end(error)
+            raise
+
+    def _meet(self, step: Intent, error: BaseException | None, begun: bool = False) -> None:
         """Say what has become of this rank; raise on every rank if one has failed, or does something else."""
         if self._ended:
             raise RuntimeError(f"this collective has ended: {self._ended}. Make another one, on every rank")
         try:
-            bound = self._bound(error, step.kind)
-            told = self._ranks.agree(step, None if error is None else words_of(error), bound)
+            trouble = None if error is None else words_of(error)
+            told = self._ranks.agree(step, trouble, self._bound(error, begun), 2 * self._patience)
         except BaseException as late:
             self._end(error or late)
             if isinstance(error, NotWhole):
@@ -245,8 +260,8 @@ class Collective:
                 raise found from error
             raise error
 
-    def _bound(self, error: BaseException | None, act: Act) -> float:
-        """How long to wait for the others.
+    def _bound(self, error: BaseException | None = None, begun: bool = False) -> float:
+        """How many seconds to wait for the others; `begun` says that all have begun this call.
 
         A rank that has failed does not wait for others that may be gone. One that has the bytes knows that
         the others lack at most what is under way at once, and that the root gives up who is silent or stands
@@ -254,7 +269,7 @@ class Collective:
         """
         if error is not None:
             return 2 * self._patience
-        if act is Act.DONE:
+        if begun:
             return 4 * self._patience + STALL + 2 * (monotonic() - self._ranks.agreed)
         return self._wait
 
@@ -263,7 +278,8 @@ class Collective:
         if not self._known:
             self._known = True
             with suppress(Exception):  # what is being raised says more
-                self._ranks.agree(Intent(Act.LEAVE), words_of(error), self._bound(error, Act.LEAVE))
+                bound = self._bound(error)
+                self._ranks.agree(Intent(Act.LEAVE), words_of(error), bound, bound)
         self._end(error, known=True)
 
     def _end(self, error: BaseException, known: bool = False) -> None:
@@ -305,7 +321,7 @@ class Collective:
         except _UNFIT as error:
             why = words_of(error)
         try:
-            self.reason = self._ranks.reasons(why, self._bound(None, Act.DONE))
+            self.reason = self._ranks.reasons(why, self._bound(begun=True), 2 * self._patience)
         except BaseException as late:
             self._end(late)
             raise
@@ -321,9 +337,10 @@ class Collective:
     def _all_fit(self) -> None:
         if not self.reason:
             assert self.endpoint is not None
-            at = Counter[str](self._ranks.comm.allgather(str(self.endpoint.address)))
+            mine = str(self.endpoint.address).encode()
+            at = Counter(self._ranks.exchange(mine, self._bound(begun=True)))
             address, most = at.most_common(1)[0]
-            self._all_can(lambda: _require_room(address, most))
+            self._all_can(lambda: _require_room(address.decode(), most))
 
     def _join(self, root: int) -> None:
         assert self.endpoint is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from traceback import print_exc
 from typing import Any
 from unittest.mock import patch
@@ -20,7 +20,7 @@ from mcast.cast.nack.messages import ALL, Bye, packed
 from mcast.cast.nack.sender import Manners
 from mcast.cast.objects.bytes_in import ToBuffer
 from mcast.cast.objects.bytes_out import FromMemory
-from mcast.collective import Collective, RankFailed, calls, place
+from mcast.collective import Collective, RankFailed, agreeing, calls, place
 from mcast.collective.stage import open_stage
 
 COMM = MPI.COMM_WORLD
@@ -202,6 +202,33 @@ def a_rank_that_does_not_come_is_waited_for_so_long() -> None:
     ranks.abandon()
 
 
+def what_a_rank_has_given_up_is_said_as_it_was() -> None:
+    """MPI reads the words of a rank when the last one comes, and the rank has other things in its memory."""
+    ranks = agreeing.Ranks(COMM, 60.0)
+    step = agreeing.Intent(agreeing.Act.BROADCAST, 1, 7)
+    others: list[bytearray] = []
+    if RANK != 1:
+        with suppress(TimeoutError):
+            ranks.agree(step, None, 0.1, 0.1)
+            raise RuntimeError("agreed without rank 1")
+        others = [bytearray(b"\xff" * size) for size in range(1, 500) for _ in range(20)]
+    COMM.Barrier()
+    if RANK == 1:
+        assert ranks.agree(step, None, 60.0, 60.0) == ()
+    COMM.Barrier()
+    assert len(others) == (RANK != 1) * 499 * 20
+
+
+def a_rank_that_gives_no_reason_is_named() -> None:
+    """The reduction names it; the reason takes a second exchange, to which the rank does not come."""
+    ranks = agreeing.Ranks(COMM, 60.0)
+    silent = patch.object(agreeing, "dumps", side_effect=TimeoutError) if RANK == 2 else ExitStack()
+    with pytest.raises(RankFailed) as raised, silent:
+        ranks.agree(agreeing.Intent(agreeing.Act.DONE), "trouble" if RANK == 2 else None, 60.0, 0.3)
+    assert list(raised.value.failed) == [2]
+    COMM.Barrier()
+
+
 def single_calls_share_a_collective() -> None:
     with patch.object(calls, "open_stage", side_effect=open_stage) as opening:
         for turn in range(2):
@@ -234,6 +261,8 @@ def main() -> None:
     a_key_closes_the_groups_to_all_but_the_ranks()
     a_rank_that_is_gone_in_a_call_ends_it_on_the_others()
     a_rank_that_does_not_come_is_waited_for_so_long()
+    what_a_rank_has_given_up_is_said_as_it_was()
+    a_rank_that_gives_no_reason_is_named()
     assert train(COMM, SIM) == [6.0 + rank for rank in range(SIZE)]
     sys.stdout.write(f"rank {RANK} is done\n")  # at once: an unbuffered print may mix with another rank's
 
