@@ -60,6 +60,9 @@ class Letters:
     def rest(self, session: int) -> None:
         """This end takes no part while the sender is silent; `begin` with the same nonce goes on."""
 
+    def forget(self, session: int, nonce: int) -> None:
+        """This end has rested in the session of that number and nonce, and does not go on with it."""
+
     def end(self, session: int) -> None:
         """This end takes part no more."""
 
@@ -151,14 +154,19 @@ class ClosedLetters(Letters):
         self._key = blake3(key, derive_key_context=_CONTEXT).digest()
         self._count = 0
         self._sessions: dict[int, _Session] = {}
+        self._resting: dict[tuple[int, int], _Session] = {}
 
     def begin(self, session: int, nonce: int) -> None:
-        known = self._sessions.get(session)
-        if known is None or known.nonce != _COUNT.pack(nonce):
-            self._sessions[session] = _Session(nonce)
+        key = session, nonce
+        self._sessions[session] = self._resting.pop(key) if key in self._resting else _Session(nonce)
 
     def rest(self, session: int) -> None:
-        self._sessions[session].rest()
+        known = self._sessions.pop(session)
+        known.rest()
+        self._resting[session, _COUNT.unpack(known.nonce)[0]] = known
+
+    def forget(self, session: int, nonce: int) -> None:
+        self._resting.pop((session, nonce), None)
 
     def end(self, session: int) -> None:
         self._sessions.pop(session, None)
@@ -185,6 +193,7 @@ class ClosedLetters(Letters):
         session = self._sessions.get(spoken.session)
         if isinstance(spoken, Offer):
             nonce = _COUNT.pack(spoken.nonce)
+            session = session or self._resting.get((spoken.session, spoken.nonce))
         elif session is not None:
             nonce = session.nonce
         else:

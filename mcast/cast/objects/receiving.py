@@ -568,9 +568,8 @@ class ObjectsIn:
             self._letters.end(session)
         self._past[session, one.nonce] = one if one.core.silent else None
         if len(self._past) > MAX_PAST:
-            (session, _), _ = self._past.popitem(last=False)
-            if session not in self.sessions:
-                self._letters.end(session)
+            oldest, _ = self._past.popitem(last=False)
+            self._letters.forget(*oldest)
 
     def _begin(self, one: _Incoming, about: Describe, now: float) -> None:
         one.begun = about

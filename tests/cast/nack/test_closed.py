@@ -130,3 +130,22 @@ def test_a_receiver_that_speaks_stays_known_while_others_come_and_go(monkeypatch
 def test_a_short_key_is_refused() -> None:
     with pytest.raises(ValueError, match="a key of 15 bytes: at least 16"):
         ClosedLetters(bytes(15))
+
+
+def test_what_was_heard_before_a_silence_does_not_count_again() -> None:
+    """A receiver that rests and goes on refuses what was recorded, of the sender and of other receivers."""
+    sender, other, here = end(), end(), end()
+    late = LEAVES._replace(stamp=9)
+    said, answered = [written(sender, OFFER) for _ in range(2)], written(other, late)
+    here.read(said[0], address(0))
+    here.read(answered, address(1))
+    here.rest(SESSION)
+    assert refusal(here, said[0]) == REPLAYED
+    here.begin(SESSION, 77)
+    assert refusal(here, said[0]) == REPLAYED
+    assert refusal(here, answered, 1) == REPLAYED
+    assert here.read(said[1], address(0)) == OFFER
+    assert here.read(written(other, late._replace(stamp=10)), address(1)) == late._replace(stamp=10)
+    here.rest(SESSION)
+    here.forget(SESSION, 77)
+    assert here.read(said[0], address(0)) == OFFER, "of a session that is not remembered"

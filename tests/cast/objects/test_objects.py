@@ -19,10 +19,12 @@ from blake3 import blake3
 
 import mcast
 from mcast import Membership, TimedOut, aio, cast
+from mcast.api import Series
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Duplicate, Messages, Reorder
 from mcast.backends.sim.testbed import SimObserver
 from mcast.cast.nack import closed, parity
+from mcast.cast.nack.closed import ClosedLetters
 from mcast.cast.nack.header import Rejected, number_at
 from mcast.cast.nack.messages import (
     ALL,
@@ -45,6 +47,7 @@ from mcast.cast.objects.bytes_in import Into
 from mcast.cast.objects.receiving import MOST_OF_ADDRESS, ObjectsIn
 from mcast.cast.objects.sending import ObjectsOut
 from mcast.cast.objects.turns import Seat, Turn
+from mcast.wire.addresses import Gid
 
 from .alone import SESSION, Alone, heard
 
@@ -670,6 +673,41 @@ def test_sessions_that_have_ended_are_remembered_and_the_oldest_forgotten(
         alone.hears(Offer(session, 0, 1, 1, 1000, 0, "other"), Bye(session, ALL, ""))
     alone.hears(*(Offer(session, 0, 1, 1, 1000, 0, "other") for session in ended))
     assert [session in alone.receiving.sessions for session in ended] == [True, False, False]
+
+
+def test_a_session_is_known_by_its_nonce_and_the_oldest_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A sender that was silent goes on with what is remembered of it."""
+    monkeypatch.setattr(receiving, "MAX_PAST", 2)
+    time = 0.0
+    end = ObjectsIn(_alone(lambda: time), None, lambda _: None, 1000, 1000, 10.0, bytes(range(32)), None)
+    turns = end.next(None)
+    next(turns)
+    letters = ClosedLetters(bytes(range(32)))
+    offers = [_offer(salt)._replace(nonce=salt) for salt in range(1, 4)]
+
+    def says(*spoken: Offer) -> list[Any]:
+        nonlocal time
+        for one in spoken:
+            letters.begin(one.session, one.nonce)
+            (message,) = map(bytes, letters.written([packed(one)]))
+            gid = Gid("::ffff:10.0.0.3")
+            turns.send([Series(memoryview(message), len(message), len(message), 1, gid, 7, False)])
+        cores = [end.sessions[one.session].core for one in spoken]
+        time += 11.0
+        turns.send([])
+        assert not end.sessions
+        return cores
+
+    first = [says(one)[0] for one in offers]
+    assert [session for session, _ in end._past] == [one.session for one in offers[1:]]
+    assert end._letters._resting.keys() == end._past.keys()  # type: ignore[attr-defined]
+    nonce = first[2].who.nonce
+    assert says(offers[2]) == [first[2]]
+    assert first[2].who.nonce != nonce, "an admission of before the silence admits nobody"
+    assert says(offers[0]) != [first[0]]
+    assert says(offers[2]._replace(nonce=99)) != [first[2]]
 
 
 def test_without_parity_the_report_says_so(roce: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:

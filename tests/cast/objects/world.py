@@ -29,14 +29,18 @@ DEPTH = 4096
 
 
 class World:
-    """The network and its time. Each message reaches each other end, unless it is lost, or the way is cut."""
+    """The network and its time. Each message reaches each other end, unless it is lost, or the way is cut.
 
-    def __init__(self, seed: int = 0, loss: float = 0.0, jitter: float = 0.0) -> None:
+    loss, doubles  the part of the messages that are lost, or come twice
+    jitter         seconds by which a message may come later than others
+    """
+
+    def __init__(self, seed: int = 0, loss: float = 0.0, jitter: float = 0.0, doubles: float = 0.0) -> None:
         self.random = Random(seed)
         self.now = 0.0
         self.ends: list[End] = []
         self.cut: Callable[[End, End, float], bool] = lambda source, target, now: False
-        self._loss, self._jitter = loss, jitter
+        self._loss, self._jitter, self._doubles = loss, jitter, doubles
         self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._order = 0
 
@@ -50,8 +54,9 @@ class World:
         for target in self.ends:
             if target is source or self.cut(source, target, self.now) or self.random.random() < self._loss:
                 continue
-            late = LATENCY + self.random.random() * self._jitter
-            self.at(self.now + late, lambda target=target: target.hears(message, source))  # type: ignore[misc]
+            for _ in range(1 + (self.random.random() < self._doubles)):
+                late = LATENCY + self.random.random() * self._jitter
+                self.at(self.now + late, lambda target=target: target.hears(message, source))  # type: ignore[misc]
 
     def run(self, until: float) -> None:
         """Play what happens until then."""
