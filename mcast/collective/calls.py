@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from math import inf
-from pickle import PickleBuffer
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, SupportsIndex, TypeVar
@@ -22,6 +20,7 @@ from mcast.collective import by_mpi
 from mcast.collective.agreeing import Act, Intent, RankFailed, Ranks, outcome
 from mcast.collective.place import JobTerms, checked, group_of, opened
 from mcast.collective.stage import NotWhole, Stage, open_stage
+from mcast.contract.buffers import flat_bytes, writable_bytes
 from mcast.endpoint.blocking import Endpoint
 
 if TYPE_CHECKING:
@@ -42,10 +41,6 @@ MOST_STAGES = 64
 
 _UNFIT = (BackendError, OSError, RuntimeError, ValueError)
 """What keeps a rank from using multicast, so that all use MPI."""
-
-
-_FIELD_NAME = re.compile(":[^:]*:")
-"""The name of a field in the format of a buffer, as PEP 3118 has it."""
 
 
 class Collective:
@@ -173,7 +168,7 @@ class Collective:
         The list has a view of bytes for each rank: `numpy.frombuffer(view, dtype)` makes an array of one. The
         ranks send one after another, each in a group of its own. Raises as `broadcast` does.
         """
-        mine, error = _tried(lambda: raw(buffer))
+        mine, error = _tried(lambda: flat_bytes(buffer))
         self._meet(Intent(Act.ALLGATHER), error)
         assert mine is not None
         told = self._together(lambda: self._ranks.exchange(len(mine).to_bytes(8), self._bound(begun=True)))
@@ -214,7 +209,7 @@ class Collective:
             raise TypeError(f"root is {root!r}: give an int, the ranks are 0..{self.size - 1}")
         if not 0 <= root < self.size:
             raise ValueError(f"root is {root}: the ranks are 0..{self.size - 1}")
-        return raw(buffer) if root == self.rank else _writable(buffer)
+        return flat_bytes(buffer) if root == self.rank else writable_bytes(buffer)
 
     def _carry(self, root: int, view: memoryview) -> None:
         """Let the bytes go from the root to all, and agree that they have."""
@@ -357,29 +352,8 @@ def _require_room(address: str, ranks: int) -> None:
         )
 
 
-def raw(buffer: Buffer) -> memoryview:
-    """The bytes of a contiguous buffer, of whatever items but Python objects. Raises TypeError for all
-    else."""
-    view, kind = memoryview(buffer), type(buffer).__name__
-    if not view.c_contiguous:
-        raise TypeError(f"the rows of this {kind} lie apart: give a contiguous copy")
-    if "O" in _FIELD_NAME.sub("", view.format):
-        raise TypeError(
-            f"the items of this {kind} are Python objects, which are where this process has them: give an "
-            "array of numbers, or the bytes of pickle.dumps"
-        )
-    return PickleBuffer(buffer).raw()
-
-
-def _writable(buffer: Buffer) -> memoryview:
-    view = raw(buffer)
-    if view.readonly:
-        raise TypeError(f"this {type(buffer).__name__} cannot be written: give a bytearray or an array")
-    return view
-
-
 def _place(into: Buffer | None, size: int) -> memoryview:
-    view = memoryview(bytearray(size)) if into is None else _writable(into)
+    view = memoryview(bytearray(size)) if into is None else writable_bytes(into)
     if len(view) != size:
         raise ValueError(f"into has {len(view)} bytes, and all ranks together have {size}")
     return view

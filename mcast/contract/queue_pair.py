@@ -8,16 +8,16 @@ import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from pickle import PickleBuffer
 from typing import Any, NoReturn
 
 from typing_extensions import Buffer
 
-from mcast.contract.batch import FREE_THREADED, Batch, Message
+from mcast.contract.batch import Batch, Message
+from mcast.contract.buffers import flat_bytes, writable_bytes
 from mcast.contract.closing import OnPort
 from mcast.contract.enums import PortEvent, QpState, QpType, TimestampClock
 from mcast.contract.region import DeviceBytes, DeviceRegion, Region
-from mcast.contract.rows import Headed, rows_of
+from mcast.contract.rows import Headed, flat_rows, rows_of
 from mcast.contract.seconds import LONGEST, PLAIN, seconds_of
 from mcast.contract.values import Destination, QpCounters
 from mcast.errors.cause import Phase
@@ -178,13 +178,14 @@ class QueuePair(OnPort):
         """Send each buffer of `batch` as one message, in order; return the number of messages, which is all
         of them.
 
-        A payload is any C-contiguous buffer, or a part of a `DeviceRegion` of this queue pair. A C-contiguous
-        memoryview of two dimensions is a batch of its rows, and nothing is made for each of them; nor for
-        those of a `Headed`, whose bodies a device reads where they lie, if that is registered memory. `imm`
-        is a 32-bit immediate for every message. The call posts the messages, and does not wait until the
-        device has sent them (`flush` does). The call waits, at most `timeout` seconds, only while the send
-        queue is full, and until the device has read payloads that lie in registered memory, but for one that
-        is `constant`. So every other buffer may be reused when the call returns.
+        A payload is a buffer of contiguous memory without Python objects in it, of which the bytes are sent
+        in the order of memory, or a part of a `DeviceRegion` of this queue pair; TypeError for all else. A
+        C-contiguous memoryview of two dimensions is a batch of its rows, and nothing is made for each of
+        them; nor for those of a `Headed`, whose bodies a device reads where they lie, if that is registered
+        memory. `imm` is a 32-bit immediate for every message. The call posts the messages, and does not wait
+        until the device has sent them (`flush` does). The call waits, at most `timeout` seconds, only while
+        the send queue is full, and until the device has read payloads that lie in registered memory, but for
+        one that is `constant`. So every other buffer may be reused when the call returns.
 
         Success means that messages are posted: UD has no acknowledgement. Errors: MessageTooLarge (guard
         G-MTU), EINVAL (the queue pair is not in RTS; the destination is not one of this device), ENODATA (the
@@ -225,16 +226,11 @@ class QueuePair(OnPort):
     def _check_rows(
         self, destination: Destination, rows: memoryview, imm: int | None, timeout: float | None
     ) -> int:
-        if not rows.c_contiguous:
-            raise TypeError(
-                "the rows of this memoryview do not follow one another in memory: send a copy, or a list of "
-                "its rows"
-            )
+        flat = flat_rows(rows)
         count, limit = len(rows), self.max_message_to(destination)
-        if not rows.nbytes:
+        if not flat.nbytes:
             self._send(destination, [b""] * count, imm, timeout)
             return count
-        flat = _as_bytes(rows, 0)
         size = flat.nbytes // count
         if size > limit:
             raise self.too_large(destination, [size], limit)
@@ -317,6 +313,8 @@ class QueuePair(OnPort):
     ) -> Region:
         """Register a buffer: payloads that lie inside it are sent without being copied.
 
+        It is one that `send` takes as a payload, and not empty.
+
         With `recv_slot`, a size in bytes, the buffer becomes the queue pair's receive memory, divided into
         slots of that size, one message in each; the payloads of received batches are views of the buffer. The
         buffer must be writable for that, and no message may be queued or leased (EBUSY), so register before
@@ -333,11 +331,12 @@ class QueuePair(OnPort):
         """
         self._require_open("register", Phase.REGISTER)
         self._require_alone()
-        view = _as_bytes(buffer, 0)
-        if recv_slot is not None and (view.readonly or not 1 <= recv_slot <= view.nbytes):
+        view = flat_bytes(buffer) if recv_slot is None else writable_bytes(buffer)
+        if not view.nbytes:
+            raise ValueError("this buffer is empty: there is nothing to register")
+        if recv_slot is not None and not 1 <= recv_slot <= view.nbytes:
             raise ValueError(
-                f"recv_slot is {recv_slot}: it needs a writable buffer of at least one slot, "
-                f"this one has {view.nbytes} bytes{' and is read-only' if view.readonly else ''}"
+                f"recv_slot is {recv_slot}: it needs at least one slot, this buffer has {view.nbytes} bytes"
             )
         if recv_slot is not None and constant:
             raise ValueError("constant: messages arrive in the buffer of a recv_slot, and change it")
@@ -453,25 +452,11 @@ def require_comp_vector(vector: int | None, there: int, device: str) -> None:
 _BYTES = frozenset({bytes})
 
 
-def _as_bytes(buffer: Buffer, index: int) -> memoryview:
-    """The buffer as a flat view of bytes.
-
-    If it is none, TypeError names the message by its index in the batch.
-    """
-    try:
-        # A view of a view counts in the first one, where threads may send the same: see FREE_THREADED
-        return memoryview(PickleBuffer(buffer) if FREE_THREADED else buffer).cast("B")
-    except TypeError as error:
-        raise TypeError(
-            f"message {index} is a {type(buffer).__name__}: a payload is a C-contiguous buffer ({error})"
-        ) from None
-
-
 def _as_payload(payload: Buffer | DeviceBytes, index: int) -> memoryview | DeviceBytes:
     if isinstance(payload, DeviceBytes):
         payload.region._require_open("send", Phase.SEND)
         return payload
-    return _as_bytes(payload, index)
+    return flat_bytes(payload, index)
 
 
 def _check_lid(lid: int) -> None:

@@ -8,17 +8,32 @@ from typing import final, overload
 
 from typing_extensions import Buffer
 
+from mcast.contract.buffers import flat_bytes, writable_bytes
 from mcast.interrupts import copy_rows
 
-__all__ = ["Headed", "copy_rows", "rows_of"]
+__all__ = ["Headed", "copy_rows", "flat_rows", "rows_of"]
+
+
+def flat_rows(rows: memoryview) -> memoryview:
+    """Return the bytes of a memoryview of two dimensions, row by row.
+
+    Raises TypeError if the rows are no payloads, or lie apart.
+    """
+    if not rows.c_contiguous:
+        raise TypeError(
+            "the rows of this memoryview do not follow one another in memory: send a copy, or a list of "
+            "its rows"
+        )
+    return flat_bytes(rows)
 
 
 def rows_of(batch: memoryview | Headed) -> list[memoryview]:
     """Each row of a memoryview of two dimensions, as a view of bytes; each message of a `Headed`, copied."""
     rows = batch.joined() if isinstance(batch, Headed) else batch
-    if not rows.nbytes:
+    flat = flat_rows(rows)
+    if not flat.nbytes:
         return [memoryview(b"")] * len(rows)
-    flat, size = rows.cast("B"), rows.nbytes // len(rows)
+    size = flat.nbytes // len(rows)
     return [flat[at : at + size] for at in range(0, rows.nbytes, size)]
 
 
@@ -29,7 +44,8 @@ class Headed(Sequence[bytes]):
 
     Message i is row i of `heads`, followed by row i of `bodies`: two C-contiguous memoryviews of bytes with
     two dimensions, as many rows each, and no row empty. To look at a message copies both parts; to send the
-    batch copies as little as the provider can (`QueuePair.send`). Raises ValueError for other views.
+    batch copies as little as the provider can (`QueuePair.send`). Raises ValueError for other views, and
+    TypeError for those that are no payloads.
     """
 
     heads: memoryview
@@ -37,6 +53,8 @@ class Headed(Sequence[bytes]):
 
     def __post_init__(self) -> None:
         for view in (self.heads, self.bodies):
+            if view.c_contiguous:
+                flat_bytes(view)
             is_rows = view.ndim == 2 and view.itemsize == 1 and view.c_contiguous
             if not is_rows or (len(view) and not view.nbytes):
                 raise ValueError(
@@ -57,6 +75,7 @@ class Headed(Sequence[bytes]):
         count = len(self)
         if not count:
             return
+        memory = writable_bytes(memory)
         head, body = self.heads.nbytes // count, self.bodies.nbytes // count
         apart = head + body
         copy_rows(memory, begin, apart, self.heads.cast("B"), 0, head, head, count)

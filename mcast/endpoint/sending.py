@@ -10,6 +10,7 @@ from typing import TypeVar
 from typing_extensions import Buffer
 
 from mcast.api import Destination, Headed, McastError, Message, Phase, QueuePair, mcast_error
+from mcast.contract.buffers import flat_bytes
 from mcast.contract.rows import rows_of
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.memberships import Memberships
@@ -72,7 +73,7 @@ class Sending:
                 qp.send(destination, payloads, imm, timeout)
             else:
                 plain = countOf(map(type, payloads), bytes) == count
-                size = sum(map(len if plain else _size, payloads))  # type: ignore[arg-type]
+                size = sum(map(len, payloads) if plain else map(_size, payloads, range(count)))  # type: ignore[arg-type]
                 qp.send(destination, payloads, imm, timeout)
         except McastError as error:
             if error.posted:
@@ -146,14 +147,15 @@ class Sending:
     ) -> int:
         """Send within the user's limit, with sequence headers if the endpoint has them; return the payload
         bytes."""
-        sizes = list(map(_size, payloads))
+        flat = [one if type(one) is bytes else flat_bytes(one, i) for i, one in enumerate(payloads)]
+        sizes = list(map(len, flat))
         limit = self._station.max_message_to(qp, destination)
         if sizes and max(sizes) > limit:
             raise qp.too_large(destination, sizes, limit)
         if self._numbers:
-            group.numbering.send(payloads, lambda numbered: qp.send(destination, numbered, imm, timeout))
+            group.numbering.send(flat, lambda numbered: qp.send(destination, numbered, imm, timeout))
         else:
-            qp.send(destination, payloads, imm, timeout)
+            qp.send(destination, flat, imm, timeout)
         return sum(sizes)
 
     def _count_sent(self, group: EndpointGroup, count: int, size: int) -> None:
@@ -196,6 +198,11 @@ def _size_of_first(count: int, payloads: Payloads) -> int:
     return payloads.nbytes // len(payloads) * count
 
 
-def _size(payload: Buffer) -> int:
-    """The size of a payload in bytes."""
-    return len(payload) if type(payload) is bytes else memoryview(payload).nbytes
+def _size(payload: Buffer, index: int | None = None) -> int:
+    """Return the size of a payload in bytes. Raises TypeError for what is no buffer; a send looks closer."""
+    if type(payload) is bytes:
+        return len(payload)
+    try:
+        return memoryview(payload).nbytes
+    except (TypeError, ValueError, BufferError):
+        return flat_bytes(payload, index).nbytes  # it says why not

@@ -23,6 +23,8 @@ from mcast.cast.objects.bytes_out import FromMemory
 from mcast.collective import Collective, RankFailed, agreeing, calls, place
 from mcast.collective.stage import open_stage
 
+from ..buffers import PAYLOADS, REFUSED, content
+
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.Get_rank(), COMM.Get_size()
 SIM = "sim"
@@ -83,9 +85,9 @@ def all_get_what_each_has(ranks: Collective) -> None:
 
 
 def what_cannot_be_is_refused_on_all_ranks(ranks: Collective) -> None:
-    with all_raise(2, TypeError, "cannot be written"):
+    with all_raise(2, TypeError, "is read-only"):
         ranks.broadcast(bytes(2) if RANK == 2 else bytearray(2))
-    with all_raise(1, TypeError, "lie apart"):
+    with all_raise(1, TypeError, "lie apart in memory"):
         apart: Any = numpy.zeros((4, 4))[:, :2]
         ranks.broadcast(apart if RANK == 1 else bytearray(64))
     with all_raise(3, ValueError, f"the ranks are 0..{SIZE - 1}"):
@@ -105,13 +107,24 @@ def what_no_rank_can_compare_is_refused_on_all_ranks(ranks: Collective) -> None:
         with all_raise(1, ValueError if isinstance(wrong, int) else TypeError, "the ranks are 0.."):
             ranks.broadcast(bytearray(2), wrong if RANK == 1 else 0)  # type: ignore[arg-type]
     objects: Any = numpy.zeros(2, dtype=[("few", "i4"), ("any", "O")])
-    with all_raise(1, TypeError, "are Python objects"):
+    with all_raise(1, TypeError, "has Python objects as items"):
         ranks.broadcast(objects if RANK == 1 else bytearray(objects.nbytes))
-    with all_raise(1, TypeError, "are Python objects"):
+    with all_raise(1, TypeError, "has Python objects as items"):
         ranks.allgather(b"", objects[:0] if RANK == 1 else None)
     named: Any = numpy.full(2, 7 * (RANK == 0), dtype=[("O", "i4"), ("aO", "i4")])
     ranks.broadcast(named)
     assert named["aO"].tolist() == named["O"].tolist() == [7, 7]
+
+
+def payloads_alone_are_carried(ranks: Collective) -> None:
+    """The table of tests/buffers.py."""
+    for make in PAYLOADS.values():
+        assert {bytes(part) for part in ranks.allgather(make())} == {content(make())}
+    for make in REFUSED.values():
+        with all_raise(1, TypeError, ""):
+            ranks.broadcast(make() if RANK == 1 else bytearray(8))
+        with all_raise(1, TypeError, ""):
+            ranks.allgather(make() if RANK == 1 else b"")
 
 
 def a_rank_that_fails_in_the_middle_ends_the_call_on_all(ranks: Collective) -> None:
@@ -251,6 +264,7 @@ def main() -> None:
             all_get_what_each_has,
             what_cannot_be_is_refused_on_all_ranks,
             what_no_rank_can_compare_is_refused_on_all_ranks,
+            payloads_alone_are_carried,
             a_rank_that_fails_in_the_middle_ends_the_call_on_all,
         )
         for check in checks:

@@ -16,6 +16,7 @@ from typing_extensions import Buffer
 
 from mcast.cast.files import NewFile, Sink
 from mcast.cast.objects.bytes_out import Tensor, memory_of, poll_of
+from mcast.contract.buffers import writable_bytes
 from mcast.errors.refused import sentence_of
 from mcast.interrupts import interruptible
 
@@ -92,13 +93,7 @@ class ToBuffer(Sink):
     scatters = True
 
     def __init__(self, buffer: Buffer) -> None:
-        view = memoryview(buffer)
-        if view.readonly or not view.c_contiguous:
-            raise TypeError(
-                "into: this memory is not writable, or its rows lie apart; a tensor of a library "
-                "without DLPack 1.0 is never writable by that: give its .numpy()"
-            )
-        self.view: memoryview[int] = view.cast("B") if view.nbytes else memoryview(bytearray())
+        self.view: memoryview[int] = writable_bytes(buffer)
         self._at = 0
 
     def place(self, at: int, size: int) -> memoryview | None:
@@ -192,6 +187,11 @@ def sink_of(place: Target, size: int | None, most: int) -> Sink:
 def sink_at(place: Buffer | Tensor | Writable) -> ToBuffer | ToWritable:
     """The sink for memory or for a stream. Raises TypeError for what is neither, or cannot be written."""
     if (memory := memory_of(place)) is not None:
+        if memory.readonly:
+            raise TypeError(
+                f"into: this {type(place).__name__} is read-only: give a bytearray or an array that can be "
+                "written; a tensor of a library without DLPack 1.0 is always read-only: give its .numpy()"
+            )
         return ToBuffer(memory)
     if hasattr(place, "write"):
         return ToWritable(cast(Writable, place))

@@ -21,6 +21,7 @@ from mcast.cast.nack.messages import OPEN, UNTOLD, Describe
 from mcast.cast.nack.payload import BlockBytes, Digest, Frames
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import ObjectSender
+from mcast.contract.buffers import flat_bytes, is_buffer
 from mcast.interrupts import interruptible
 
 _OF_CPU = (1, 3)
@@ -66,7 +67,8 @@ Sendable = (
 )
 """What can be sent.
 
-- Anything contiguous with the buffer protocol, such as bytes or a numpy array; a tensor with `__dlpack__`.
+- A buffer, such as bytes or a numpy array: contiguous memory without Python objects in it; a tensor with
+  `__dlpack__`.
 - A file's path, or a binary file that is open, from where it stands. Its end is that of now; a pipe has none
   before it comes. A `mcast.cast.files.Source`, which is closed then.
 - An iterable of buffers, whose end nobody has to know. It is asked for more as receivers take what there is.
@@ -107,10 +109,7 @@ class FromMemory:
     """
 
     def __init__(self, data: Buffer) -> None:
-        view = memoryview(data)
-        if not view.c_contiguous:
-            raise ValueError("the rows of this buffer do not follow one another: send a copy of it")
-        self._view = view.cast("B") if view.nbytes else memoryview(b"")
+        self._view = flat_bytes(data)
         self.size: int | None = self._view.nbytes
         self._at = self._lent_to = 0
         self._part: Region | None = None
@@ -191,9 +190,10 @@ class FromIterable(_Stays):
 
     def read(self, most: int) -> bytes:
         while not self._rest:
-            with interruptible():
-                part = next(self._parts, None)
-            if part is None:
+            try:
+                with interruptible():
+                    part = next(self._parts)
+            except StopIteration:
                 return b""
             self._rest = memoryview(_bytes_of(part))
         found, self._rest = self._rest[:most], self._rest[most:]
@@ -304,15 +304,15 @@ def origin_of(data: Sendable) -> Origin:
 
 
 def memory_of(thing: object) -> memoryview | None:
-    """The memory of a buffer or a tensor; None for other things.
+    """Return the bytes of a buffer or a tensor; None for other things.
 
-    Raises TypeError for a tensor that the CPU cannot read, or whose type numpy does not know.
+    Raises TypeError for a buffer that is no payload, and for a tensor that the CPU cannot read, or whose type
+    numpy does not know.
     """
-    try:
-        return memoryview(cast(Buffer, thing))
-    except TypeError:
-        if not hasattr(thing, "__dlpack__"):
-            return None
+    if is_buffer(thing):
+        return flat_bytes(cast(Buffer, thing))
+    if not hasattr(thing, "__dlpack__"):
+        return None
     kind = type(thing).__name__
     try:
         import numpy
@@ -327,7 +327,7 @@ def memory_of(thing: object) -> memoryview | None:
         raise TypeError(
             f"{kind}: {error}; view a tensor of a type that numpy does not have as bytes"
         ) from None
-    return memoryview(found)
+    return flat_bytes(found)
 
 
 class Outflow:

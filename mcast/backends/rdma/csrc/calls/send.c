@@ -71,6 +71,22 @@ static int finish_sending(struct payloads *payloads)
 	return !type;
 }
 
+/* Whether the buffer is plainly one that mcast/contract/buffers.py takes. All else is for the contract to judge, because
+ * Python objects may be in it: O is one, and & points to something. A B of more than a byte, or in a record, may be a
+ * union or a packed structure of ctypes. What stands between two colons is the name of a field. */
+static int is_plain(const Py_buffer *buffer)
+{
+	for (const char *at = buffer->format ? buffer->format : "B"; *at; at++) {
+		if (*at == ':')
+			at = strchr(at + 1, ':');
+		else if (*at == 'O' || *at == '&' || (*at == 'B' && buffer->itemsize != 1))
+			return 0;
+		if (!at)
+			return 0;
+	}
+	return PyBuffer_IsContiguous(buffer, 'A');
+}
+
 /* Takes the reference. 0: the payload cannot be sent from here. */
 static int add_payload(const struct calls *self, struct payloads *payloads, PyObject *payload)
 {
@@ -84,11 +100,13 @@ static int add_payload(const struct calls *self, struct payloads *payloads, PyOb
 	} else {
 		Py_buffer *held = &payloads->held[payloads->holding];
 
-		if (PyObject_GetBuffer(payload, held, PyBUF_SIMPLE)) {
+		if (PyObject_GetBuffer(payload, held, PyBUF_FULL_RO)) {
 			PyErr_Clear();
 			return 0;
 		}
 		payloads->holding++;
+		if (!is_plain(held))
+			return 0;
 		start = held->buf;
 		length = held->len;
 	}
@@ -258,11 +276,11 @@ static int send_rows(struct calls *self, PyObject *const *given, Py_ssize_t *cou
 	Py_buffer rows;
 	int sent = 0;
 
-	if (PyObject_GetBuffer(given[1], &rows, PyBUF_ND)) {
+	if (PyObject_GetBuffer(given[1], &rows, PyBUF_ND | PyBUF_FORMAT)) {
 		PyErr_Clear();
 		return 0;
 	}
-	if (rows.ndim == 2 && rows.len) {
+	if (rows.ndim == 2 && rows.len && is_plain(&rows)) {
 		*count = rows.shape[0];
 		sent = send_fast(self, given, NULL, &rows);
 	}
