@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from typing import BinaryIO, NamedTuple
 
 from mcast.api import MULTICAST_QPN
 from mcast.endpoint.blocking import Endpoint, Sender
-from mcast.pcapng.dissect import Skipped, datagram
-from mcast.pcapng.reader import read_frames
+from mcast.pcapng.dissect import Skipped, datagram, place_of
+from mcast.pcapng.reader import Frame, read_frames
 from mcast.wire.addresses import Gid
+from mcast.wire.packets import Datagram
 
 _BOUND = 10.0
 """The longest that a send may take, in seconds."""
 
 _BATCH = 64
+
+COPY = "a copy of a message, from another interface"
+"""Why a packet is left out that `tcpdump -i any` has captured again on its way through the host."""
+
+_COPIES_WITHIN = 1_000_000_000
+"""How long after a message its copies come, in nanoseconds. Later its sequence number, of 24 bits, may be
+another message's."""
+
+_MAX_REMEMBERED = 1 << 17
+"""Messages that are remembered for their copies, at most."""
 
 
 class Changed(Exception):
@@ -43,13 +54,15 @@ class Contents(NamedTuple):
     groups   MGID -> how many messages were sent to it
     largest  the size of the largest payload, in bytes
     span     nanoseconds from the first message to the last
-    skipped  reason -> how many packets are no message to a group
+    skipped  reason -> how many packets and blocks of the file are left out
+    pause    the longest time between two messages, in nanoseconds
     """
 
     groups: Mapping[Gid, int]
     largest: int
     span: int
     skipped: Mapping[str, int]
+    pause: int = 0
 
     @property
     def messages(self) -> int:
@@ -57,35 +70,72 @@ class Contents(NamedTuple):
         return sum(self.groups.values())
 
 
-def messages_of(file: BinaryIO, skipped: Counter[str] | None = None) -> Iterator[Recorded]:
-    """The messages to groups in a capture file, in the file's order; `skipped` counts the other packets by
-    reason.
+class _Seen:
+    """The messages that were read last, to know their copies.
+
+    A packet that passes through a host, as over a bridge, is captured on each of its interfaces. Such packets
+    have one sender, sequence number and payload. A network may also bring a packet twice: then an interface
+    has it twice, and it counts twice.
+    """
+
+    def __init__(self) -> None:
+        self._last: OrderedDict[object, tuple[int, Counter[object]]] = OrderedDict()
+
+    def is_copy(self, frame: Frame, message: Datagram) -> bool:
+        """Return True if another interface has shown the message as often as this one."""
+        key = (message.source, message.src_qp, message.dest, message.psn, message.imm, hash(message.payload))
+        place = place_of(frame)
+        t, times = self._last.pop(key, (frame.t, Counter[object]()))
+        if abs(frame.t - t) > _COPIES_WITHIN:
+            times = Counter()
+        before = max(times.values(), default=0)
+        times[place] += 1
+        self._last[key] = frame.t, times
+        if len(self._last) > _MAX_REMEMBERED:
+            self._last.popitem(last=False)
+        return before > 0 if place is None else times[place] <= before
+
+
+def messages_of(
+    file: BinaryIO, skipped: Counter[str] | None = None, keep_copies: bool = False
+) -> Iterator[Recorded]:
+    """Yield the messages to groups in a capture file, in the file's order.
+
+    skipped      counts by reason what else the file has; with it look whether the file is whole
+    keep_copies  True: give a message as often as interfaces of the capturing host have shown it
 
     Raises CaptureError where the file is damaged, after the messages before that place.
     """
-    for frame in read_frames(file):
+    left_out, seen = Counter[str]() if skipped is None else skipped, _Seen()
+    for frame in read_frames(file, left_out):
         try:
             found = datagram(frame)
             if found.dest_qp != MULTICAST_QPN or not found.dest.is_multicast:
                 raise Skipped("for one queue pair, not for a group")
+            if not keep_copies and seen.is_copy(frame, found):
+                raise Skipped(COPY)
         except Skipped as why:
-            if skipped is not None:
-                skipped[str(why)] += 1
+            left_out[str(why)] += 1
         else:
             yield Recorded(frame.t, found.dest, found.payload, found.imm)
 
 
-def contents_of(file: BinaryIO) -> Contents:
-    """Read a whole capture file without sending anything. Raises CaptureError where the file is damaged."""
+def contents_of(file: BinaryIO, keep_copies: bool = False) -> Contents:
+    """Read a whole capture file without sending anything; `keep_copies` as for `messages_of`.
+
+    Raises CaptureError where the file is damaged. If it only ends in the middle of a packet, `skipped` says
+    so.
+    """
     groups, skipped = Counter[Gid](), Counter[str]()
-    largest = 0
+    largest = pause = 0
     first = last = None
-    for message in messages_of(file, skipped):
+    for message in messages_of(file, skipped, keep_copies):
         groups[message.group] += 1
         largest = max(largest, len(message.payload))
+        pause = max(pause, message.t - (message.t if last is None else last))
         first = message.t if first is None else min(first, message.t)
         last = message.t if last is None else max(last, message.t)
-    return Contents(groups, largest, (last or 0) - (first or 0), skipped)
+    return Contents(groups, largest, (last or 0) - (first or 0), skipped, pause)
 
 
 def play(

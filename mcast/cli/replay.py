@@ -14,7 +14,7 @@ import typer
 
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.place import BackendName, Bind, Device, Json, endpoint_at, refuse_simulated, with_settings
-from mcast.cli.terminal import Failure, NotBegun, console, group, say, stdin_as_file
+from mcast.cli.terminal import Failure, NotBegun, console, group, plural, say, stdin_as_file
 from mcast.cli.values import factor
 from mcast.wire.addresses import Gid, McastAddress, Mgid
 from mcast.wire.mapping import ipv4_group_of
@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from mcast.endpoint.settings import Settings
 
 _BOUND = 10.0
+_LONG = 60.0
+"""Seconds between two messages from which on a pause is announced."""
+
 _DEPTH = 512
 """The receive queue of an endpoint that has little to receive, in messages."""
 
@@ -52,6 +55,10 @@ def replay(
         ),
     ] = None,
     at_once: Annotated[bool, typer.Option("--max", help="As fast as possible, without pauses.")] = False,
+    keep_copies: Annotated[
+        bool,
+        typer.Option("--keep-copies", help="Send also the copies that tcpdump -i any has of a message."),
+    ] = False,
     members: Annotated[
         int, typer.Option(min=0, max=1 << 20, metavar="N", help="Wait until N members of each group answer.")
     ] = 0,
@@ -65,7 +72,8 @@ def replay(
     """Send the messages of a capture to their groups again.
 
     FILE is from `mcast record`, `mcast sim run --pcap`, tcpdump (udp port 4791) or Wireshark. The whole file
-    is read before anything is sent. Packets that are no message to a group are counted and left out.
+    is read before anything is sent. What is no message to a group is counted and left out. So are
+    copies of a message that were captured on other interfaces of one host.
     """
     from mcast.capture.player import messages_of
 
@@ -75,7 +83,8 @@ def replay(
     with ExitStack() as stack:
         stack.enter_context(ends_cleanly())
         file = Path(stack.enter_context(stdin_as_file(given)))
-        contents = _contents(file)
+        contents = _contents(file, keep_copies)
+        pace = None if at_once else speed or 1.0
         endpoint = stack.enter_context(endpoint_at(backend, bind, device, _DEPTH, settings))
         _require(file, contents, endpoint.max_message_size, f"one MTU of {endpoint.device.name}")
         senders = _senders(endpoint, contents, group, listen=members > 0)
@@ -83,11 +92,12 @@ def replay(
             _require(file, contents, sender.max_message_size, f"the MTU of {sender.group}")
         for sender in dict.fromkeys(senders.values()):
             sender.ready(members, _BOUND)
+        _announce(contents.pause, pace)
         started = endpoint.backend.now()
         with _reading(file) as source:
             # If the file grows, only the messages that were counted before are sent.
-            messages = islice(messages_of(source), contents.messages)
-            sent = _play(endpoint, senders, messages, None if at_once else speed or 1.0, contents)
+            messages = islice(messages_of(source, keep_copies=keep_copies), contents.messages)
+            sent = _play(endpoint, senders, messages, pace, contents)
         outcome = _outcome(endpoint, given, contents, senders, sent, endpoint.backend.now() - started)
     if as_json:
         say(json.dumps(outcome, indent=1))
@@ -107,14 +117,14 @@ def _reading(file: Path) -> Iterator[BinaryIO]:
         raise NotBegun(f"cannot read {file}: {error}") from None
 
 
-def _contents(file: Path) -> Contents:
+def _contents(file: Path, keep_copies: bool) -> Contents:
     from mcast.capture.player import contents_of
 
     try:
         if not stat.S_ISREG(file.stat().st_mode):
             raise NotBegun(f"{file} is not a regular file, and so cannot be read twice")
         with _reading(file) as source:
-            contents = contents_of(source)
+            contents = contents_of(source, keep_copies)
     except OSError as error:
         raise NotBegun(f"cannot read {file}: {error.strerror}") from None
     if not contents.messages:
@@ -123,9 +133,28 @@ def _contents(file: Path) -> Contents:
 
 
 def _but(skipped: Mapping[str, int]) -> str:
-    return (
-        ", but " + "; ".join(f"{count:,} packets: {why}" for why, count in skipped.items()) if skipped else ""
-    )
+    return "".join(f"; {_left_out(why, count)}" for why, count in skipped.items())
+
+
+def _left_out(why: str, count: int) -> str:
+    return f"left out {count:,} {plural('time', count)}: {why}"
+
+
+def _announce(pause: int, speed: float | None) -> None:
+    """Say on stderr that the replay will stand still for long."""
+    if speed is not None and pause / 1e9 / speed > _LONG:
+        say(
+            f"replay: the longest pause between two messages takes {_span(pause / 1e9 / speed)}, as in the "
+            "recording: --speed X divides all pauses, --max leaves them out",
+            err=True,
+        )
+
+
+def _span(seconds: float) -> str:
+    """Return a time in the largest unit of which there are two."""
+    units = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0))
+    name, size = next((unit for unit in units if seconds >= 2 * unit[1]), ("seconds", 1.0))
+    return f"{seconds / size:,.0f} {name}"
 
 
 def _senders(
@@ -188,11 +217,14 @@ def _outcome(
         "sent": sent,
         "seconds": seconds,
         "recorded_seconds": contents.span / 1e9,
+        "longest_pause_seconds": contents.pause / 1e9,
         "skipped": dict(contents.skipped),
     }
 
 
 def _show(outcome: dict[str, Any]) -> None:
+    from mcast.capture.player import COPY
+
     groups = ", ".join(dict.fromkeys(each["group"] for each in outcome["groups"]))
     console().print(
         f"replay: {outcome['sent']:,} messages to {groups} in {outcome['seconds']:.3g} s, recorded in "
@@ -200,4 +232,5 @@ def _show(outcome: dict[str, Any]) -> None:
         markup=False,
     )
     for why, count in outcome["skipped"].items():
-        console().print(f"left out: {count:,} packets: {why}", markup=False)
+        hint = "; --keep-copies sends these, too" if why == COPY else ""
+        console().print(_left_out(why, count) + hint, markup=False)

@@ -61,6 +61,18 @@ def datagram(frame: Frame) -> Datagram:
         raise Skipped("shorter than its headers say") from None
 
 
+def place_of(frame: Frame) -> tuple[int, ...] | None:
+    """Return where a packet was captured: the interface, and the direction where its header says that.
+
+    None if the header does not say which of the host's interfaces it was, as with older tcpdumps and "any".
+    """
+    if frame.link_type == _SLL:
+        return None
+    if frame.link_type == _SLL2:
+        return frame.interface, *frame.data[4:8], frame.data[10]
+    return (frame.interface,)
+
+
 def _message(carrier: _Carrier) -> Datagram:
     bth = carrier.transport
     opcode, flags, pkey, dest_qp, psn = struct.unpack_from(">BBHII", bth)

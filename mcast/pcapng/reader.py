@@ -1,17 +1,32 @@
 """Reads the packets of a pcapng or pcap file, and checks every length in the file.
 
-Formats: draft-ietf-opsawg-pcapng, 3.1, 4.1 to 4.4; draft-ietf-opsawg-pcap, 4 and 5.
+A file that ends in the middle of a packet, as that of a killed tcpdump, loses this packet alone.
+
+Formats: draft-ietf-opsawg-pcapng, 3.1, 4.1 to 4.4, and appendix A for the obsolete Packet Block, which old
+programs wrote; draft-ietf-opsawg-pcap, 4 and 5.
 """
 
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
 from mcast.pcapng.writer import BYTE_ORDER, INTERFACE, NS, PACKET, RESOLUTION, SECTION
 
-_SIMPLE_PACKET = 3
+_OBSOLETE_PACKET, _SIMPLE_PACKET = 2, 3
+_PACKETS = (PACKET, _SIMPLE_PACKET, _OBSOLETE_PACKET)
+_OTHER_BLOCKS = {
+    4: "name resolution",
+    5: "interface statistics",
+    9: "a system's journal",
+    10: "secrets for decryption",
+    0x0BAD: "another program's own kind",
+    0x40000BAD: "another program's own kind",
+}
+"""What a type of blocks has, other than packets."""
+
 _END, _TIME_OFFSET = 0, 14
 _MAX_BLOCK = 16 << 20
 """The longest block, in bytes, which is more than any packet needs. A longer one means a damaged file."""
@@ -47,6 +62,7 @@ class Frame(NamedTuple):
     data       the captured bytes
     length     the size on the wire in bytes; more than `data` has if the capture cut the packet
     offset     where in the file the packet's block begins, in bytes
+    interface  the number of the interface that the packet was captured on, among all of the file
     """
 
     t: int
@@ -54,6 +70,11 @@ class Frame(NamedTuple):
     data: bytes
     length: int
     offset: int
+    interface: int = 0
+
+
+class _CutShort(CaptureError):
+    """The file ends where more should follow."""
 
 
 class _Interface(NamedTuple):
@@ -66,17 +87,18 @@ class _Interface(NamedTuple):
     late: int
 
 
-def read_frames(file: BinaryIO) -> Iterator[Frame]:
-    """The packets of the file, in its order.
+def read_frames(file: BinaryIO, skipped: Counter[str] | None = None) -> Iterator[Frame]:
+    """Yield the packets of the file, in its order. `skipped` counts by reason what else there is.
 
-    Raises CaptureError where the file is damaged, after the packets before.
+    Raises CaptureError where the file is damaged, after the packets before. A file that ends in the middle of
+    a packet or a block is not: the packets before are whole, and `skipped` says where the file ends.
     """
-    source = _Source(file)
+    source, left_out = _Source(file), Counter[str]() if skipped is None else skipped
     magic = source.take(4, "the file")
     if magic == SECTION.to_bytes(4):
-        yield from _pcapng(source)
+        yield from _pcapng(source, left_out)
     elif magic in _PCAP:
-        yield from _pcap(source, *_PCAP[magic])
+        yield from _pcap(source, left_out, *_PCAP[magic])
     else:
         packed = next((name for begin, name in _PACKED.items() if magic.startswith(begin)), None)
         looks = f"it is packed by {packed}, unpack it first" if packed else f"it begins with {magic.hex(' ')}"
@@ -95,7 +117,7 @@ class _Source:
         data = self._ahead + self._file.read(size - len(self._ahead))
         self._ahead = b""
         if len(data) < size:
-            raise CaptureError(self.offset, f"{what} is cut short: {size} bytes wanted, {len(data)} there")
+            raise _CutShort(self.offset, f"{what} is cut short: {size} bytes wanted, {len(data)} there")
         self.offset += size
         return data
 
@@ -111,22 +133,34 @@ class _Source:
 # --- pcapng ------------------------------------------------------------------------------
 
 
-def _pcapng(source: _Source) -> Iterator[Frame]:
+def _pcapng(source: _Source, skipped: Counter[str]) -> Iterator[Frame]:
     """Read everything after the type of the first section header."""
-    order, interfaces = _section(source, 0), list[_Interface]()
+    order, interfaces, before = _section(source, 0), list[_Interface](), 0
     while not source.at_end():
-        start = source.offset
-        kind_bytes = source.take(4, "a block")
-        if kind_bytes == SECTION.to_bytes(4):
-            order, interfaces = _section(source, start), []
-            continue
-        (kind,) = struct.unpack(f"{order}I", kind_bytes)
-        (length,) = struct.unpack(f"{order}I", source.take(4, "a block's length"))
-        body = _body(source, start, order, length, 8)
+        start, kind = source.offset, None
+        try:
+            kind_bytes = source.take(4, "a block")
+            if kind_bytes == SECTION.to_bytes(4):
+                order, interfaces, before = _section(source, start), [], before + len(interfaces)
+                continue
+            (kind,) = struct.unpack(f"{order}I", kind_bytes)
+            (length,) = struct.unpack(f"{order}I", source.take(4, "a block's length"))
+            body = _body(source, start, order, length, 8)
+        except _CutShort:
+            skipped[_ends_in("packet" if kind in _PACKETS else "block", start)] += 1
+            return
         if kind == INTERFACE:
             interfaces.append(_interface(body, order, start))
-        elif kind in (PACKET, _SIMPLE_PACKET):
-            yield _packet(kind, body, order, interfaces, start)
+        elif kind in _PACKETS:
+            frame = _packet(kind, body, order, interfaces, start)
+            yield frame._replace(interface=before + frame.interface)
+        else:
+            skipped[f"a block of {_OTHER_BLOCKS.get(kind, f'the unknown type {kind:#x}')}"] += 1
+
+
+def _ends_in(what: str, start: int) -> str:
+    """Return the reason for leaving out what the end of the file cuts short."""
+    return f"the last {what}, at offset {start}: the file ends in its middle"
 
 
 def _section(source: _Source, start: int) -> str:
@@ -176,11 +210,13 @@ def _interface(body: bytes, order: str, start: int) -> _Interface:
 
 
 def _packet(kind: int, body: bytes, order: str, interfaces: list[_Interface], start: int) -> Frame:
-    head = 20 if kind == PACKET else 4
+    head = 4 if kind == _SIMPLE_PACKET else 20
     if len(body) < head:
         raise CaptureError(start, "a packet block is too short")
     if kind == PACKET:
         number, high, low, size, length = struct.unpack_from(f"{order}IIIII", body)
+    elif kind == _OBSOLETE_PACKET:
+        number, _drops, high, low, size, length = struct.unpack_from(f"{order}HHIIII", body)
     else:
         number = high = low = 0
         (length,) = struct.unpack_from(f"{order}I", body)
@@ -191,20 +227,24 @@ def _packet(kind: int, body: bytes, order: str, interfaces: list[_Interface], st
         raise CaptureError(start + head + 8, f"a packet of {size} bytes is in a block of {len(body)}")
     interface = interfaces[number]
     t = (high << 32 | low) * NS // interface.units + interface.late * NS
-    return Frame(t, interface.link_type, body[head : head + size], length, start)
+    return Frame(t, interface.link_type, body[head : head + size], length, start, number)
 
 
 # --- pcap --------------------------------------------------------------------------------
 
 
-def _pcap(source: _Source, order: str, unit: int) -> Iterator[Frame]:
+def _pcap(source: _Source, skipped: Counter[str], order: str, unit: int) -> Iterator[Frame]:
     """Read everything after the magic number."""
     *_, link_type = struct.unpack(f"{order}HHIIII", source.take(20, "the file's header"))
     while not source.at_end():
         start = source.offset
-        record = source.take(16, "a packet's header")
-        seconds, fraction, size, length = struct.unpack(f"{order}IIII", record)
-        if size > _MAX_BLOCK:
-            raise CaptureError(start + 8, f"a packet of {size} bytes cannot be")
-        t = seconds * NS + fraction * unit
-        yield Frame(t, link_type & 0xFFFF, source.take(size, "a packet"), length, start)
+        try:
+            record = source.take(16, "a packet's header")
+            seconds, fraction, size, length = struct.unpack(f"{order}IIII", record)
+            if size > _MAX_BLOCK:
+                raise CaptureError(start + 8, f"a packet of {size} bytes cannot be")
+            data = source.take(size, "a packet")
+        except _CutShort:
+            skipped[_ends_in("packet", start)] += 1
+            return
+        yield Frame(seconds * NS + fraction * unit, link_type & 0xFFFF, data, length, start)

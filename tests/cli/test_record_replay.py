@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from mcast.capture.player import Contents, Recorded, contents_of
+from mcast.capture.player import COPY, Contents, Recorded, contents_of
 from mcast.cli.replay import _play
 from mcast.cli.terminal import Failure
 from mcast.endpoint.blocking import open_endpoint
 from mcast.wire.addresses import Gid
 
-from ..capture.captures import GROUP, capture, frame
+from ..capture.captures import GROUP, Made, capture, cooked, frame
 from ..commands import QUOTED, Run
 
 
@@ -80,7 +80,8 @@ def test_a_file_is_replayed_to_another_group(here: Run, tmp_path: Path, acme: di
     (tmp_path / "a.pcapng").write_bytes(capture([0.0, 100.0]))
     done = here(*REPLAY, "--group", "239.7.7.7", "--json", env=acme)
     outcome = json.loads(done.stdout)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0
+    assert outcome["longest_pause_seconds"] == 100
     assert outcome["groups"] == [{"recorded": f"::ffff:{GROUP}", "group": "239.7.7.7", "messages": 2}]
     assert outcome["sent"] == 2
     assert 100 <= outcome["seconds"] < 101, "virtual time"
@@ -102,6 +103,54 @@ def test_a_pcap_of_tcpdump_is_replayed(here: Run, tmp_path: Path, acme: dict[str
     assert here(*REPLAY, env=acme).stdout.startswith(f"replay: 1 messages to {GROUP} in ")
 
 
+PAUSE = "replay: the longest pause between two messages takes {}, as in the recording: --speed X "
+
+
+@pytest.mark.parametrize(
+    ("times", "options", "says"),
+    [
+        ([0.0, 59.0, 118.0], (), None),
+        ([0.0, 61.0], (), "61 seconds"),
+        ([0.0, 1200.0], ("--speed", "2"), "10 minutes"),
+        ([0.0, 1e8], (), "1,157 days"),
+        ([0.0, 1e5], ("--speed", "10"), "3 hours"),
+        ([0.0, 1e5], ("--speed", "10000"), None),
+        ([0.0, 1e5], ("--max",), None),
+    ],
+)
+def test_a_long_pause_is_announced(
+    here: Run,
+    tmp_path: Path,
+    acme: dict[str, str],
+    times: list[float],
+    options: tuple[str, ...],
+    says: str | None,
+) -> None:
+    (tmp_path / "a.pcapng").write_bytes(capture(times))
+    done = here(*REPLAY, *options, env=acme)
+    assert done.returncode == 0
+    expected = "" if says is None else PAUSE.format(says) + "divides all pauses, --max leaves them out\n"
+    assert done.stderr == expected
+
+
+def test_copies_of_any_interface_are_left_out(here: Run, tmp_path: Path, acme: dict[str, str]) -> None:
+    seen = [(1.0, cooked(frame(b"one"), way, number)) for number, way in ((2, 4), (3, 2), (4, 4), (5, 0))]
+    (tmp_path / "a.pcapng").write_bytes(Made().pcap(*seen, link_type=276))
+    said = " ".join(here(*REPLAY, env=acme).stdout.split())
+    assert said.startswith("replay: 1 messages to ")
+    assert said.endswith(f" s left out 3 times: {COPY}; --keep-copies sends these, too")
+    done = here(*REPLAY, "--keep-copies", "--json", env=acme)
+    assert (json.loads(done.stdout)["sent"], json.loads(done.stdout)["skipped"]) == (4, {})
+
+
+def test_a_file_that_is_cut_is_replayed_and_named(here: Run, tmp_path: Path, acme: dict[str, str]) -> None:
+    whole = Made().pcap((1.0, frame(b"one", 0)), (1.0, frame(b"two", 1)), (1.0, frame(b"three", 2)))
+    (tmp_path / "a.pcapng").write_bytes(whole[:-1])
+    said = " ".join(here(*REPLAY, env=acme).stdout.split())
+    assert said.startswith("replay: 2 messages to ")
+    assert said.endswith(" s left out 1 time: the last packet, at offset 196: the file ends in its middle")
+
+
 BAD_FILES: dict[str, tuple[bytes | None, str]] = {
     "none": (None, "cannot read a.pcapng: No such file or directory"),
     "empty": (b"", "cannot read a.pcapng: at offset 0: the file is cut short"),
@@ -110,7 +159,11 @@ BAD_FILES: dict[str, tuple[bytes | None, str]] = {
         gzip.compress(capture([0.0])),
         "neither pcapng nor pcap: it is packed by gzip, unpack it first",
     ),
-    "cut short": (capture([0.0])[:-9], "a block is cut short"),
+    "cut short": (
+        capture([0.0])[:-9],
+        "a.pcapng has no message to a group; left out 1 time: the last packet, at offset 84: the file ends "
+        "in its middle",
+    ),
     "no message": (capture([]), "a.pcapng has no message to a group"),
     "too large": (capture([0.0], [4000]), "has 4,000 bytes, one MTU of roce0 carries 1,024"),
 }

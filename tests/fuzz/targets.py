@@ -36,7 +36,7 @@ from mcast.backends.sim.testbed import SimObserver
 from mcast.backends.sim.trace import timeline
 from mcast.backends.sim.trace.events import Trace
 from mcast.bench.echo import Answerer, Pinger
-from mcast.capture.player import contents_of
+from mcast.capture.player import COPY, contents_of
 from mcast.cast.bundle import Folder, Label
 from mcast.cast.nack import header, messages
 from mcast.cast.nack.receiver import TOGETHER, ObjectReceiver, Self
@@ -270,9 +270,10 @@ def sequence_headers(data: bytes) -> None:
 def capture(data: bytes) -> None:
     """A pcapng or pcap file, and every packet in it, down to its messages."""
     with suppress(CaptureError):
-        contents = contents_of(io.BytesIO(data))
-        assert contents.messages >= 0
-        assert contents.span >= 0
+        contents, every = contents_of(io.BytesIO(data)), contents_of(io.BytesIO(data), keep_copies=True)
+        assert contents.messages + contents.skipped.get(COPY, 0) == every.messages
+        assert contents.skipped.items() - {(COPY, contents.skipped.get(COPY))} == every.skipped.items()
+        assert 0 <= contents.pause <= contents.span
 
 
 def _scenario(data: bytes, suffix: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
@@ -21,6 +22,8 @@ from mcast.pcapng.writer import CapturedPacket, Direction, Writer
 from mcast.wire import packets
 from mcast.wire.addresses import Gid
 from mcast.wire.packets import Datagram
+
+from ..capture.captures import Made
 
 ETHERNET, INFINIBAND = LinkLayer.ETHERNET, LinkLayer.INFINIBAND
 MAC = bytes.fromhex("020000000001")
@@ -297,13 +300,11 @@ DAMAGED |= {
     "length at the end": (changed(len(WHOLE) - 4, 16), len(WHOLE) - 4, "ends with the length 16"),
     "no such interface": (changed(PACKET_AT + 8, 1), PACKET_AT + 8, "of interface 1, 1 are described"),
     "packet larger than its block": (changed(PACKET_AT + 20, 4000), PACKET_AT + 28, "a packet of 4000 bytes"),
-    "cut in a packet": (WHOLE[:-5], PACKET_AT + 8, "a block is cut short"),
     "interface's option": (
         changed(SECTION_SIZE + 18, 4000, 2),
         SECTION_SIZE + 16,
         "option 2 of an interface",
     ),
-    "pcap's packet": (pcap([bytes(99)], 1)[:-1], 40, "a packet is cut short: 99 bytes wanted, 98 there"),
     "pcap's length": (
         pcap([], 1) + struct.pack("<IIII", 0, 0, 1 << 30, 60),
         32,
@@ -319,6 +320,85 @@ def test_damage_is_named_with_its_offset(case: str) -> None:
         read(data)
     assert says in str(error.value)
     assert str(error.value).startswith(f"at offset {offset}: ")
+
+
+ORDERS = pytest.mark.parametrize("order", ["<", ">"])
+
+
+def counted(data: bytes) -> tuple[list[bytes], dict[str, int]]:
+    """The packets of a file, and what was left out."""
+    skipped = Counter[str]()
+    return [frame.data for frame in read_frames(io.BytesIO(data), skipped)], dict(skipped)
+
+
+@ORDERS
+@pytest.mark.parametrize("kind", ["pcap", "pcapng", "obsolete"])
+def test_a_cut_file_loses_its_last_packet_alone(order: str, kind: str) -> None:
+    """It is cut at each byte, as when the disk is full or tcpdump is killed."""
+    made, last = Made(order), (3.0, b"three?")
+    if kind == "pcap":
+        before = made.pcap((1.0, b"one"), (2.0, b"two"))
+        whole = made.pcap((1.0, b"one"), (2.0, b"two"), last)
+    else:
+        block = made.packet if kind == "pcapng" else made.obsolete_packet
+        before = made.section() + made.interface() + block(1.0, b"one") + block(2.0, b"two")
+        whole = before + block(*last)
+    assert counted(whole) == ([b"one", b"two", b"three?"], {})
+    assert counted(before) == ([b"one", b"two"], {})
+    for end in range(len(before) + 1, len(whole)):
+        known = kind == "pcap" or end >= len(before) + 4
+        what = "packet" if known else "block"
+        says = f"the last {what}, at offset {len(before)}: the file ends in its middle"
+        assert counted(whole[:end]) == ([b"one", b"two"], {says: 1}), end
+
+
+@ORDERS
+def test_an_obsolete_packet_block_is_read(order: str) -> None:
+    made = Made(order)
+    data = made.section() + made.interface(101) + made.interface() + made.obsolete_packet(7.5, ROCE, 1)
+    (frame,) = read(data)
+    assert (frame.t, frame.link_type, frame.interface) == (7_500_000_000, 1, 1)
+    assert datagram(frame) == example()
+
+
+@ORDERS
+def test_a_damaged_obsolete_packet_block_is_named(order: str) -> None:
+    made = Made(order)
+    begin = made.section() + made.interface()
+    for body, says in (
+        (bytes(16), "a packet block is too short"),
+        (struct.pack(f"{order}HHIIII", 1, 0, 0, 0, 0, 0), "a packet is of interface 1, 1 are described"),
+        (struct.pack(f"{order}HHIIII", 0, 0, 0, 0, 99, 99), "a packet of 99 bytes is in a block of 20"),
+    ):
+        with pytest.raises(CaptureError, match=says):
+            read(begin + made.block(2, body))
+
+
+@ORDERS
+def test_what_is_no_packet_is_counted(order: str) -> None:
+    made = Made(order)
+    others = [made.block(kind, bytes(12)) for kind in (4, 5, 5, 9, 10, 0x0BAD, 0x40000BAD, 0x77)]
+    data = made.section() + others[0] + made.interface() + made.packet(1.0, b"one") + b"".join(others[1:])
+    assert counted(data) == (
+        [b"one"],
+        {
+            "a block of name resolution": 1,
+            "a block of interface statistics": 2,
+            "a block of a system's journal": 1,
+            "a block of secrets for decryption": 1,
+            "a block of another program's own kind": 2,
+            "a block of the unknown type 0x77": 1,
+        },
+    )
+
+
+def test_an_interface_has_one_number_in_the_file() -> None:
+    little, big = Made("<"), Made(">")
+    data = b"".join(
+        made.section() + made.interface() + made.interface() + made.packet(1.0, b"one", 1)
+        for made in (little, big)
+    )
+    assert [frame.interface for frame in read(data)] == [1, 3]
 
 
 def drain(data: bytes) -> None:
