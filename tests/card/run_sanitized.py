@@ -23,6 +23,7 @@ OPTIONS = {
 ENOUGH = (
     "tests/card",
     "tests/endpoint/test_endpoint_threads.py",
+    "tests/contract/test_buffers.py",
     "tests/contract/test_contract.py",
     "tests/contract/test_device_memory.py",
     "tests/endpoint/test_port_events.py",
