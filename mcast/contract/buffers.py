@@ -46,7 +46,8 @@ def flat_bytes(buffer: Buffer, index: int | None = None) -> memoryview:
         return view.cast("B")
     # Fortran order, which `cast` refuses. Before 3.13 Python crashes when the garbage collector frees a
     # memoryview that something else has a buffer of; so this is of the object whose memory the view shows.
-    return PickleBuffer(view.obj if isinstance(buffer, memoryview) else buffer).raw()
+    is_view = sys.version_info < (3, 13) and isinstance(buffer, memoryview | PickleBuffer)
+    return PickleBuffer(_owner(view) if is_view else buffer).raw()
 
 
 def writable_bytes(buffer: Buffer) -> memoryview:
@@ -87,7 +88,15 @@ def _has_objects(view: memoryview) -> bool:
         return True
     # In a format of ctypes, B may also be a union or a packed structure, whatever their fields are
     ctypes: Any = sys.modules.get("ctypes") if "B" in view.format else None
-    return ctypes is not None and _is_of_objects(type(view.obj), ctypes)
+    return ctypes is not None and _is_of_objects(type(_owner(view)), ctypes)
+
+
+def _owner(view: memoryview) -> Any:
+    """Return the object whose memory a view shows, or a view of a view."""
+    found: Any = view.obj
+    while isinstance(found, memoryview):
+        found = found.obj
+    return found
 
 
 def _is_of_objects(kind: Any, ctypes: Any) -> bool:
