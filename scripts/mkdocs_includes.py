@@ -121,7 +121,7 @@ _ABOUT = {
     "link_layer": "RoCE, or InfiniBand with a subnet manager",
     "ports": "how many ports",
     "switches": "leaf switches, to which the ports are dealt",
-    "mtu": "the links' MTU, in bytes",
+    "mtu": "the MTU in bytes: of every port, or a list with one for each",
     "max_mlid": "the last MLID that the SM may give to a group",
 }
 
@@ -197,7 +197,7 @@ def _allowed(field: dict[str, Any], defs: dict[str, Any]) -> str:
     if "$ref" in field:
         return _allowed(defs[field["$ref"].rpartition("/")[2]], defs)
     if "anyOf" in field:
-        return _allowed(next(one for one in field["anyOf"] if one.get("type") != "null"), defs)
+        return "; or ".join(_allowed(one, defs) for one in field["anyOf"] if one.get("type") != "null")
     if "enum" in field:
         return ", ".join(f"`{value}`" for value in field["enum"])
     kind = field.get("type")

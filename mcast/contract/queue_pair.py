@@ -50,11 +50,18 @@ class QueuePair(OnPort):
     @property
     @abstractmethod
     def max_message_size(self) -> int:
-        """The largest payload in bytes: the present MTU of the port (guard G-MTU)."""
+        """Maximum payload in bytes: the present MTU of the port (guard G-MTU).
+
+        The MTUs of the receivers' ports and of the switches are not known. On RoCE a message that one of them
+        cannot take is lost there in silence (docs/pitfalls.md, 5). On InfiniBand the group has an MTU, too:
+        see `max_message_to`.
+        """
 
     def max_message_to(self, destination: Destination) -> int:
-        """The largest payload in bytes to that destination: the port's MTU, or the group's where that is
-        smaller."""
+        """Maximum payload in bytes to that destination: the port's MTU, or the group's where that is smaller.
+
+        On RoCE a group has no MTU, and those of the receivers' ports are not known.
+        """
         limit, group = self.max_message_size, destination.group_mtu
         return limit if group is None or group > limit else group
 

@@ -38,6 +38,7 @@ class Feature(Enum):
     IGMP_ON_WIRE = "IGMP messages on the wire are counted"
     QKEY_VIOLATIONS = "the port counts Q_Key violations"
     DROP_COUNTERS = "messages dropped by a QP are counted"
+    MIXED_MTU = "ports can have different MTUs"
 
 
 PORT_FEATURES = (Feature.SECOND_PORT, Feature.THIRD_PORT)
@@ -87,6 +88,10 @@ class Observer(ABC):
 
     def qkey_violations(self, port: IPv4Address) -> int:
         """The port's counter of Q_Key violations (Feature.QKEY_VIOLATIONS)."""
+        raise NotImplementedError
+
+    def oversized(self, port: IPv4Address) -> int:
+        """Return how many messages the port has dropped as larger than it takes (Feature.MIXED_MTU)."""
         raise NotImplementedError
 
 
@@ -143,6 +148,11 @@ class Testbed(ABC):
 
     def limited_member(self, port: IPv4Address) -> AbstractContextManager[None]:
         """Inside the `with`, the port is a limited member of its address's partition (Feature.PARTITION)."""
+        raise NotImplementedError
+
+    def largest_mtu(self, port: IPv4Address) -> AbstractContextManager[None]:
+        """Inside the `with`, that port and the switches have the largest MTU, 4096, and other ports have less
+        (Feature.MIXED_MTU)."""
         raise NotImplementedError
 
     def without_multicast(self, port: IPv4Address) -> AbstractContextManager[None]:

@@ -365,6 +365,8 @@ class QpCounters(NamedTuple):
     recv_low_water      the fewest receives that were ever free
     recv_empty          how often the last free receive was found taken
     unsent              messages that were posted, and not sent because the queue pair failed or was reset
+    dropped_mtu         messages lost because they are larger than the port's MTU. None on the real stack,
+                        where they end at a switch or at the port's interface (`ip -s link`)
     """
 
     sent: int
@@ -376,3 +378,4 @@ class QpCounters(NamedTuple):
     recv_low_water: int
     recv_empty: int = 0
     unsent: int = 0
+    dropped_mtu: int | None = None

@@ -140,6 +140,7 @@ class Session:
             "no receive was free": counters.dropped_no_receive,
             "larger than a receive": counters.dropped_too_long,
             "wrong Q_Key": counters.dropped_qkey,
+            "larger than the MTU": counters.dropped_mtu,
         }
         left, numbered = self.memberships.left, bool(station.settings.sequence)
         sums = {

@@ -63,7 +63,7 @@ class Station:
         self.on_id_destroyed: Callable[[], None] = lambda: None
         self.blocking_loopback: bool = False
         self._counted: tuple[QpCounters, QueuePair | None] = (
-            QpCounters(0, 0, 0, 0, 0, 0, settings.receive_depth),
+            QpCounters(0, 0, 0, 0, 0, 0, settings.receive_depth, dropped_mtu=0),
             None,
         )
         """What queue pairs have counted that are destroyed, and the one that counts on."""
@@ -186,7 +186,7 @@ class Station:
 
     @property
     def max_message_size(self) -> int:
-        """The largest payload in bytes: what one MTU carries, or less if the user said so."""
+        """Maximum payload in bytes: what one MTU of this port carries, or less if the user said so."""
         return self._room_in(self.place.port.active_mtu if self.qp.closed else self.qp.max_message_size)
 
     def max_message_to(self, qp: QueuePair, destination: Destination) -> int:
@@ -291,4 +291,5 @@ def _added(past: QpCounters, now: QpCounters) -> QpCounters:
         min(past.recv_low_water, now.recv_low_water),
         past.recv_empty + now.recv_empty,
         past.unsent + now.unsent,
+        plus(past.dropped_mtu, now.dropped_mtu),
     )

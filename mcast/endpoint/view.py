@@ -115,9 +115,10 @@ class EndpointView(Generic[M]):
 
     @property
     def max_message_size(self) -> int:
-        """The largest payload in bytes.
+        """Maximum payload in bytes that this port carries.
 
-        A group on InfiniBand may allow less: see `Sender.max_message_size`.
+        A group on InfiniBand may allow less: see `Sender.max_message_size`. On RoCE the ports of receivers
+        and the switches may carry less, and lose what is larger in silence: their MTUs are not known here.
         """
         return self._session.station.max_message_size
 
@@ -225,7 +226,12 @@ class MemberView:
 
     @property
     def max_message_size(self) -> int:
-        """The largest payload in bytes of a message to this group."""
+        """Maximum payload in bytes to this group: what the own port carries, and on InfiniBand the group.
+
+        On RoCE nothing tells the MTUs of the receivers' ports and of the switches. A message that one of them
+        cannot take is lost there in silence, and smaller ones arrive: give all ports and switches of a
+        network one MTU. `mcast ping -S BYTES` shows which size arrives (docs/pitfalls.md, 5).
+        """
         station = self._endpoint._session.station
         return station.max_message_to(station.qp, self.destination)
 

@@ -18,6 +18,8 @@ from mcast.wire.mcmember import McMemberRecord, SaMethod, SaStatus
 from mcast.wire.partition import DEFAULT_PKEY
 
 ROCE_UDP_PORT = 4791
+ROCE_HEADERS = 20 + 8 + 12 + 8 + 4
+"""The bytes that a RoCEv2 packet to an IPv4 group has beside its payload: IP, UDP, BTH, DETH, ICRC."""
 IGMP_ROUTERS = IPv4Address("224.0.0.22")
 SA_LID = 0xBFFF
 """The LID of the simulated SA: the highest unicast LID, because ports are numbered from the lowest."""

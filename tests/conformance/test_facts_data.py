@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from mcast.api import Capability, InvalidArgument, McastError, QpError, QpInit, QpState
-from mcast.conformance.peers import BOUND, Application, fact, needs, new_group, numbered
+from mcast.conformance.peers import BOUND, Application, fact, needs, new_group, numbered, port_at
 from mcast.contract.testbed import Feature, Testbed
 
 
@@ -92,6 +92,24 @@ def test_an_empty_receive_queue_loses_messages_in_silence(bed: Testbed) -> None:
     sender.send(outward, b"later")
     assert receiver.receive(1) == [b"later"]
     assert receiver.qp.state is QpState.RTS
+
+
+@fact("K-DATA-26")
+@needs(Feature.MIXED_MTU, Feature.SECOND_PORT)
+def test_a_port_drops_what_its_mtu_is_too_small_for(bed: Testbed) -> None:
+    """The join, the send and its completion succeed, and the other messages of the batch arrive."""
+    with bed.largest_mtu(port_at(bed, 0)):
+        group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1)
+        outward = sender.join(group)
+        receiver.join(group)
+        large = bytes(sender.qp.max_message_size)
+        assert len(large) > receiver.qp.max_message_size
+        before = bed.observer.oversized(receiver.port)
+        sender.send(outward, b"before", large, b"after")
+        assert sender.receive(3) == [b"before", large, b"after"]
+        assert receiver.seen(by=sender) == [b"before", b"after"]
+        assert (sender.qp.state, receiver.qp.state) == (QpState.RTS, QpState.RTS)
+        assert bed.observer.oversized(receiver.port) > before
 
 
 @fact("K-DATA-14")

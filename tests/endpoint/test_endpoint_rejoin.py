@@ -462,8 +462,8 @@ def test_sending_to_one_group_restores_another(paired: Callable[..., Pair]) -> N
 
 
 def test_the_counters_of_two_queue_pairs_are_added_up() -> None:
-    past, now = QpCounters(1, 2, 3, 4, 5, 6, 7, 8, 9), QpCounters(10, 20, 30, 40, 50, 60, 70, 80, 90)
-    assert _added(past, now) == QpCounters(11, 22, 33, 44, 55, 60, 7, 88, 99)
+    past, now = QpCounters(1, 2, 3, 4, 5, 6, 7, 8, 9, 10), QpCounters(10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
+    assert _added(past, now) == QpCounters(11, 22, 33, 44, 55, 60, 7, 88, 99, 110)
     unseen = now._replace(dropped_no_receive=None, dropped_too_long=None, dropped_qkey=None)
     for both in ((past, unseen), (unseen, past)):
         assert _added(*both)[2:5] == (None, None, None)

@@ -21,6 +21,7 @@ from mcast.wire.mapping import ipoib_broadcast_mgid
 ACTIVE, DOWN, INIT = PortState.ACTIVE, PortState.DOWN, PortState.INIT
 IP = IPv4Address("10.0.0.1")
 IB0 = IpoibInterface("ib0", None, 2048, up=True, carrier=True)
+BRIDGE = Bridge("br0", snooping=True, querier=True)
 PART = IB0._replace(name="ib0.8001", broadcast=Gid(ipoib_broadcast_mgid(0x8001)))
 
 
@@ -48,7 +49,7 @@ def roce(state: PortState = ACTIVE, mtu: int = 1024, **wrong: Any) -> PortFacts:
         "igmp_version": "V3",
         "accept_local": True,
         "subnets": ("10.0.0.0/24",),
-        "bridge": Bridge("br0", snooping=True, querier=True),
+        "bridge": BRIDGE,
     }
     return port("rxe1", LinkLayer.ETHERNET, state, mtu, **(right | wrong))
 
@@ -164,6 +165,21 @@ DEFECTS: dict[str, tuple[HostFacts, list[tuple[str, str, Level]], str]] = {
     "one without": (host(PEER, roce(addresses=(), subnets=())), [("address", "rxe1/1", W)], "ip addr add"),
     "RoCE v1": (host(roce(gid_types={0: "IB/RoCE v1"})), [("GIDs", "rxe1/1", P)], "cma_roce_mode -d rxe1"),
     "MTU": (host(roce(mtu=256, netdev_mtu=400)), [("MTU", "rxe1/1", W)], "ip link set e1 mtu 1500"),
+    "mixed MTUs": (
+        host(PEER._replace(info=roce(mtu=4096).info, netdev_mtu=9000), roce()),
+        [("MTU", "rxe1/1", W)],
+        "ip link set e1 mtu 9000",
+    ),
+    "another MTU, whose link is down": (
+        host(PEER._replace(info=roce(DOWN, mtu=4096).info), roce()),
+        [("link", "rxe2/1", P)],
+        "ip link set e2 up",
+    ),
+    "a switch of a smaller MTU": (
+        host(roce(mtu=4096, netdev_mtu=4200, bridge=BRIDGE._replace(mtus={"p1": 4200, "p2": 4147}))),
+        [("MTU", "rxe1/1", W)],
+        "ip link set p2 mtu 4200",
+    ),
     "MTU, IB": (host(infiniband(mtu=512)), [("MTU", "mlx5_0/1", W)], "partitions.conf"),
     "no multicast": (host(roce(), groups=0), [("limits", "rxe1", P)], "another device"),
     "IGMPv1 forced": (
@@ -235,6 +251,12 @@ HARMLESS = {
         roce(bridge=Bridge("br0", snooping=True, querier=False, other_querier="10.0.0.9"))
     ),
     "a querier that was heard": host(roce(bridge=None, listened=130.0, querier="10.0.0.9")),
+    "another MTU in another subnet": host(
+        PEER._replace(info=roce(mtu=4096).info, subnets=("10.9.0.0/24",)), roce()
+    ),
+    "a switch of the same MTU": host(
+        roce(mtu=4096, netdev_mtu=4200, bridge=BRIDGE._replace(mtus={"p1": 4200, "p2": 4148}))
+    ),
     "an unknown switch": host(roce(bridge=None)),
     "strict, but alone in its subnet": host(roce(rp_filter=1, accept_local=False)),
     "strict hardware": host(roce(rp_filter=1, software=False), PEER),
@@ -280,6 +302,18 @@ def test_each_link_layer_has_its_checks() -> None:
             "no IPv4 address (fd77::1); RoCEv2 joins IPv4 groups alone",
         ),
         (host(infiniband(addresses=(IPv6Address("fd77::1"),))), "address", "no IPv4 address (fd77::1)"),
+        (
+            host(roce(mtu=4096, netdev_mtu=9000)),
+            "MTU",
+            "a message carries up to 4096 bytes, if every receiver's port and every switch between takes "
+            "that: `mcast ping -S 4096 GROUP` shows it, with `mcast ping --answer GROUP` at the receivers",
+        ),
+        (
+            host(PEER._replace(info=roce(mtu=4096).info), roce()),
+            "MTU",
+            "a message carries up to 1024 bytes, and rxe2/1 of the same subnet sends up to 4096: larger "
+            "messages are lost here in silence",
+        ),
         (host(roce(), route="e1"), "route", "groups go over e1; used only by resolve_addr without a source"),
         (host(roce()), "route", "none for groups; used only by resolve_addr without a source"),
         (host(roce()), "memlock", "no limit"),

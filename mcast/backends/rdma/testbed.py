@@ -32,6 +32,7 @@ from mcast.backends.rdma.net.netlink import (
 )
 from mcast.backends.rdma.roce_bed import OVER_LO, RoceTestbed, find_roce_ports
 from mcast.contract.testbed import Feature, Observer, Testbed
+from mcast.wire.units import MTU
 
 PORTS_NEEDED = 3
 """The ports of a bridge that its test bed wants; with fewer, the one for any host's ports does."""
@@ -45,8 +46,12 @@ FEATURES = frozenset(
         Feature.DEVICE_REMOVAL,
         Feature.IGMP_ON_WIRE,
         Feature.QKEY_VIOLATIONS,
+        Feature.MIXED_MTU,
     }
 )
+JUMBO = 4200
+"""The MTU of an interface, in bytes, that gives its RoCE device an MTU of 4096."""
+_NET = Path("/sys/class/net")
 
 
 class BridgedPort(NamedTuple):
@@ -112,6 +117,10 @@ class RdmaObserver(Observer):
     def qkey_violations(self, port: IPv4Address) -> int:
         return qkey_violations(self._native, self._ports[port].device, 1)
 
+    def oversized(self, port: IPv4Address) -> int:
+        """Return what the interface has dropped: nothing else counts such a message (K-DATA-26)."""
+        return int((_NET / self._ports[port].netdev / "statistics/rx_dropped").read_text())
+
     def close(self) -> None:
         self._igmp.close()
 
@@ -153,6 +162,27 @@ class RdmaTestbed(HostTestbed):
         finally:
             hostnet.run("ip", "addr", "add", *where)
             eventually(lambda: self._is_usable(port), f"{port} does not get its GID back")
+
+    @contextmanager
+    def largest_mtu(self, port: IPv4Address) -> Iterator[None]:
+        netdevs = [self._ports[port].netdev, *(one.bridge_port for one in self._ports.values())]
+        before = {netdev: (_NET / netdev / "mtu").read_text().strip() for netdev in netdevs}
+        for netdev in netdevs:
+            hostnet.run("ip", "link", "set", netdev, "mtu", str(JUMBO))
+        try:
+            eventually(lambda: self._mtu(port) == max(MTU.code), f"the MTU of {port} does not grow")
+            yield
+        finally:
+            for netdev, mtu in before.items():
+                hostnet.run("ip", "link", "set", netdev, "mtu", mtu)
+            eventually(lambda: self._mtu(port) < max(MTU.code), f"the MTU of {port} does not shrink again")
+
+    def _mtu(self, port: IPv4Address) -> int:
+        context = self._native.open_device(self._ports[port].device)
+        try:
+            return int(self._native.query_port(context, 1).active_mtu)
+        finally:
+            self._native.close_device(context)
 
     def remove_device(self, port: IPv4Address) -> None:
         device = self._ports[port].device

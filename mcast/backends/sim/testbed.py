@@ -13,6 +13,7 @@ from mcast.contract.testbed import Feature, Observer, Testbed
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import RECEIVING, McMask, McMemberRecord, SaMethod
 from mcast.wire.partition import DEFAULT_PKEY, PARTITION
+from mcast.wire.units import MTU
 
 _COMMON = frozenset(
     {
@@ -28,7 +29,7 @@ _COMMON = frozenset(
         Feature.DROP_COUNTERS,
     }
 )
-_OF_IGMP = frozenset({Feature.IGMP_ON_WIRE})
+_OF_IGMP = frozenset({Feature.IGMP_ON_WIRE, Feature.MIXED_MTU})
 _OF_THE_SM = frozenset({Feature.SM_WITHOUT_SEND_ONLY, Feature.PARTITION})
 
 
@@ -69,6 +70,9 @@ class SimObserver(Observer):
 
     def qkey_violations(self, port: IPv4Address) -> int:
         return self._fabric.port_of(port).qkey_violations
+
+    def oversized(self, port: IPv4Address) -> int:
+        return self._fabric.port_of(port).oversized
 
     def leftovers(self) -> tuple[str, ...]:
         fabric, parts = self._fabric, self._fabric.parts
@@ -154,6 +158,15 @@ class SimTestbed(Testbed):
             yield
         finally:
             self.fabric.set_pkeys(at, before)
+
+    @contextmanager
+    def largest_mtu(self, port: IPv4Address) -> Iterator[None]:
+        at = self.fabric.port_of(port)
+        before, at.mtu = at.mtu, max(MTU.code)
+        try:
+            yield
+        finally:
+            at.mtu = before
 
     @contextmanager
     def without_multicast(self, port: IPv4Address) -> Iterator[None]:

@@ -66,6 +66,7 @@ BRIDGE = "ip link set br0 type bridge"
 NO_QUERIER = f"{BRIDGE} mcast_querier 0 mcast_query_response_interval 10"
 QUERIER = f"{BRIDGE} mcast_querier 1; {BRIDGE} mcast_query_response_interval 1000"
 """For one response interval, in hundredths of a second, a new querier floods every group."""
+JUMBO = "for i in $(ls /sys/class/net | grep '^[ep][0-9]'); do ip link set $i mtu 4200; done"
 ALL = tuple(sorted(f"{path.name}/1" for path in Path("/sys/class/infiniband").glob("rxe*")))
 DEFECTS = {
     "the link is down": Defect(
@@ -81,6 +82,16 @@ DEFECTS = {
         "ip link set e2 mtu 400",
         "ip link set e2 mtu 1500; ip addr replace fd77::2/64 dev e2 nodad",
         {("MTU", "rxe2/1"): Level.WARNING},
+    ),
+    "the MTUs differ": Defect(
+        "ip link set e1 mtu 4200; ip link set p1 mtu 4200",
+        JUMBO.replace("4200", "1500"),
+        {("MTU", name): Level.WARNING for name in ALL},
+    ),
+    "the switch's MTU is small": Defect(
+        f"{JUMBO}; ip link set p2 mtu 1500",
+        JUMBO.replace("4200", "1500"),
+        {("MTU", name): Level.WARNING for name in ALL},
     ),
     "nobody asks for IGMP reports": Defect(
         NO_QUERIER,

@@ -15,7 +15,7 @@ from mcast.backends.rdma.availability import HURDLES
 from mcast.backends.rdma.doctor.firewall import dropping_rule
 from mcast.backends.rdma.doctor.host import HostFacts, PortFacts, gather
 from mcast.backends.rdma.net.ipoib import IpoibInterface
-from mcast.wire.packets import ROCE_UDP_PORT
+from mcast.wire.packets import ROCE_HEADERS, ROCE_UDP_PORT
 from mcast.wire.partition import find_pkey
 
 SMALL_MTU = 1024
@@ -241,13 +241,47 @@ def _mtu(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
         return
     mtu = port.info.active_mtu
     shown = f"a message carries up to {mtu} bytes"
-    if mtu >= SMALL_MTU:
+    if port.is_roce:
+        yield _roce_mtu(facts, port, mtu, shown)
+    elif mtu >= SMALL_MTU:
         yield _ok("MTU", shown, port.name)
-    elif port.is_roce:
-        seen = f"{shown}: {port.netdev}'s MTU is {port.netdev_mtu}"
-        yield _warning("MTU", seen, f"ip link set {port.netdev} mtu 1500", port.name)
     else:
         yield _warning("MTU", shown, "raise the partition's MTU in partitions.conf of the SM", port.name)
+
+
+def _roce_mtu(facts: HostFacts, port: PortFacts, mtu: int, shown: str) -> Finding:
+    """Compare the MTU with those of this host's other ports and of its bridge.
+
+    What one of them cannot take is lost in silence (K-DATA-26, K-DATA-27). Other hosts and switches are not
+    seen from here.
+    """
+    senders = [
+        other
+        for other in facts.ports
+        if other.is_roce and other.info.state == PortState.ACTIVE and set(other.subnets) & set(port.subnets)
+    ]
+    largest = max(senders, key=lambda other: other.info.active_mtu, default=port)
+    narrow = [
+        name for name, most in (port.bridge.mtus if port.bridge else {}).items() if most < mtu + ROCE_HEADERS
+    ]
+    if largest.info.active_mtu > mtu:
+        seen = f"{shown}, and {largest.name} of the same subnet sends up to {largest.info.active_mtu}: "
+        seen += "larger messages are lost here in silence"
+        return _warning("MTU", seen, f"ip link set {port.netdev} mtu {largest.netdev_mtu}", port.name)
+    if mtu < SMALL_MTU:
+        seen = f"{shown}: {port.netdev}'s MTU is {port.netdev_mtu}"
+        return _warning("MTU", seen, f"ip link set {port.netdev} mtu 1500", port.name)
+    if port.bridge and narrow:
+        seen = f"{shown}, and packets of that size are dropped in silence by {port.bridge.name}: at "
+        seen += ", ".join(f"{name}, whose MTU is {port.bridge.mtus[name]}" for name in narrow)
+        fix = " && ".join(f"ip link set {name} mtu {port.netdev_mtu}" for name in narrow)
+        return _warning("MTU", seen, fix, port.name)
+    if mtu > SMALL_MTU:
+        shown += (
+            ", if every receiver's port and every switch between takes that: `mcast ping -S "
+            f"{mtu} GROUP` shows it, with `mcast ping --answer GROUP` at the receivers"
+        )
+    return _ok("MTU", shown, port.name)
 
 
 def _limits(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:

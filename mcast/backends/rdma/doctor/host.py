@@ -35,13 +35,14 @@ _A_GROUP = "239.255.0.1"
 class Bridge(NamedTuple):
     """A bridge of this host that a port is connected to.
 
-    `other_querier`: the address of a querier that it hears, "" if none.
+    `other_querier`: the address of a querier that it hears, "" if none. `mtus`: port -> MTU in bytes.
     """
 
     name: str
     snooping: bool
     querier: bool
     other_querier: str = ""
+    mtus: Mapping[str, int] = {}
 
 
 class PortFacts(NamedTuple):
@@ -244,6 +245,9 @@ def _bridge(netdev: str, links: Mapping[str, dict[str, Any]]) -> Bridge | None:
         snooping=_number(sysfs / "multicast_snooping") == 1,
         querier=_number(sysfs / "multicast_querier") == 1,
         other_querier=details.get("mcast_querier_ipv4_addr", ""),
+        mtus={
+            path.name: _number(NET / path.name / "mtu") for path in sorted((NET / name / "brif").glob("*"))
+        },
     )
 
 

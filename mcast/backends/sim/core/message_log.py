@@ -21,7 +21,7 @@ FATES: tuple[tuple[Callable[[Qp], int], str], ...] = (
     (attrgetter("too_long"), "a receive has too little room"),
     (attrgetter("wrong_qkey"), "the Q_Key differs"),
     (attrgetter("port.pkey_violations"), "the P_Key differs"),
-    (attrgetter("port.oversized"), "it is larger than the MTU"),
+    (attrgetter("oversized"), "it is larger than the port's MTU"),
 )
 """The counter that moves when a queue pair is given a message -> why the message was lost, "" if it was
 not."""

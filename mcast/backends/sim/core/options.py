@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
@@ -21,7 +21,9 @@ class Options:
     ports       how many ports; each is a device of its own
     hosts       how many hosts share the ports, in turn; by default every port has a host of its own
     switches    1, or a root (0) and leaves (1, 2, …), to which the ports are connected in turn
-    mtu, rate   of every port, in bytes and Gbit/s
+    mtu         in bytes: of every port, or a list with one for each port. A port drops messages that are
+                larger than its MTU, and counts them (`oversized`)
+    rate        of every port, in Gbit/s
     seed        the seed of all random numbers
     clock       "virtual" (from 0, moves while a call waits) or "wall" (real time, for threads and asyncio)
     trace       True: record everything that happens in `trace`
@@ -35,7 +37,7 @@ class Options:
     _: KW_ONLY
     hosts: int | None = None
     switches: int = 1
-    mtu: int = 1024
+    mtu: int | Sequence[int] = 1024
     rate: float = 10
     seed: int = 0
     clock: str = "virtual"
@@ -47,10 +49,24 @@ class Options:
         check("ports", self.ports, range(1, 65_000 + 1))
         check("switches", self.switches, range(1, 4_096))
         check("hosts", self.ports if self.hosts is None else self.hosts, range(1, self.ports + 1))
-        check("mtu", self.mtu, MTU.code)
+        given = self.mtu
+        for mtu in given if isinstance(given, list | tuple) and given else (given,):
+            check("mtu", mtu, MTU.code)
+        if len(self.mtus) != self.ports:
+            raise ValueError(
+                f"mtu has {len(self.mtus)} numbers for {self.ports} ports: give one for each port, or one "
+                "number for all"
+            )
+        if not isinstance(given, int):
+            object.__setattr__(self, "mtu", self.mtus)  # which no caller changes any more
         check("seed", self.seed, range(-1 << 64, 1 << 64))
         check("rate", self.rate, RATE.code)
         check("block_loopback", self.block_loopback, ("honoured", "refused", "ignored"))
+
+    @property
+    def mtus(self) -> tuple[int, ...]:
+        """Return the MTU of each port, in bytes."""
+        return (self.mtu,) * self.ports if isinstance(self.mtu, int) else tuple(self.mtu)
 
 
 @dataclass(frozen=True)
@@ -75,7 +91,7 @@ class InfinibandOptions(Options):
 
     link_layer = LinkLayer.INFINIBAND
 
-    mtu: int = 2048
+    mtu: int | Sequence[int] = 2048
     rate: float = 40
     partitions: Mapping[int, Iterable[int]] | None = None
     ipoib: bool = True

@@ -12,7 +12,10 @@ from mcast.wire.partition import DEFAULT_PKEY
 
 PKEYS = range(1 << 16)
 PORT_COUNTERS = ("qkey_violations", "pkey_violations", "oversized")
-"""The counters of a port: names of its fields."""
+"""The counters of a port: names of its fields.
+
+A message counts once for each queue pair that it was for.
+"""
 
 
 COMP_VECTORS = 4

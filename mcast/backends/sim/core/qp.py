@@ -96,6 +96,7 @@ class Qp:
         "no_receive",
         "number",
         "on_readable",
+        "oversized",
         "partners",
         "path",
         "pkey",
@@ -137,6 +138,7 @@ class Qp:
         self.no_receive: int = 0
         self.too_long: int = 0
         self.wrong_qkey: int = 0
+        self.oversized: int = 0
         self.empty: int = 0
         self.blocks_loopback: bool = init.block_loopback
         self.stamps: bool = init.timestamps
@@ -168,6 +170,7 @@ class Qp:
             self.free,
             self.low_water,
             self.empty,
+            dropped_mtu=self.oversized,
         )
 
     def read_pkey(self) -> None:
@@ -208,16 +211,30 @@ class Qp:
         """Messages start..stop of the burst arrive at the port for this QP."""
         if self.state not in RECEIVING:
             return
+        if burst.longest > self.port.mtu:
+            burst, start, stop = self._fitting(burst, start, stop)
         _, _, _, _, qkey, pkey, _ = burst.header
         if pkey not in self.partners:
             self.port.pkey_violations += stop - start
         elif qkey != self.qkey:
             self.wrong_qkey += stop - start
             self.port.qkey_violations += stop - start
-        elif burst.longest > self.room or burst.longest > self.port.mtu:
+        elif burst.longest > self.room:
             self._deliver_singly(burst, start, stop)
         else:
             self._accept(burst, start, stop)
+
+    def _fitting(self, burst: Burst, start: int, stop: int) -> tuple[Burst, int, int]:
+        """Count the messages that are larger than the port's MTU; return the others, as a burst of their own.
+
+        The port drops them before anything looks at their headers (K-DATA-26).
+        """
+        fits = [payload for payload in burst.payloads[start:stop] if len(payload) <= self.port.mtu]
+        dropped = stop - start - len(fits)
+        self.oversized += dropped
+        self.port.oversized += dropped
+        longest = max(map(len, fits), default=0)
+        return burst._replace(payloads=fits, longest=longest), 0, len(fits)
 
     def is_own(self, header: Header) -> bool:
         """Whether this QP sent messages with that header."""
@@ -282,9 +299,7 @@ class Qp:
         (K-DATA-7)."""
         for index in range(start, stop):
             size = len(burst.payloads[index])
-            if size > self.port.mtu:
-                self.port.oversized += 1
-            elif size > self.room:
+            if size > self.room:
                 self.too_long += 1
                 if self.free:
                     self.fail(WcStatus.LOC_QP_OP_ERR)

@@ -39,7 +39,8 @@ class Subnet:
         clock: Timeline,
         log: Log,
     ) -> None:
-        mtu, rate = MTU.code[options.mtu], RATE.code[options.rate]
+        # No port may be kept out of the groups of IPoIB by its MTU.
+        mtu, rate = MTU.code[min(options.mtus)], RATE.code[options.rate]
         self.sa: SubnetAdmin = SubnetAdmin(
             well_known=[
                 WellKnownGroup(pkey=base | FULL_MEMBER, mtu=mtu, rate=rate) for base in options.bases

@@ -22,11 +22,11 @@ class Topology:
                 index % hosts,
                 options.link_layer,
                 1 + index % (switches - 1) if switches > 1 else 0,
-                options.mtu,
+                mtu,
                 options.rate,
                 limits,
             )
-            for index in range(options.ports)
+            for index, mtu in enumerate(options.mtus)
         ]
         self.cut: set[int] = set()
         """Leaf switches that have lost their link to the root."""

@@ -10,7 +10,7 @@ import os
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -24,6 +24,7 @@ from pydantic import (
     Field,
     TypeAdapter,
     ValidationError,
+    WrapValidator,
     model_validator,
 )
 
@@ -97,6 +98,18 @@ def _check_order(first: str, start: float, last: str, end: float | None) -> None
 
 # --- the model -------------------------------------------------------------------------------
 
+Mtu = Literal[256, 512, 1024, 2048, 4096]
+
+
+def _one_or_several(value: object, check: Callable[[object], object]) -> object:
+    """Refuse a wrong MTU in one sentence: pydantic has one for each kind of value that would be right."""
+    try:
+        return check(value)
+    except ValidationError:
+        raise ValueError(
+            f"{value!r} is neither 256, 512, 1024, 2048 or 4096, nor a list of these with one for each port"
+        ) from None
+
 
 class ScenarioTopology(_Model):
     """The fabric: link layer, ports, leaf switches, and sizes as in `Fabric`."""
@@ -104,8 +117,23 @@ class ScenarioTopology(_Model):
     link_layer: Literal["roce", "infiniband"] = "roce"
     ports: int = Field(default=4, ge=1, le=MOST_PORTS)
     switches: int = Field(default=1, ge=1, le=MOST_LEAVES)
-    mtu: Literal[256, 512, 1024, 2048, 4096] = 1024
+    mtu: Annotated[Mtu | Annotated[tuple[Mtu, ...], Field(strict=False)], WrapValidator(_one_or_several)] = (
+        1024
+    )
     max_mlid: int = Field(default=MLID_LAST, ge=0xC000, le=MLID_LAST)
+
+    @model_validator(mode="after")
+    def _each_port_has_an_mtu(self) -> Self:
+        if isinstance(self.mtu, tuple) and len(self.mtu) != self.ports:
+            raise ValueError(
+                f"mtu has {len(self.mtu)} numbers for {self.ports} ports: give one for each port, or one "
+                "number for all"
+            )
+        return self
+
+    def mtu_of(self, port: int) -> int:
+        """Return the MTU of that port, in bytes."""
+        return self.mtu[port] if isinstance(self.mtu, tuple) else self.mtu
 
 
 class Members(_Model):
@@ -386,10 +414,11 @@ class Scenario(_Model):
         for traffic in self.traffic:
             if (traffic.group, traffic.port) not in places:
                 raise ValueError(f"port {traffic.port} sends to {traffic.group} but is no member of it")
-            if traffic.size > self.fabric.mtu:
-                raise ValueError(f"size {traffic.size} is larger than the MTU, {self.fabric.mtu} bytes")
         for _, port in places:
             _check_port(port, self.fabric.ports)
+        for traffic in self.traffic:
+            if traffic.size > (mtu := self.fabric.mtu_of(traffic.port)):
+                raise ValueError(f"size {traffic.size} is larger than the MTU, {mtu} bytes")
         for fault in self.faults:
             check_fault(fault, self.fabric)
         if (steps := steps_of(self)) > MOST_STEPS:

@@ -750,7 +750,9 @@ class SharedQueuePair(_Remote, QueuePair):
         self._slots: Slots | None = None
         self._failed: WcStatus | None = None
         """What a send without a device did."""
-        self._last = frames.QpLook(QpState.RTS, QpCounters(0, 0, 0, 0, 0, made.depth, made.depth))
+        self._last = frames.QpLook(
+            QpState.RTS, QpCounters(0, 0, 0, 0, 0, made.depth, made.depth, dropped_mtu=0)
+        )
         self._attached: dict[Gid, int] | None = None
         """What it is attached with, as far as that is known here: only this process changes it."""
 
