@@ -17,7 +17,7 @@ from mcast.api import Backend, Destination, McastAddress, Message, QpInit, Queue
 from mcast.bench.end import BOUND, BenchEnd, join_all
 from mcast.bench.parts import Intervals
 from mcast.bench.receiver import KNOCKS, WINDOW, Receiver
-from mcast.endpoint.ports import active
+from mcast.endpoint.ports import Place, active
 from mcast.endpoint.settings import DEFAULTS, Settings
 
 COPIES = 512
@@ -110,14 +110,18 @@ def window_for(receivers: int) -> int:
 
 @contextmanager
 def ends(
-    backend: Backend, group: McastAddress, receivers: int, settings: Settings = DEFAULTS
+    backend: Backend,
+    group: McastAddress,
+    receivers: int,
+    settings: Settings = DEFAULTS,
+    places: Sequence[Place] = (),
 ) -> Iterator[tuple[QueuePair, Destination, list[Receiver]]]:
     """A sender on the first port and receivers on the others in turn, each of which has received a message of
-    the sender.
+    the sender. `places`: the ports; without them, all that are active.
 
     Raises TimeoutError, which names a receiver that gets nothing, and ValueError where there is no port.
     """
-    places = active(backend, group)
+    places = places or active(backend, group)
     init = QpInit(max_recv_wr=2 * window_for(receivers))
     with backend.event_channel() as channel:
         seats = islice(cycle(places[1:] or places), receivers)
@@ -161,14 +165,15 @@ def measure(
     seconds: float,
     settings: Settings = DEFAULTS,
     parts: Intervals | None = None,
+    places: Sequence[Place] = (),
 ) -> BenchResult:
     """Send for `seconds` seconds in batches, then one by one, to `receivers` receivers in this process.
 
-    `parts` is told of the batches what was sent, and how many copies were lost.
+    `parts` is told of the batches what was sent, and how many copies were lost. `places` as in `ends`.
     `size` is in bytes. The settings that have an effect are those that `BenchEnd` names. Raises
     MessageTooLarge if `size` is more than one MTU, and what `ends` raises.
     """
-    with ends(backend, group, receivers, settings) as (sender, destination, hearers):
+    with ends(backend, group, receivers, settings, places) as (sender, destination, hearers):
         payloads = [bytes(size)] * window_for(receivers)
         messages = lost = 0
         start = perf_counter()

@@ -7,10 +7,12 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -74,6 +76,19 @@ def conformance(
         Path | None,
         typer.Option("--html", metavar="FILE", callback=output_file, help="Write the report as a page."),
     ] = None,
+    card_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--card-report",
+            metavar="FILE",
+            callback=output_file,
+            help="Measure the card of the one --backend, too, and write a report for others as JSON.",
+        ),
+    ] = None,
+    with_names: Annotated[
+        bool,
+        typer.Option("--with-names", help="Name host, user, devices and addresses in the card report."),
+    ] = False,
     lab: Annotated[
         bool, typer.Option("--lab", help="Run real backends in the lab, a virtual machine.")
     ] = False,
@@ -85,18 +100,25 @@ def conformance(
 
     Runs the conformance suite on each backend (default: sim-roce and sim-ib) and shows for each clause
     whether it holds. With --json, or a FILE of -, the rest is on stderr. The status is 1 if anything fails.
+
+    --card-report also measures join and leave, message rate, loopback and flooding, and adds versions,
+    driver, firmware and limits. The file has no addresses and no names of host, user or devices, unless
+    --with-names asks for them.
     """
-    apart = refuse_two_on_stdout(as_json, report_file, html_file)
+    apart = refuse_two_on_stdout(as_json, report_file, html_file, card_file)
     for package in ("pytest", "pytest_timeout"):
         if not find_spec(package):
             raise NotBegun(f"the suite needs {package}: {install.line('conformance')}")
     if fabric != "roce" and not lab:
         raise typer.BadParameter("--fabric is the lab's: add --lab")
     named = (backend or [], require_backend or [])
+    card = _the_card(*named, card_file, with_names)
     if not lab:
-        _require(named[1])
+        _require([*named[1], *([card.backend] if card else [])])
     with redirect_stdout(sys.stderr) if apart else nullcontext():
-        report = _run_with_lab(*named, fabric) if lab else run_suite(*named)
+        start = monotonic()
+        report = _run_with_lab(*named, fabric, card) if lab else run_suite(*named)
+        spent = monotonic() - start
     for path in (Path(STANDARD) if as_json else None, report_file):
         if path:
             from mcast.conformance.report import to_json
@@ -112,10 +134,54 @@ def conformance(
         summaries = {name: provider(name).summary for name in report.providers}
         page = to_html(report, f"mcast {__version__}, {host}, {today}", summaries)
         write_file(html_file, page.encode())
+    if card:
+        if not card.contents:
+            with redirect_stdout(sys.stderr) if apart else nullcontext():
+                card.contents = _measured(card, report, spent)
+        write_file(card.path, card.contents.encode())
     with redirect_stdout(sys.stderr) if apart else nullcontext():
         _show(report)
+        if card:
+            _show_card(card)
     if not report.passed:
         raise typer.Exit(ExitStatus.FAILED)
+
+
+@dataclass
+class _Card:
+    """The card report that was asked for; `contents` is "" until it is made."""
+
+    backend: str
+    path: Path
+    with_names: bool
+    contents: str = ""
+
+
+def _the_card(backends: list[str], required: list[str], path: Path | None, with_names: bool) -> _Card | None:
+    """What card report is asked for. Refuses one of no backend, or of several."""
+    if path is None:
+        if with_names:
+            raise typer.BadParameter("--with-names is for the card report: add --card-report FILE")
+        return None
+    names = list(dict.fromkeys([*backends, *required]))
+    if len(names) != 1:
+        shown = ", ".join(names) or "none"
+        raise typer.BadParameter(
+            f"a card report is of one backend, and named is {shown}: give one --backend, such as rdma"
+        )
+    return _Card(names[0], path, with_names)
+
+
+def _measured(card: _Card, report: SuiteReport, seconds: float) -> str:
+    """Measure, and return the text of the card report."""
+    from mcast.bench.card import make_card_report
+
+    say("measuring for the card report")
+    try:
+        made = make_card_report(report, card.backend, seconds, card.with_names)
+    except Exception as error:  # of anybody's test bed
+        raise Failure(f"no card report: the test bed of {card.backend} fails: {error}") from error
+    return made.model_dump_json(indent=1) + "\n"
 
 
 def _require(names: list[str]) -> None:
@@ -126,9 +192,15 @@ def _require(names: list[str]) -> None:
 
 
 def _run_with_lab(
-    backends: list[str], required: list[str], fabric: Literal["roce", "infiniband"]
+    backends: list[str],
+    required: list[str],
+    fabric: Literal["roce", "infiniband"],
+    card: _Card | None,
 ) -> SuiteReport:
-    """Run simulated backends in this process and the others in the lab; return one report of both."""
+    """Run simulated backends in this process and the others in the lab; return one report of both.
+
+    The card report is made in the lab, too.
+    """
     from mcast.conformance.report import merge
     from mcast.contract.registry import SIMULATED
     from mcast.lab import LabError, LabMachine
@@ -143,7 +215,13 @@ def _run_with_lab(
     )
     say(f"in the lab: {', '.join(outside)}")
     try:
-        reports.append(run_in_lab(outside, LabMachine(fabric=fabric)))
+        if card is None:
+            reports.append(run_in_lab(outside, LabMachine(fabric=fabric)).suite)
+        else:
+            options = ["--with-names"] if card.with_names else []
+            found = run_in_lab(outside, LabMachine(fabric=fabric), card_report=options)
+            card.contents = found.card_report
+            reports.append(found.suite)
     except LabError as error:
         raise Failure(str(error), error.exit_code) from None
     return merge(reports)
@@ -252,6 +330,20 @@ def _show(report: SuiteReport) -> None:
         "conformance: "
         + (", ".join(f"{name} {verdict}" for name, verdict in verdicts.items()) or "nothing was tested")
     )
+
+
+def _show_card(card: _Card) -> None:
+    """Say what the card report came to, and what did not become part of it."""
+    from mcast.bench.card_report import CardReport
+
+    made = CardReport.model_validate_json(card.contents)
+    for name in ("loopback", "join_leave", "flooding", "rate"):
+        measured = getattr(made, name)
+        if measured.outcome != "measured":
+            say(f"{name} {measured.outcome}: {measured.reason}")
+    where = "to stdout" if str(card.path) == STANDARD else f"to {card.path}"
+    named = "with names and addresses" if card.with_names else "without names or addresses of this host"
+    say(f"card report: {made.verdict}, written {where}, {named}")
 
 
 def _verdict(report: SuiteReport, backend: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple
 
@@ -27,6 +27,32 @@ class Status(NamedTuple):
     fix: str = ""
 
 
+class DeviceIdentity(NamedTuple):
+    """What a device is, as far as the host knows it: nothing of it names the host or one single device.
+
+    driver          the kernel's driver, such as mlx5_core; "" if not known
+    driver_version  version of a driver that does not come with the kernel; "" if it does
+    firmware        version of the firmware; "" if there is none
+    hardware        what identifies the model -> value, such as PCI vendor and device
+    """
+
+    driver: str = ""
+    driver_version: str = ""
+    firmware: str = ""
+    hardware: Mapping[str, str] = {}
+
+
+class Identity(NamedTuple):
+    """What a provider runs on.
+
+    libraries  library that is loaded -> its version
+    devices    name of a device -> what it is
+    """
+
+    libraries: Mapping[str, str] = {}
+    devices: Mapping[str, DeviceIdentity] = {}
+
+
 class Provider(NamedTuple):
     """A provider as the registry and the entry-point group `mcast.backends` know it.
 
@@ -41,6 +67,7 @@ class Provider(NamedTuple):
     shared   returns in words which network of other processes `open` without options joins; "" if the network
              is the provider's own, or the host's. Where there are words, `open` takes `bind`, the address
              that will be used
+    identify returns versions of libraries, drivers and firmware, for reports; asked while a backend is open
     """
 
     name: str
@@ -50,3 +77,4 @@ class Provider(NamedTuple):
     testbed: Callable[[], AbstractContextManager[Testbed]]
     checks: Callable[[float], Sequence[Finding]] = lambda listen: ()
     shared: Callable[[], str] = lambda: ""
+    identify: Callable[[], Identity] = Identity

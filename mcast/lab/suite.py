@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from mcast.conformance.report import SuiteReport, from_json
 from mcast.lab.errors import LabError
@@ -15,26 +15,38 @@ SILENCE = 300.0
 """How many seconds without output mean that the suite hangs. Each test that ends writes a line."""
 
 
+class SuiteInLab(NamedTuple):
+    """What a run brings back; `card_report` is the text of the file, "" if none was asked for."""
+
+    suite: SuiteReport
+    card_report: str
+
+
 def run_in_lab(
     backends: Sequence[str],
     machine: LabMachine | None = None,
     *,
     silence: float = SILENCE,
     output: BinaryIO | None = None,
-) -> SuiteReport:
+    card_report: Sequence[str] | None = None,
+) -> SuiteInLab:
     """Run `mcast conformance` in a guest. Every backend must be able to run there.
 
-    The run's own output is written to `output` (standard output) when it comes. Raises LabError if the guest
-    does not bring a report back.
+    The run's own output is written to `output` (standard output) when it comes. `card_report` asks for a card
+    report, with these options of the command. Raises LabError if the guest does not bring a report back.
     """
     with tempfile.TemporaryDirectory(prefix="mcast-lab-") as folder:
-        shared, report = Path(folder), Path(folder) / "report.json"
+        shared, report, card = Path(folder), Path(folder) / "report.json", Path(folder) / "card.json"
         required = [word for name in backends for word in ("--require-backend", name)]
         command = [sys.executable, "-m", "mcast", "conformance", *required, "--report", str(report)]
+        if card_report is not None:
+            command += ["--card-report", str(card), *card_report]
         lab = replace(machine or LabMachine(), share=[shared])
         result = lab.run(command, silence=silence, stdout=output, stderr=output)
-        if not report.exists():
+        if not report.exists() or (card_report is not None and not card.exists()):
             raise LabError(
                 f"the suite ended in the lab without a report (status {result.exit_code}); see above"
             )
-        return from_json(report.read_text("utf-8"))
+        return SuiteInLab(
+            from_json(report.read_text("utf-8")), card.read_text("utf-8") if card_report is not None else ""
+        )

@@ -11,9 +11,22 @@ from pathlib import Path
 import pytest
 
 import mcast.conformance
+from mcast.backends.sim import ROCE
+from mcast.bench import card_measure
+from mcast.bench.card_report import CardReport
+from mcast.cli import conformance
 from mcast.conformance.clauses import CLAUSES
 from mcast.conformance.facts import FACTS
-from mcast.conformance.report import Outcome, SuiteResult, build_report, from_json, merge, to_json
+from mcast.conformance.report import (
+    Outcome,
+    SuiteReport,
+    SuiteResult,
+    build_report,
+    from_json,
+    merge,
+    to_json,
+)
+from mcast.contract.registry import override
 
 from ..commands import Run
 
@@ -154,3 +167,80 @@ def test_a_fabric_is_the_lab_s(mcast: Run) -> None:
     done = mcast("conformance", "--fabric", "infiniband")
     assert done.returncode == 2
     assert "--fabric is the lab's: add --lab" in done.stderr
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> SuiteReport:
+    """A run of the suite that is over at once, and short measurements."""
+    result = SuiteResult("t.py::all", "sim-roce", (*CLAUSES, *FACTS), P, "")
+    made = build_report([result], ["sim-roce"], {})
+    monkeypatch.setattr(conformance, "run_suite", lambda backends, required: made)
+    for name, value in {"RUNS": 2, "RUN_SECONDS": 0.01, "JOINS": 5}.items():
+        monkeypatch.setattr(card_measure, name, value)
+    return made
+
+
+def test_a_card_report_is_written(here: Run, short: SuiteReport, tmp_path: Path) -> None:
+    """To a file, and to stdout, where nothing else is then."""
+    path = tmp_path / "card.json"
+    done = here("conformance", "--backend", "sim-roce", "--card-report", str(path))
+    assert (done.returncode, done.stderr) == (0, "")
+    said = "card report: pass, written to"
+    assert done.stdout.splitlines()[-1] == f"{said} {path}, without names or addresses of this host"
+    report = CardReport.model_validate_json(path.read_text())
+    assert (report.provider, report.verdict, report.host) == ("sim-roce", "pass", None)
+
+    done = here("conformance", "--backend", "sim-roce", "--card-report", "-", "--with-names")
+    report = CardReport.model_validate_json(done.stdout)
+    assert report.host is not None
+    assert done.stderr.splitlines()[-1] == f"{said[:-2]}to stdout, with names and addresses"
+
+
+def test_what_was_not_measured_is_said(
+    here: Run, short: SuiteReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(bed: object) -> None:
+        raise TimeoutError("no message arrives")
+
+    monkeypatch.setattr(card_measure, "_rate", fail)
+    done = here("conformance", "--backend", "sim-roce", "--card-report", str(tmp_path / "c.json"))
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-2] == "rate failed: TimeoutError: no message arrives"
+
+
+def test_a_test_bed_that_fails_is_one_sentence(
+    here: Run, short: SuiteReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the suite found is written all the same."""
+
+    def fail() -> None:
+        raise RuntimeError("no port is left")
+
+    with override("sim-roce", ROCE._replace(testbed=fail)):  # type: ignore[arg-type]
+        done = here("conformance", "--backend", "sim-roce", "--card-report", "c.json", "--report", "r.json")
+    assert done.returncode == 1
+    assert done.stderr == "mcast: no card report: the test bed of sim-roce fails: no port is left\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("--card-report", "x.json"), "a card report is of one backend, and named is none"),
+        (
+            ("--card-report", "x.json", "--backend", "sim-roce", "--require-backend", "sim-ib"),
+            "and named is sim-roce, sim-ib: give one --backend",
+        ),
+        (("--with-names",), "--with-names is for the card report: add --card-report FILE"),
+        (("--backend", "sim-roce", "--card-report", "-", "--json"), "two outputs cannot both go to stdout"),
+        (("--backend", "sim-roce", "--card-report", "/no/such/folder/x"), "cannot write /no/such/folder/x"),
+    ],
+)
+def test_a_card_report_that_cannot_be(
+    here: Run, tmp_path: Path, words: tuple[str, ...], sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = here("conformance", *words)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert [*tmp_path.iterdir()] == []

@@ -24,7 +24,7 @@ ITSELF = "tests/conformance/test_spine.py"
 SUITE = ("--ignore", ITSELF, "tests/conformance", "tests/model")
 COMMANDS = (
     *("--long", "-k", "not dumpcap"),  # which captures from an Ethernet interface
-    *(f"tests/rdma/in_lab/test_{name}.py" for name in ("commands", "ping", "send_recv")),
+    *(f"tests/rdma/in_lab/test_{name}.py" for name in ("card_report", "commands", "ping", "send_recv")),
 )
 SAMPLE = [
     f"tests/conformance/{name}.py" for name in ("test_attach", "test_detach", "test_join", "test_leave")

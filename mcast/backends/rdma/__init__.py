@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from mcast.api import Backend, Finding, Provider, Status
+from mcast.contract.provider import Identity
 
 if TYPE_CHECKING:
     from mcast.contract.testbed import Testbed
@@ -35,6 +36,18 @@ def _testbed() -> AbstractContextManager[Testbed]:
     return rdma_testbed()
 
 
+def _identify() -> Identity:
+    from mcast.backends.rdma.identity import identify
+
+    return identify()
+
+
 PROVIDER = Provider(
-    "rdma", "RDMA devices of this host, through librdmacm and libibverbs", _status, _open, _testbed, _checks
+    "rdma",
+    "RDMA devices of this host, through librdmacm and libibverbs",
+    _status,
+    _open,
+    _testbed,
+    _checks,
+    identify=_identify,
 )
