@@ -11,7 +11,8 @@ Groups     Endpoint.join gives a Membership, which sends and receives; Endpoint.
 Messages   Message, Batch, RECORD_DTYPE (a batch as columns); Destination, Peer
 Addresses  McastAddress, Mgid, Gid
 Policies   RejoinPolicy, LoopbackPolicy, CqModeration
-Events     Lost, Rejoined, GaveUp, PortDown, PortUp, AddressChanged, ReceiveQueueLow
+Events     Lost, Rejoined, GaveUp, MessagesMissing, PortDown, PortUp, AddressChanged,
+           ReceiveQueueLow
 Figures    EndpointStats, GroupStats, SourceStats, LoopbackReport
 Errors     McastError, an OSError whose text says what went wrong, why and what to do, and its families:
            TimedOut, Closed, MembershipLost, QpError, DeviceGone, MessageTooLarge, InvalidArgument,
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from mcast.endpoint.policy import LoopbackPolicy as LoopbackPolicy
     from mcast.endpoint.policy import LoopbackReport as LoopbackReport
     from mcast.endpoint.policy import Lost as Lost
+    from mcast.endpoint.policy import MessagesMissing as MessagesMissing
     from mcast.endpoint.policy import PortDown as PortDown
     from mcast.endpoint.policy import PortUp as PortUp
     from mcast.endpoint.policy import ReceiveQueueLow as ReceiveQueueLow
@@ -85,8 +87,8 @@ _NAMES = {
     "contract.registry": "backend_names backend_status open_backend",
     "contract.values": "CqModeration Destination",
     "endpoint.blocking": "Endpoint Membership Sender open_endpoint",
-    "endpoint.policy": "AddressChanged GaveUp LoopbackPolicy LoopbackReport Lost PortDown PortUp "
-    "ReceiveQueueLow Rejoined RejoinPolicy",
+    "endpoint.policy": "AddressChanged GaveUp LoopbackPolicy LoopbackReport Lost MessagesMissing "
+    "PortDown PortUp ReceiveQueueLow Rejoined RejoinPolicy",
     "endpoint.probe": "Peer",
     "endpoint.stats": "EndpointStats GroupStats SourceStats",
     "errors.tree": "AddressNotAvailable BackendError BackendUnavailable Closed DeviceGone InvalidArgument "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,6 +19,7 @@ from mcast.wire.mapping import ipv4_group_of
 if TYPE_CHECKING:
     from mcast.contract.batch import Message
     from mcast.endpoint.blocking import Endpoint
+    from mcast.endpoint.policy import MessagesMissing
     from mcast.endpoint.settings import Settings
 
 _LOOK = 0.2
@@ -45,11 +46,15 @@ def listen(
     """Print the messages that come to groups.
 
     A message is a line of text, in which bytes that are no text are escaped; with --json it is a line of
-    JSON, which has the bytes as hexadecimal digits, and as text if they are UTF-8. Listening ends after
-    --count, --seconds or with Ctrl-C. The status is 1 if fewer messages than --count came.
+    JSON, which has the bytes as hexadecimal digits, and as text if they are UTF-8. A message of a sender with
+    sequence=True is shown with its number, such as #7, and without the header; the first one after a gap
+    says which numbers are missing. Listening ends after --count, --seconds or with Ctrl-C. The status is 1 if
+    fewer messages than --count came.
     """
     if as_hex and as_json:
         raise NotBegun("--hex and --json are two forms of the same: give one of them")
+    from mcast.endpoint.numbering import HeaderReader
+
     form = _as_json if as_json else _as_hex if as_hex else _as_text
     came = 0
     with (
@@ -57,9 +62,13 @@ def listen(
         opened(backend, demo, bind) as fabric,
         listening(fabric, groups, bind, device, settings, demo) as endpoint,
     ):
+        readers = {member.mgid: HeaderReader(member.group) for member in endpoint.groups}
         try:
-            for came, message in enumerate(_messages(endpoint, count, seconds), 1):  # noqa: B007
-                say(*form(message))
+            for message in _messages(endpoint, count, seconds):
+                came += 1
+                reader = readers.get(message.group)
+                shown, gaps = (message, iter(())) if reader is None else reader.read(message)
+                say(*form(shown, list(gaps)))
         except KeyboardInterrupt:
             pass  # the usual way to end this command
     if count is not None and came < count:
@@ -84,18 +93,19 @@ def _place(gid: Gid) -> str:
 
 
 def _head(message: Message) -> str:
-    return f"{_place(message.source)} -> {ipv4_group_of(message.group) or message.group}"
+    number = "" if message.number is None else f"  #{message.number}"
+    return f"{_place(message.source)} -> {ipv4_group_of(message.group) or message.group}{number}"
 
 
-def _as_text(message: Message) -> list[str]:
+def _as_text(message: Message, gaps: Sequence[MessagesMissing] = ()) -> list[str]:
     text = bytes(message.payload).decode("utf-8", "backslashreplace")
     shown = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
-    return [f"{_head(message)}  {shown}"]
+    return [*map(str, gaps), f"{_head(message)}  {shown}"]
 
 
-def _as_hex(message: Message) -> list[str]:
+def _as_hex(message: Message, gaps: Sequence[MessagesMissing] = ()) -> list[str]:
     data = bytes(message.payload)
-    lines = [f"{_head(message)}  {len(data):,} bytes"]
+    lines = [*map(str, gaps), f"{_head(message)}  {len(data):,} bytes"]
     for start in range(0, len(data), _WIDTH):
         part = data[start : start + _WIDTH]
         shown = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in part)
@@ -103,7 +113,7 @@ def _as_hex(message: Message) -> list[str]:
     return lines
 
 
-def _as_json(message: Message) -> list[str]:
+def _as_json(message: Message, gaps: Sequence[MessagesMissing] = ()) -> list[str]:
     data = bytes(message.payload)
     try:
         text: str | None = data.decode()
@@ -117,5 +127,7 @@ def _as_json(message: Message) -> list[str]:
         "bytes": len(data),
         "text": text,
         "hex": data.hex(),
+        "number": message.number,
+        "missing": [[gap.first, gap.last] for gap in gaps],
     }
     return [json.dumps(told)]

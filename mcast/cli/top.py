@@ -96,9 +96,10 @@ def _rate(rates: Rates) -> str:
 
 def _lost(look: Look) -> str:
     stats = look.stats
-    dropped = ", ".join(f"{lost:,} {why}" for why, lost in look.dropped.items()) or "nothing"
+    reasons = [f"{look.gaps:,} in gaps"] if look.gaps else []
+    reasons += [f"{lost:,} {why}" for why, lost in look.dropped.items()]
     free = f"{stats.receive_free:,} of {stats.receive_depth:,}, at the least {stats.receive_low_water:,}"
-    return f"receives free {free}; lost {dropped}"
+    return f"receives free {free}; lost {', '.join(reasons) or 'nothing'}"
 
 
 def _lines(look: Look, there: Sequence[Guest]) -> Iterator[str]:

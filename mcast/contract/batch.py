@@ -59,6 +59,8 @@ class Message(NamedTuple):
                empty then
     timestamp  when the message arrived, in nanoseconds of `QueuePair.timestamp_clock`; None without
                QpInit.timestamps
+    number     the number that the sender gave the message, if the endpoint has sequence=True; a sender counts
+               from 0 in each group. None elsewhere
     """
 
     payload: memoryview
@@ -72,6 +74,7 @@ class Message(NamedTuple):
     path_bits: int = 0
     device: DeviceBytes | None = None
     timestamp: int | None = None
+    number: int | None = None
 
 
 class Series(NamedTuple):
@@ -137,6 +140,11 @@ class Batch(Enterable, ABC):
         if eights[6:-9:9] == eights[15::9] and eights[7:-9:9] == eights[16::9]:  # each is that of the next
             return [Gid(records[48:64])] * len(self)
         return [Gid(row[7]) for row in _RECORD.iter_unpack(records)]
+
+    @property
+    def numbers(self) -> Sequence[int] | None:
+        """The number of each message (`Message.number`); None where messages have no numbers."""
+        return None
 
     def series(self) -> Iterator[Series]:
         """The messages in order, those together that are alike: for programs that look at many at once.
@@ -337,6 +345,11 @@ class CopiedBatch(Batch):
     def groups(self) -> list[Gid]:
         """Return the destination GID of each message."""
         return [message.group for message in self._messages]
+
+    @property
+    def numbers(self) -> list[int] | None:
+        numbers = [message.number for message in self._messages if message.number is not None]
+        return numbers if len(numbers) == len(self._messages) else None
 
     def _message(self, index: int) -> Message:
         message = self._messages[index]

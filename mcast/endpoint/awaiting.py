@@ -216,8 +216,8 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
             timeout = seconds_of(timeout)
         self._require_loop()
         self._look()
-        if self._session.events.queued:
-            return self._session.events.queued.popleft()
+        if self._session.events:
+            return self._session.events.pop()
         return None if timeout == 0 else await self._run(self._session.events.next_event(timeout))
 
     async def _taken(self, take: Callable[[W], T | None], what: W, timeout: float | None) -> T | None:

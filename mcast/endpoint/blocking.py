@@ -166,13 +166,13 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
             with self._lock:
                 if not self._pumping:
                     self._look()
-                if session.events.queued:
-                    return session.events.queued.popleft()
+                if session.events:
+                    return session.events.pop()
             return None if timeout == 0 else self._run(session.events.next_event(timeout))
 
         def put_back(event: Event | None) -> None:
             if event is not None:
-                session.events.queued.appendleft(event)
+                session.events.put_back(event)
 
         return made_or_undone(found, put_back)
 

@@ -67,7 +67,7 @@ class Session:
         members = self.memberships
         prober = Prober(station, restorer, members.drop)
         filtering = settings.loopback is not LoopbackPolicy.ON
-        sorter = Sorter(roster.by_mgid, prober, filtering, settings.sequence, members.drop)
+        sorter = Sorter(roster.by_mgid, prober, filtering, settings.sequence, members.drop, tell)
         self.receiving: Receiving = Receiving(
             station, restorer, members, waiting, kept, sorter, tell, self.on_qp_error
         )

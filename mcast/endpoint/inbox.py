@@ -74,6 +74,8 @@ class ChosenBatch(CopiedBatch):
         try:
             self._batch.release()
         except BufferError:  # which leaves the batch to be read as before, and so is this one
-            whole = (self._batch[place] for place in self._places)
-            self._messages = [one._replace(payload=one.payload[self._start :]) for one in whole]
+            payloads = (self._batch[place].payload[self._start :] for place in self._places)
+            self._messages = [
+                one._replace(payload=payload) for one, payload in zip(self._messages, payloads, strict=True)
+            ]
             raise

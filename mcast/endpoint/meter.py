@@ -1,18 +1,24 @@
-"""What an endpoint receives, by group and source: rates and losses."""
+"""What an endpoint with sequence=None receives, by group and source: rates and losses."""
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from mcast.api import Batch
-from mcast.endpoint.sequence import SOURCES_MAX, Sources
-from mcast.wire.addresses import Gid
+from mcast.api import Batch, Message
+from mcast.endpoint.numbering import HeaderReader
+from mcast.endpoint.policy import MessagesMissing
+from mcast.endpoint.sequence import SOURCES_MAX
+from mcast.wire.addresses import Gid, McastAddress
+
+MAX_GAPS = 16
+"""Maximum number of gaps that one look at all groups shows, the last ones."""
 
 
 class Rates(NamedTuple):
-    """Totals, and what came in each second since the last look."""
+    """Totals, and what came in each second since the last look. Bytes are those of payloads, without sequence
+    headers."""
 
     messages: int
     bytes: int
@@ -82,17 +88,18 @@ class Counts:
 class GroupMeter:
     """What is received in one group. Sequence headers are read where messages have them."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, group: McastAddress) -> None:
+        self._headers = HeaderReader(group)
         self.counts: Counts = Counts()
         self._by_source: OrderedDict[tuple[Gid, int], Counts] = OrderedDict()
         self._forgotten = 0
-        self._sequences = Sources()
 
-    def add(self, source: Gid, qp_num: int, payload: memoryview) -> None:
-        self.counts.add(payload.nbytes)
-        self._of_source((source, qp_num)).add(payload.nbytes)
-        self._sequences.take(source, qp_num, payload)
+    def add(self, message: Message) -> Iterator[MessagesMissing]:
+        """Count the message; return the gaps that it shows."""
+        message, gaps = self._headers.read(message)
+        self.counts.add(message.payload.nbytes)
+        self._of_source((message.source, message.src_qp)).add(message.payload.nbytes)
+        return gaps
 
     def _of_source(self, key: tuple[Gid, int]) -> Counts:
         """The counts of one source.
@@ -112,10 +119,10 @@ class GroupMeter:
     def look(self, seconds: float) -> GroupRates:
         """The rates of the group over the `seconds` since the last look, and those of each source."""
         by_source: dict[tuple[Gid, int], Counter[str]] = {}
-        for one in self._sequences.snapshot():
+        for one in self._headers.sources.snapshot():
             counts = by_source.setdefault((one.source, one.qp_num), Counter())
             counts.update({name: getattr(one, name) for name in SEQUENCE})
-        totals = {name: self._sequences.total(name) for name in SEQUENCE if by_source}
+        totals = {name: self._headers.sources.total(name) for name in SEQUENCE if by_source}
         sources = tuple(
             SourceRates(
                 str(source.ipv4 or source),
@@ -126,23 +133,30 @@ class GroupMeter:
             for (source, qp_num), counts in self._by_source.items()
         )
         rates = self.counts.look(seconds)
-        return GroupRates(self.name, rates, SequenceCounts(**totals), sources, self._forgotten)
+        return GroupRates(str(self._headers.group), rates, SequenceCounts(**totals), sources, self._forgotten)
 
 
 SEQUENCE = SequenceCounts._fields
 
 
 class Meter:
-    """What an endpoint receives, by group and source. `groups` maps an MGID to the name to show."""
+    """What an endpoint receives, by group and source."""
 
-    def __init__(self, groups: Mapping[Gid, str]) -> None:
-        self._groups = {mgid: GroupMeter(name) for mgid, name in groups.items()}
+    def __init__(self, groups: Mapping[Gid, McastAddress]) -> None:
+        self._groups = {mgid: GroupMeter(group) for mgid, group in groups.items()}
+        self._gaps: deque[MessagesMissing] = deque(maxlen=MAX_GAPS)
 
     def take(self, batch: Batch) -> None:
         for message in batch:
             meter = self._groups.get(message.group)
             if meter is not None:
-                meter.add(message.source, message.src_qp, message.payload)
+                self._gaps.extend(meter.add(message))
+
+    def gaps(self) -> tuple[MessagesMissing, ...]:
+        """Return the last gaps that were found since the last call."""
+        found = tuple(self._gaps)
+        self._gaps.clear()
+        return found
 
     def look(self, seconds: float) -> tuple[GroupRates, ...]:
         """The rates of each group over the `seconds` since the last look."""

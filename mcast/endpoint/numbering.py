@@ -1,14 +1,16 @@
-"""The sequence numbers of what an endpoint sends to a group."""
+"""The sequence numbers of what an endpoint sends to a group, and of what it overhears there."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from typing_extensions import Buffer
 
-from mcast.api import McastError
+from mcast.api import McastError, Message
 from mcast.endpoint import sequence
+from mcast.endpoint.policy import MessagesMissing
 from mcast.interrupts import Lock
+from mcast.wire.addresses import McastAddress
 
 
 class Numbering:
@@ -33,3 +35,29 @@ class Numbering:
                 if self._next == numbers.stop:  # no handler of a signal has sent meanwhile
                     self._next = numbers.start + error.posted  # the others are free again
                 raise
+
+
+def missing(group: McastAddress, message: Message, arrival: sequence.Arrival) -> Iterator[MessagesMissing]:
+    """Yield an event for each gap that the message shows."""
+    for gap in arrival.missing:
+        yield MessagesMissing(group, message.source, message.src_qp, arrival.stream, gap.start, gap.stop - 1)
+
+
+class HeaderReader:
+    """Reads sequence headers of a group's messages on an endpoint with sequence=None, which delivers messages
+    with their headers, if they have any."""
+
+    def __init__(self, group: McastAddress) -> None:
+        self.group: McastAddress = group
+        self.sources: sequence.Sources = sequence.Sources()
+
+    def read(self, message: Message) -> tuple[Message, Iterator[MessagesMissing]]:
+        """Return the message, a copy without its header and with its number if it has a header, and the gaps
+        that it shows."""
+        header = sequence.parse(message.payload)
+        if isinstance(header, sequence.Refusal):
+            return message, iter(())
+        found = self.sources.take(message.source, message.src_qp, message.payload)
+        gaps = iter(()) if isinstance(found, sequence.Refusal) else missing(self.group, message, found)
+        payload = memoryview(bytes(message.payload[sequence.HEADER_SIZE :]))
+        return message._replace(payload=payload, number=header.number), gaps

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from mcast.api import McastError
-from mcast.wire.addresses import McastAddress
+from mcast.wire.addresses import Gid, McastAddress
 
 
 class LoopbackPolicy(Enum):
@@ -101,6 +101,31 @@ class ReceiveQueueLow(NamedTuple):
         return f"{low}: receive faster, or raise receive_depth"
 
 
+class MessagesMissing(NamedTuple):
+    """The messages `first` to `last` of a sender have not arrived, as a later message of it shows.
+
+    Only an endpoint with sequence=True has this event. One of these messages that arrives after all is
+    delivered with its number, and counted as late.
+
+    group   the group that they were sent to
+    source  the sender's GID
+    src_qp  the sender's queue pair number, as in `Message`
+    stream  the stream that the numbers count; a sender begins a new one, at 0, with each join
+    """
+
+    group: McastAddress
+    source: Gid
+    src_qp: int
+    stream: int
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        one = self.first == self.last
+        which = f"message {self.first} of" if one else f"messages {self.first} to {self.last} of"
+        return f"{self.group}: {which} {self.source.ipv4 or self.source} {'is' if one else 'are'} missing"
+
+
 class PortDown(NamedTuple):
     """The link of `port` ("device/port") is down: nothing is sent or received until `PortUp`.
 
@@ -142,7 +167,7 @@ def _first_line(error: McastError) -> str:
     return str(error).partition("\n")[0]
 
 
-Event = Lost | Rejoined | GaveUp | ReceiveQueueLow | PortDown | PortUp | AddressChanged
+Event = Lost | Rejoined | GaveUp | MessagesMissing | ReceiveQueueLow | PortDown | PortUp | AddressChanged
 
 
 class LoopbackReport(NamedTuple):

@@ -40,6 +40,7 @@ STREAMS_MAX = 16
 """How many streams of one sender are remembered, so that a sender which invents streams pushes out only its
 own."""
 
+_NONE: tuple[range, ...] = ()
 _MASK = (1 << WINDOW) - 1
 
 
@@ -48,6 +49,17 @@ class SequenceHeader(NamedTuple):
 
     stream: int
     number: int
+
+
+class Arrival(NamedTuple):
+    """A message that is delivered, by its header.
+
+    missing  the numbers that it shows to be missing: usually none, and never more than two ranges
+    """
+
+    stream: int
+    number: int
+    missing: tuple[range, ...]
 
 
 class Refusal(Enum):
@@ -93,34 +105,36 @@ class Stream:
         self.late: int = 0
         self.duplicates: int = 0
 
-    def take(self, number: int) -> Refusal | None:
-        """Count a message; return why it is not delivered, or None if it is."""
+    def take(self, number: int) -> Refusal | tuple[range, ...]:
+        """Count a message; return why it is not delivered, or the numbers that it shows to be missing."""
         ahead = number - self._highest
         if not -WINDOW < ahead <= WINDOW:
             return self._take_far(number, ahead)
         if ahead > 0:
+            missing = _NONE if ahead == 1 else (range(self._highest + 1, number),)
             self._advance(number, (self._seen << ahead | 1) & _MASK, ahead - 1)
-        elif self._seen >> -ahead & 1:
+            self.received += 1
+            return missing
+        if self._seen >> -ahead & 1:
             self.duplicates += 1
             return Refusal.DUPLICATE
-        else:
-            self._seen |= 1 << -ahead
-            self.late += 1
-            self.gaps -= number > self._first
+        self._seen |= 1 << -ahead
+        self.late += 1
+        self.gaps -= number > self._first
         self.received += 1
-        return None
+        return _NONE
 
-    def goes_on_at(self, number: int) -> Stream:
-        """The same stream from its sender's next queue pair; messages lost in between are counted as a
-        gap."""
+    def goes_on_at(self, number: int) -> tuple[Stream, tuple[range, ...]]:
+        """Return the same stream from its sender's next queue pair, and the numbers lost in between."""
         stream = Stream(number)
         ahead = number - self._highest
-        if 0 < ahead <= JUMP_MAX:
-            stream.gaps = ahead - 1
-            stream._first = self._highest
-        return stream
+        if not 0 < ahead <= JUMP_MAX:
+            return stream, _NONE
+        stream.gaps = ahead - 1
+        stream._first = self._highest
+        return stream, _without_empty(range(self._highest + 1, number))
 
-    def _take_far(self, number: int, ahead: int) -> Refusal | None:
+    def _take_far(self, number: int, ahead: int) -> Refusal | tuple[range, ...]:
         """Judge a number outside the window.
 
         It may be forged, so the window moves only when others have followed it.
@@ -132,14 +146,19 @@ class Stream:
             self.duplicates += 1
             return Refusal.DUPLICATE
         if self._run and -WINDOW < step < 0 < ahead and ahead - step <= JUMP_MAX:  # they changed places
+            missing = _without_empty(range(self._highest + 1, number), range(number + 1, self._far))
             self._advance(self._far, 1 << -step | 1, ahead - step - 2)
             self.late += 1
             self.received += 1
-            return None
+            return missing
         self._far = number
         self._run = self._run + 1 if self._run and 0 < step < WINDOW else 1
         plausible = 0 < ahead <= JUMP_MAX
+        missing = _NONE
         if plausible and self._run > 1:
+            missing = _without_empty(
+                range(self._highest + 1, number - step), range(number - step + 1, number)
+            )
             self._advance(number, 1 << step | 1, ahead - 2)
         elif self._run >= RESTART_AFTER:
             self._first = number
@@ -147,11 +166,15 @@ class Stream:
         elif not plausible:
             return Refusal.JUMP if ahead > 0 else Refusal.OLD
         self.received += 1
-        return None
+        return missing
 
     def _advance(self, number: int, seen: int, missing: int) -> None:
         self._highest, self._seen, self._run = number, seen, 0
         self.gaps += missing
+
+
+def _without_empty(*ranges: range) -> tuple[range, ...]:
+    return tuple(filter(None, ranges))
 
 
 class Sources:
@@ -172,8 +195,8 @@ class Sources:
     def __len__(self) -> int:
         return sum(map(len, self._senders.values()))
 
-    def take(self, source: Gid, qp_num: int, payload: memoryview) -> Refusal | None:
-        """Count a message by its header; return why it is not delivered, or None if it is."""
+    def take(self, source: Gid, qp_num: int, payload: memoryview) -> Refusal | Arrival:
+        """Count a message by its header; return what its header shows, or why it is not delivered."""
         header = parse(payload)
         if isinstance(header, Refusal):
             return header
@@ -190,13 +213,17 @@ class Sources:
         known = streams.get(header.stream)
         if known is not None:
             streams.move_to_end(header.stream)
-            return known.take(header.number)
+            found = known.take(header.number)
+            return found if isinstance(found, Refusal) else Arrival(*header, found)
         before = self._last.get((source, header.stream))
-        stream = Stream(header.number) if before is None else before.goes_on_at(header.number)
+        if before is None:
+            stream, missing = Stream(header.number), _NONE
+        else:
+            stream, missing = before.goes_on_at(header.number)
         streams[header.stream] = self._last[source, header.stream] = stream
         if len(streams) > STREAMS_MAX:
             self._forget(source, *streams.popitem(last=False))
-        return None
+        return Arrival(*header, missing)
 
     def _forget(self, source: Gid, number: int, stream: Stream) -> None:
         if self._last.get((source, number)) is stream:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from mcast.api import Batch, Message
 from mcast.endpoint import probe, sequence
 from mcast.endpoint.membership import EndpointGroup
+from mcast.endpoint.numbering import missing
+from mcast.endpoint.policy import MessagesMissing
 from mcast.endpoint.probe import PROBE_SIZE
 from mcast.endpoint.probing import ECHOES_MAX, Prober
 from mcast.wire.addresses import Gid
@@ -41,6 +43,7 @@ class Sorter:
     filtering  True if own messages are kept from the user
     sequenced  True if messages have sequence headers, None if they may have: these are delivered with theirs
     drop       counts messages that the user does not get, with their group (None: of no group) and the reason
+    tell       takes an event for the user
     """
 
     def __init__(
@@ -50,8 +53,9 @@ class Sorter:
         filtering: bool,
         sequenced: bool | None,
         drop: CountDrops,
+        tell: Callable[[MessagesMissing], None],
     ) -> None:
-        self._by_mgid, self._prober, self._drop = by_mgid, prober, drop
+        self._by_mgid, self._prober, self._drop, self._tell = by_mgid, prober, drop, tell
         self.filtering: bool = filtering
         self.sequenced: bool = bool(sequenced)
         self._told = sequenced is None
@@ -104,10 +108,10 @@ class Sorter:
 
     def _judge(self, message: Message) -> Message | None:
         """The message as the user shall see it, or None if it is not the user's. A probe is answered here."""
-        found = probe.parse(message.payload)
+        probed = probe.parse(message.payload)
         group = self._by_mgid.get(message.group)
-        if found is not None:
-            self._prober.take(found, message)
+        if probed is not None:
+            self._prober.take(probed, message)
             return None
         if self.filtering and message.from_self:
             self._drop(group, _OWN)
@@ -115,10 +119,10 @@ class Sorter:
         if not self.sequenced:
             return message
         sources = self._stray_sources if group is None else group.sources
-        refusal = sources.take(message.source, message.src_qp, message.payload)
-        if refusal is not None:
-            self._drop(group, refusal.value)
-            if refusal in (sequence.Refusal.SHORT, sequence.Refusal.MAGIC) and not self._told:
+        found = sources.take(message.source, message.src_qp, message.payload)
+        if isinstance(found, sequence.Refusal):
+            self._drop(group, found.value)
+            if found in (sequence.Refusal.SHORT, sequence.Refusal.MAGIC) and not self._told:
                 self._told = True
                 logger.warning(
                     "%s: %s sends to %s without sequence headers, and this endpoint has sequence=True: such "
@@ -128,4 +132,7 @@ class Sorter:
                     message.group,
                 )
             return None
-        return message._replace(payload=message.payload[sequence.HEADER_SIZE :])
+        if found.missing and group is not None:
+            for gap in missing(group.address, message, found):
+                self._tell(gap)
+        return message._replace(payload=message.payload[sequence.HEADER_SIZE :], number=found.number)

@@ -21,7 +21,7 @@ class Look(NamedTuple):
     time     when, in seconds since 1970
     groups   the rates of each group and its sources
     stats    what the endpoint has counted since it was opened
-    events   the endpoint's events since the last look
+    events   the endpoint's events since the last look, and the last gaps in the numbers of messages
     """
 
     time: float
@@ -29,6 +29,11 @@ class Look(NamedTuple):
     groups: tuple[GroupRates, ...]
     stats: EndpointStats
     events: tuple[Event, ...]
+
+    @property
+    def gaps(self) -> int:
+        """How many numbered messages are missing in all groups."""
+        return sum(group.sequence.gaps or 0 for group in self.groups)
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -60,7 +65,7 @@ def looks(endpoint: Endpoint, interval: float, count: int | None = None) -> Iter
 
     Takes the messages and the events of the endpoint, so no other call should receive them.
     """
-    meter = Meter({member.mgid: str(member.group.address) for member in endpoint.groups})
+    meter = Meter({member.mgid: member.group for member in endpoint.groups})
     clock = endpoint.backend.now
     last = clock()
     number = 0
@@ -72,7 +77,7 @@ def looks(endpoint: Endpoint, interval: float, count: int | None = None) -> Iter
                 meter.take(batch)  # also what has come while the machine stood still
             now = clock()
         groups = meter.look(now - last)
-        yield Look(time.time(), now - last, groups, endpoint.stats(), tuple(_events(endpoint)))
+        yield Look(time.time(), now - last, groups, endpoint.stats(), (*_events(endpoint), *meter.gaps()))
         last = now
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from ipaddress import IPv4Address
 
 import pytest
@@ -11,6 +12,7 @@ from mcast.api import Gid, Message
 from mcast.cli.listen import _as_hex, _as_json, _as_text
 
 from ..commands import Run
+from .test_top import LOSSY
 
 GROUP = "239.1.1.1"
 LISTEN = ("listen", GROUP, "--backend", "sim", "--demo")
@@ -55,6 +57,8 @@ def test_a_line_of_json_has_the_bytes_and_the_text_if_there_is_one(payload: byte
         "bytes": len(payload),
         "text": text,
         "hex": payload.hex(),
+        "number": None,
+        "missing": [],
     }
 
 
@@ -64,7 +68,25 @@ def test_it_ends_after_so_many_messages(here: Run) -> None:
     told = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(told) == 30
     assert {(one["source"], one["group"]) for one in told} == {("10.0.0.2", GROUP)}
-    assert all(bytes.fromhex(one["hex"]).endswith(16 * b"made-up message ") for one in told)
+    assert {bytes.fromhex(one["hex"]) for one in told} == {16 * b"made-up message "}
+    assert [one["number"] for one in told] == list(range(told[0]["number"], told[0]["number"] + 30))
+    assert [one["missing"] for one in told] == [[]] * 30
+
+
+@pytest.mark.parametrize("form", [(), ("--hex",), ("--json",)])
+def test_it_names_gaps(mcast: Run, third_party: Callable[..., dict[str, str]], form: tuple[str, ...]) -> None:
+    """Every tenth message is lost; no byte of a header is shown."""
+    arguments = ("listen", GROUP, "--backend", "acme", "--device", "roce0", "--demo", "-C", "20", *form)
+    done = mcast(*arguments, env=third_party(source=LOSSY))
+    assert (done.returncode, "mSeq" in done.stdout, "6d 53 65 71" in done.stdout) == (0, False, False)
+    lines = done.stdout.splitlines()
+    if form == ("--json",):
+        gaps = [gap for line in lines for gap in json.loads(line)["missing"]]
+        assert gaps == [[9, 9], [19, 19]]
+    else:
+        gap = lines.index(f"{GROUP}: message 9 of 10.0.0.2 is missing")
+        assert lines[gap + 1].startswith(f"10.0.0.2 -> {GROUP}  #10  ")
+        assert f"{GROUP}: message 19 of 10.0.0.2 is missing" in lines
 
 
 def test_fewer_messages_than_asked_for_are_status_1(here: Run) -> None:

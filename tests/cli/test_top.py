@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 from collections.abc import Callable
 
 import pytest
+
+from mcast.endpoint.meter import MAX_GAPS
 
 from ..commands import MCAST, QUOTED, Run
 from .test_cli import on_a_terminal
@@ -35,6 +38,19 @@ def test_lost_messages_are_gaps_of_their_group_alone(
     lossy, whole = json.loads(mcast(*arguments, env=third_party(source=LOSSY)).stdout)["groups"]
     assert lossy["gaps"] == lossy["sources"][0]["gaps"] == (lossy["messages"] - 1) // 9 > 0
     assert whole["gaps"] == 0
+
+
+def test_gaps_are_losses(mcast: Run, third_party: Callable[..., dict[str, str]]) -> None:
+    """The line of losses counts the gaps of the same look, and each gap is named."""
+    arguments = (*DEMO, "--backend", "acme", "--device", "roce0", "--count", "1")
+    lossy, whole, lost, *events = mcast(*arguments, env=third_party(source=LOSSY)).stdout.splitlines()
+    gaps = int(lossy.split()[-2])
+    assert lossy.endswith(f", {gaps} gaps")
+    assert gaps > 0
+    assert whole.endswith(", 0 gaps")
+    assert lost.endswith(f"; lost {gaps} in gaps")
+    assert re.search(r" 239.1.1.1: message \d+9 of 10.0.0.2 is missing$", events[-1])
+    assert len(events) == min(gaps, MAX_GAPS)
 
 
 @pytest.mark.parametrize("backend", ["sim-roce", "sim-ib"])

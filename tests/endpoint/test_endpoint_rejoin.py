@@ -635,9 +635,8 @@ def test_the_same_seed_gives_the_same_attempts() -> None:
 def test_events_that_nobody_fetches_are_bounded_and_counted(
     paired: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mcast.endpoint.event_queue.EVENTS_KEPT", 4)
+    monkeypatch.setattr("mcast.endpoint.event_queue.MAX_EVENTS", 4)
     pair = paired()
-    pair.receiver._session.events.queued = type(pair.receiver._session.events.queued)(maxlen=4)
     for times in range(1, 4):
         pair.network.fail_over(1)
         while pair.receiver.stats().rejoins < times:
@@ -658,3 +657,20 @@ def test_events_read_well_and_the_log_says_whose_they_are(
     assert "\n" not in str(lost)
     name = f"{pair.receiver.device.name}/1, 10.0.0.2"
     assert [said for said in caplog.messages if GROUP in said] == [f"{name}: {lost}", f"{name}: {rejoined}"]
+
+
+def test_loss_and_return_have_one_log_level(
+    paired: Callable[..., Pair], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A program that logs warnings alone, as Python does by default, hears that a membership is back."""
+    caplog.set_level(logging.WARNING, "mcast")
+    pair = paired()
+    pair.network.set_link(1, up=False)
+    pair.network.set_link(1, up=True)
+    pair.network.fail_over(1)
+    while pair.receiver.stats().rejoins < 1:
+        assert pair.receiver.next_event(60) is not None
+    levels = {record.levelname for record in caplog.records if record.name == "mcast"}
+    assert levels == {"WARNING"}
+    assert any("joined again" in line for line in caplog.messages)
+    assert any("the link is up" in line for line in caplog.messages)

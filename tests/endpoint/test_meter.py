@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from mcast.api import Message
 from mcast.contract.batch import CopiedBatch
-from mcast.endpoint.meter import Meter
-from mcast.endpoint.sequence import HEADER_SIZE, SOURCES_MAX, pack
-from mcast.wire.addresses import Gid
+from mcast.endpoint.meter import MAX_GAPS, Meter
+from mcast.endpoint.policy import MessagesMissing
+from mcast.endpoint.sequence import SOURCES_MAX, pack
+from mcast.wire.addresses import Gid, McastAddress
 
 ONE, TWO = Gid("::ffff:239.1.1.1"), Gid("::ffff:239.1.1.2")
 ALICE, BOB = Gid("::ffff:10.0.0.1"), Gid("::ffff:10.0.0.2")
@@ -21,14 +22,14 @@ def numbered(group: Gid, source: Gid, numbers: list[int], stream: int = 1) -> li
 
 
 def meter() -> Meter:
-    return Meter({ONE: "one", TWO: "two"})
+    return Meter({ONE: McastAddress.of("239.1.1.1"), TWO: McastAddress.of("239.1.1.2")})
 
 
 def test_rates_are_of_the_interval_and_totals_of_all() -> None:
     counted = meter()
     counted.take(CopiedBatch([message(ONE, ALICE, bytes(100))] * 3 + [message(ONE, BOB, bytes(10))]))
     one, two = counted.look(2.0)
-    assert (one.group, one.rates.messages, one.rates.bytes) == ("one", 4, 310)
+    assert (one.group, one.rates.messages, one.rates.bytes) == ("239.1.1.1", 4, 310)
     assert (one.rates.messages_per_second, one.rates.bytes_per_second) == (2.0, 155.0)
     alice, bob = one.sources
     assert (alice.source, alice.qp_num, alice.rates.messages_per_second) == ("10.0.0.1", 17, 1.5)
@@ -48,9 +49,22 @@ def test_gaps_are_counted_where_messages_are_numbered() -> None:
     assert (one.sequence.gaps, one.sequence.late, one.sequence.duplicates) == (2, 1, 1)
     alice, bob = one.sources
     assert (alice.sequence.gaps, alice.sequence.late, alice.sequence.duplicates) == (2, 1, 1)
-    assert (bob.sequence.gaps, bob.rates.messages, bob.rates.bytes) == (0, 2, 2 * (HEADER_SIZE + 1))
+    assert (bob.sequence.gaps, bob.rates.messages, bob.rates.bytes) == (0, 2, 2)  # without headers
     assert two.sequence.gaps is None
     assert two.sources[0].sequence.gaps is None
+
+
+def test_the_last_gaps_are_named_once() -> None:
+    counted = meter()
+    counted.take(CopiedBatch(numbered(ONE, ALICE, [0, 1, 5, 9])))
+    group = McastAddress.of("239.1.1.1")
+    assert counted.gaps() == (
+        MessagesMissing(group, ALICE, 17, 1, 2, 4),
+        MessagesMissing(group, ALICE, 17, 1, 6, 8),
+    )
+    assert counted.gaps() == ()
+    counted.take(CopiedBatch(numbered(ONE, ALICE, [*range(10, 1000, 2)])))
+    assert len(counted.gaps()) == MAX_GAPS
 
 
 def test_a_flood_of_sources_pushes_out_the_ones_that_are_silent() -> None:

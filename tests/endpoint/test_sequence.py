@@ -68,10 +68,12 @@ class Model:
         self.seen: set[int] = set()
         self.counts: Counter[str] = Counter()
 
-    def take(self, number: int) -> Refusal | None:
+    def take(self, number: int) -> Refusal | tuple[range, ...]:
+        missing = range(0)
         if not self.seen:
             self.first = self.highest = number
         elif number > self.highest:
+            missing = range(self.highest + 1, number)
             self.highest = number
         elif number in self.seen:
             self.counts["duplicates"] += 1
@@ -79,7 +81,7 @@ class Model:
         else:
             self.counts["late"] += 1
         self.seen.add(number)
-        return None
+        return (missing,) if missing else ()
 
     @property
     def gaps(self) -> int:
@@ -93,10 +95,10 @@ STEPS = st.one_of(st.integers(-5, 5), st.integers(1 - WINDOW, WINDOW))
 @given(first=st.sampled_from([0, 5, 1 << 40]), steps=st.lists(STEPS, max_size=60))
 def test_a_stream_counts_as_the_model_does(first: int, steps: list[int]) -> None:
     model, stream, number = Model(), Stream(first), first
-    assert model.take(first) is None
+    assert model.take(first) == ()
     for step in steps:
         number = max(0, number + step, model.highest - WINDOW + 1)
-        assert stream.take(number) is model.take(number)
+        assert stream.take(number) == model.take(number)
     assert stream.received == len(model.seen)
     assert stream.gaps == model.gaps
     assert (stream.late, stream.duplicates) == (model.counts["late"], model.counts["duplicates"])
@@ -105,20 +107,21 @@ def test_a_stream_counts_as_the_model_does(first: int, steps: list[int]) -> None
 @pytest.mark.parametrize("jump", [WINDOW + 1, JUMP_MAX - 2])
 def test_what_is_lost_in_one_large_gap_is_counted_once_the_stream_goes_on(jump: int) -> None:
     stream = Stream(0)
-    assert [stream.take(jump), stream.gaps] == [None, 0]
+    assert [stream.take(jump), stream.gaps] == [(), 0]
     assert stream.take(jump) is Refusal.DUPLICATE
-    assert [stream.take(jump + 2), stream.gaps] == [None, jump]
-    assert [stream.take(jump + 1), stream.gaps, stream.late] == [None, jump - 1, 1]
+    gaps = range(1, jump), range(jump + 1, jump + 2)
+    assert [stream.take(jump + 2), stream.gaps] == [gaps, jump]
+    assert [stream.take(jump + 1), stream.gaps, stream.late] == [(), jump - 1, 1]
     assert [stream.take(jump + number) for number in range(3)] == [Refusal.DUPLICATE] * 3
 
 
 @pytest.mark.parametrize("jump", [WINDOW + 2, JUMP_MAX])
 def test_two_that_changed_places_behind_a_large_gap_are_counted_once(jump: int) -> None:
     stream = Stream(0)
-    assert [stream.take(jump), stream.take(jump - 1)] == [None, None]
+    assert [stream.take(jump), stream.take(jump - 1)] == [(), (range(1, jump - 1),)]
     assert [stream.gaps, stream.late, stream.received] == [jump - 2, 1, 3]
     assert [stream.take(jump), stream.take(jump - 1)] == [Refusal.DUPLICATE] * 2
-    assert [stream.take(jump + 1), stream.gaps] == [None, jump - 2]
+    assert [stream.take(jump + 1), stream.gaps] == [(), jump - 2]
 
 
 @given(
@@ -134,7 +137,7 @@ def test_a_forged_number_costs_no_honest_message(lies: list[tuple[int, int]], fi
     for place in range(100):
         if place in at:
             stream.take(at[place])
-        assert stream.take(first + 1 + place) is None
+        assert stream.take(first + 1 + place) == ()
     assert stream.gaps == 0
 
 
@@ -144,15 +147,16 @@ def test_a_stream_that_was_led_astray_comes_back(lie: int) -> None:
     for number in range(2 * RESTART_AFTER):
         stream.take(10 * WINDOW + lie + number)
     taken = [stream.take(10 * WINDOW + 1 + number) for number in range(100)]
-    assert taken == [Refusal.OLD] * (RESTART_AFTER - 1) + [None] * (101 - RESTART_AFTER)
+    assert taken == [Refusal.OLD] * (RESTART_AFTER - 1) + [()] * (101 - RESTART_AFTER)
 
 
 def test_streams_sources_and_queue_pairs_are_told_apart() -> None:
     sources = Sources()
     streams = [(HERE, 1, 7), (HERE, 1, 8), (HERE, 2, 9), (THERE, 1, 7)]
     for source, qp_num, stream in streams:
-        assert sources.take(source, qp_num, memoryview(pack(stream, 100))) is None
-        assert sources.take(source, qp_num, memoryview(pack(stream, 102))) is None
+        assert sources.take(source, qp_num, memoryview(pack(stream, 100))) == (stream, 100, ())
+        shown = stream, 102, (range(101, 102),)
+        assert sources.take(source, qp_num, memoryview(pack(stream, 102))) == shown
     found = sources.snapshot()
     assert [(one.source, one.qp_num, one.stream) for one in found] == streams
     assert all((one.received, one.gaps) == (2, 1) for one in found)
@@ -163,14 +167,15 @@ def test_another_queue_pair_cannot_touch_a_stream() -> None:
     sources = Sources()
     for number in range(100):
         sources.take(HERE, 2, memoryview(pack(7, number + JUMP_MAX)))
-        assert sources.take(HERE, 1, memoryview(pack(7, number))) is None
+        assert sources.take(HERE, 1, memoryview(pack(7, number))) == (7, number, ())
     assert [(one.qp_num, one.received, one.gaps) for one in sources.snapshot()] == [(2, 100, 0), (1, 100, 0)]
 
 
 def test_what_comes_late_from_the_next_queue_pair_closes_its_gap() -> None:
     sources = Sources()
     for qp_num, number in ((1, 9), (2, 13), (2, 10), (2, 12), (2, 11)):
-        assert sources.take(HERE, qp_num, memoryview(pack(7, number))) is None
+        gaps = (range(10, 13),) if number == 13 else ()
+        assert sources.take(HERE, qp_num, memoryview(pack(7, number))) == (7, number, gaps)
     assert (sources.total("gaps"), sources.total("late")) == (0, 3)
 
 

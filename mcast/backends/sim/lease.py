@@ -285,7 +285,9 @@ _make_message: Callable[[tuple[object, ...]], Message] = partial(tuple.__new__, 
 def message_of(burst: Burst, payload: memoryview, own: bool) -> Message:
     """A message of the burst, as its receiver sees it."""
     source, src_qp, group, _, _, _, slid = burst.header
-    return _make_message((payload, source, src_qp, group, burst.imm, own, slid, None, 0, None, burst.at))
+    return _make_message(
+        (payload, source, src_qp, group, burst.imm, own, slid, None, 0, None, burst.at, None)
+    )
 
 
 def messages_of(burst: Burst, own: bool) -> list[Message]:
@@ -293,7 +295,7 @@ def messages_of(burst: Burst, own: bool) -> list[Message]:
     source, src_qp, group, _, _, _, slid = burst.header
     imm, at = burst.imm, burst.at
     return [
-        _make_message((memoryview(payload), source, src_qp, group, imm, own, slid, None, 0, None, at))
+        _make_message((memoryview(payload), source, src_qp, group, imm, own, slid, None, 0, None, at, None))
         for payload in burst.payloads
     ]
 

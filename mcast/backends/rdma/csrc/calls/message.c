@@ -1,7 +1,7 @@
 /* A received message as Python sees it. */
 #include "calls.h"
 
-enum { MESSAGE_FIELDS = 11 };
+enum { MESSAGE_FIELDS = 12 };
 
 static PyObject *gid_of(struct calls *self, struct known_gid *cache, const uint8_t *raw)
 {
@@ -60,6 +60,7 @@ PyObject *calls_make_message(struct calls *self, const struct mcast_message *fro
 		PyLong_FromUnsignedLong(from->path_bits),
 		place_of(region, from),
 		self->qp->recv.clock ? PyLong_FromUnsignedLongLong(from->timestamp) : Py_NewRef(Py_None),
+		Py_NewRef(Py_None), /* number: known to an endpoint alone */
 	};
 	for (Py_ssize_t i = 0; i < MESSAGE_FIELDS; i++) {
 		all &= fields[i] != NULL;
