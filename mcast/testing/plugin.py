@@ -4,6 +4,8 @@ fixtures
   mcast_fabric       the test's fabric, a `mcast.backends.sim.Fabric`; during the test the application's
                      `open_endpoint("sim", …)` and `open_backend("sim")` lead to it
   mcast_endpoints    opens endpoints on the fabric, each on a port of its own (McastEndpoints)
+  mcast_aio_endpoints  the same for asyncio, closed in the test's event loop (McastAioEndpoints); for tests
+                     that pytest-asyncio runs, or anyio on asyncio
   mcast_environment  the environment for subprocesses, where the fabric is shared
 
 marks
@@ -22,6 +24,9 @@ options
 ini
   mcast_fabric       the link layers of tests that name none; by default roce
 
+A test with one of these marks has the fabric, whether it names a fixture or not. A wrong mark fails its test
+alone, and the failure says where the mark is.
+
 Marks of a module, a class and a test add up; for the same argument the nearest wins. Time on the fabric is
 virtual, and passes while a call waits; for tests that are coroutines it is real time. Use `clock="wall"` for
 programs with threads or asyncio. If a test has passed and left a batch, an id, a queue pair or a backend
@@ -37,8 +42,8 @@ import logging
 import os
 import shlex
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -51,6 +56,8 @@ import pytest
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
+    from _pytest.nodes import Node
+
     from mcast.aio import Endpoint as AioEndpoint
     from mcast.api import Backend
     from mcast.backends.sim import Fabric as McastFabric
@@ -61,7 +68,7 @@ if TYPE_CHECKING:
 
 # No other module of mcast is imported before a test needs it, because pytest loads this one in every run.
 
-__all__ = ["McastEndpoints", "McastFabric"]
+__all__ = ["McastAioEndpoints", "McastEndpoints", "McastFabric"]
 
 LINK_LAYERS = ("roce", "infiniband")
 _NAMES = {"roce": ("sim", "sim-roce"), "infiniband": ("sim", "sim-ib")}
@@ -118,6 +125,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "mcast_faults(kind, **fields) or (which, verdict): a fault on the fabric of the test",
     ):
         config.addinivalue_line("markers", line)
+    if config.pluginmanager.has_plugin("asyncio"):  # pytest-asyncio
+        config.pluginmanager.import_plugin("mcast.testing.asyncio_fixtures")
     if hasattr(config, "workerinput"):
         config.option.mcast_seed = config.workerinput["mcast_seed"]
 
@@ -137,53 +146,81 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the marks say of a test's fabric. `seed` None: the seed follows from the run's."""
+    """What the marks say of a test's fabric.
+
+    `seed` None: the seed follows from the run's. `faults` come with the place of their mark; `places` has
+    that of each argument of `mcast`, and under "" that of the nearest mark.
+    """
 
     layers: Sequence[str]
     shared: bool = False
     seed: int | None = None
-    faults: Sequence[object] = ()
+    faults: Sequence[tuple[str, object]] = ()
     allow_leaks: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    places: Mapping[str, str] = field(default_factory=dict)
 
 
-def _plan(node: pytest.Item | pytest.Function) -> _Plan:
+_MARKS = ("mcast", "mcast_faults")
+
+
+def _plan(item: pytest.Item) -> _Plan:
     said: dict[str, Any] = {}
-    faults: list[object] = []
+    places: dict[str, str] = {}
+    faults: list[tuple[str, object]] = []
     # From the module's to the test's own, decorators from top to bottom.
-    for mark in reversed([*node.iter_markers("mcast")]):
+    for node, mark in reversed([*item.iter_markers_with_node("mcast")]):
+        place = _place(node)
         if mark.args:
             raise _failure(
-                f"mcast{mark.args}: give its arguments by name, such as mcast(fabric='infiniband')"
+                f"{place}mcast{mark.args}: give its arguments by name, such as mcast(fabric='infiniband')"
             )
         named = mark.kwargs.get("faults", ())
         if not isinstance(named, list | tuple):
-            raise _failure(f"mcast(faults={named!r}): give a list of faults")
-        faults += named
+            raise _failure(f"{place}mcast(faults={named!r}): give a list of faults")
+        faults += [(place, one) for one in named]
         said |= mark.kwargs
-    for mark in reversed([*node.iter_markers("mcast_faults")]):
-        faults.append(_fault_of_mark(mark))
-    layers = said.pop("fabric", None) or node.config.getini("mcast_fabric")
+        places |= dict.fromkeys([*mark.kwargs, ""], place)
+    for node, mark in reversed([*item.iter_markers_with_node("mcast_faults")]):
+        faults.append((place := _place(node), _fault_of_mark(mark, place)))
+    layers = said.pop("fabric", None) or item.config.getini("mcast_fabric")
     layers = [layers] if isinstance(layers, str) or not isinstance(layers, Iterable) else list(layers)
     for layer in layers:
         if layer not in LINK_LAYERS:
-            raise _failure(f"the fabric is {layer!r}: there are {' and '.join(LINK_LAYERS)}")
+            place = places.get("fabric", "the ini's mcast_fabric: ")
+            raise _failure(f"{place}the fabric is {layer!r}: there are {' and '.join(LINK_LAYERS)}")
     said.pop("faults", None)
     seed, allow_leaks = said.pop("seed", None), said.pop("allow_leaks", False)
     shared = said.pop("shared", False)
     for name, value in {"allow_leaks": allow_leaks, "shared": shared}.items():
         if not isinstance(value, bool):
-            raise _failure(f"mcast({name}={value!r}): give True or False")
-    return _Plan(layers, shared, seed, faults, allow_leaks, said)
+            raise _failure(f"{places[name]}mcast({name}={value!r}): give True or False")
+    if not isinstance(seed, int | None):
+        raise _failure(f"{places['seed']}mcast(seed={seed!r}): give an int")
+    return _Plan(layers, shared, seed, faults, allow_leaks, said, places)
 
 
-def _fault_of_mark(mark: pytest.Mark) -> object:
+def _place(node: Node) -> str:
+    """The file and line at which a test, a class or a module has its marks."""
+    path: os.PathLike[str] | str = node.path
+    line: int | None = None
+    if isinstance(node, pytest.Item | pytest.Class):
+        path, line, _ = node.reportinfo()
+    else:
+        with suppress(OSError, UnicodeDecodeError):
+            lines = enumerate(node.path.read_text().splitlines())
+            line = next((number for number, text in lines if text.startswith("pytestmark")), None)
+    shown = os.path.relpath(path, node.config.invocation_params.dir)
+    return f"{shown}: " if line is None else f"{shown}:{line + 1}: "
+
+
+def _fault_of_mark(mark: pytest.Mark, place: str) -> object:
     if len(mark.args) == 1 and isinstance(mark.args[0], str):
         return {"kind": mark.args[0], **mark.kwargs}
     if len(mark.args) == 2 and not mark.kwargs:
         return mark.args
     raise _failure(
-        "mcast_faults takes the kind of one fault and its fields, mcast_faults('drop', nth=3), "
+        f"{place}mcast_faults takes the kind of one fault and its fields, mcast_faults('drop', nth=3), "
         "or the two arguments of fabric.rules.when"
     )
 
@@ -193,11 +230,26 @@ def _failure(why: str) -> BaseException:
     return pytest.fail.Exception(why, pytrace=False)
 
 
+def _has_fabric(node: pytest.Item, names: list[str]) -> bool:
+    """Return True if the test has the fabric; a mark of the plugin puts its fixture first among the names."""
+    if "mcast_fabric" not in names and any(node.get_closest_marker(mark) for mark in _MARKS):
+        names.insert(0, "mcast_fabric")
+    return "mcast_fabric" in names
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "mcast_fabric" in metafunc.fixturenames and not _is_parametrized(metafunc):
-        layers = _plan(metafunc.definition).layers
+    if _has_fabric(metafunc.definition, metafunc.fixturenames) and not _is_parametrized(metafunc):
+        try:
+            layers = _plan(metafunc.definition).layers
+        except pytest.fail.Exception:
+            return  # the test's set-up says it, so that no other test fails
         if len(layers) > 1:
             metafunc.parametrize("mcast_fabric", layers, indirect=True)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if isinstance(item, pytest.Function):
+        _has_fabric(item, item.fixturenames)  # once more, because a parametrized test has lost the name
 
 
 def _is_parametrized(metafunc: pytest.Metafunc) -> bool:
@@ -222,9 +274,10 @@ def mcast_fabric(request: pytest.FixtureRequest) -> Iterator[McastFabric]:
     run = item.stash[_RUN] = _Run(layer, _seed_of(item) if plan.seed is None else plan.seed)
     item.user_properties.append(("mcast_seed", run.seed))
     if plan.shared and plan.options.get("clock", "wall") != "wall":
-        raise _failure("mcast(shared=True): processes share real time: leave out clock")
+        place = plan.places["clock"]
+        raise _failure(f"{place}mcast(shared=True): processes share real time: leave out clock")
     clock = "wall" if plan.shared else _clock_of(item)
-    fabric = _make(layer, run.seed, {"clock": clock, **plan.options})
+    fabric = _make(layer, run.seed, {"clock": clock, **plan.options}, plan.places)
     depth = _TRACE_DEPTH if request.config.getoption("mcast_traces") else 1
     keeps_leaks, directory = plan.allow_leaks, Path(request.config.invocation_params.dir)
     if plan.shared:
@@ -256,6 +309,28 @@ def mcast_environment(mcast_fabric: McastFabric, request: pytest.FixtureRequest)
 def mcast_endpoints(mcast_fabric: McastFabric) -> Iterator[McastEndpoints]:
     """Opens endpoints on the test's fabric, and closes them at the end of the test."""
     with McastEndpoints(mcast_fabric) as endpoints:
+        yield endpoints
+
+
+@pytest.fixture
+def mcast_aio_endpoints(request: pytest.FixtureRequest) -> McastAioEndpoints:
+    """Opens endpoints for asyncio on the test's fabric, and closes them in its event loop."""
+    if "anyio_backend" in request.fixturenames:
+        name = "_mcast_anyio_endpoints"
+    elif request.config.pluginmanager.has_plugin("asyncio"):
+        name = "_mcast_asyncio_endpoints"
+    else:
+        raise _failure(
+            "mcast_aio_endpoints needs a plugin that runs coroutines: mark the test @pytest.mark.anyio, or "
+            "install pytest-asyncio; with any other plugin, use mcast_endpoints.aio"
+        )
+    endpoints: McastAioEndpoints = request.getfixturevalue(name)
+    return endpoints
+
+
+@pytest.fixture
+async def _mcast_anyio_endpoints(mcast_endpoints: McastEndpoints) -> AsyncIterator[McastAioEndpoints]:
+    async with McastAioEndpoints(mcast_endpoints) as endpoints:
         yield endpoints
 
 
@@ -298,7 +373,7 @@ class McastEndpoints:
 
         def opened(address: LocalAddress) -> AioEndpoint:
             endpoint = open_endpoint("sim", address, **options)
-            self._close.callback(_run, asyncio.get_running_loop(), endpoint.close)
+            self._close.callback(_close_in, asyncio.get_running_loop(), endpoint)
             return endpoint
 
         return tuple(map(opened, self._next(count)))
@@ -324,41 +399,78 @@ class McastEndpoints:
         self._close.close()
 
 
-def _run(loop: AbstractEventLoop, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+class McastAioEndpoints:
+    """Opens endpoints for asyncio on the fabric of a test, each on a port of its own, and closes them in the
+    test's event loop.
+
+    ```python
+    @pytest.mark.asyncio  # or anyio
+    async def test_feed(mcast_aio_endpoints: McastAioEndpoints) -> None:
+        sender, receiver = mcast_aio_endpoints(2, sequence=True)
+    ```
+    """
+
+    def __init__(self, endpoints: McastEndpoints) -> None:
+        self._endpoints = endpoints
+        self._opened: list[AioEndpoint] = []
+
+    def __call__(self, count: int = 1, **options: Any) -> tuple[AioEndpoint, ...]:
+        """Open endpoints on the next `count` ports; the options are those of `mcast.aio.open_endpoint`.
+
+        Call this in a coroutine. Raises ValueError when the fabric has no more ports.
+        """
+        opened = self._endpoints.aio(count, **options)
+        self._opened += opened
+        return opened
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for endpoint in reversed(self._opened):
+            await endpoint.close()
+
+
+def _close_in(loop: AbstractEventLoop, endpoint: AioEndpoint) -> None:
     """Close an endpoint in its event loop; if that was closed, in a new one."""
     import asyncio
 
+    if endpoint.closed:
+        return
     if loop.is_running():  # in another thread
-        asyncio.run_coroutine_threadsafe(close(), loop).result(_LOOP_PATIENCE)
+        asyncio.run_coroutine_threadsafe(endpoint.close(), loop).result(_LOOP_PATIENCE)
         return
     ended = loop.is_closed()
     with closing(asyncio.new_event_loop()) if ended else nullcontext(loop) as runs:
-        runs.run_until_complete(close())
+        runs.run_until_complete(endpoint.close())
 
 
 # --- making the fabric ---------------------------------------------------------------------------
 
 
-def _make(layer: str, seed: int, options: Mapping[str, Any]) -> McastFabric:
+def _make(layer: str, seed: int, options: Mapping[str, Any], places: Mapping[str, str]) -> McastFabric:
     from mcast.backends.sim import Fabric
 
     make: Callable[..., McastFabric] = Fabric.roce if layer == "roce" else Fabric.infiniband
     known = inspect.signature(make).parameters
     for name in options:
         if name not in known:
-            raise _failure(f"mcast({name}=…): the options of a {layer} fabric are {', '.join(known)}")
+            raise _failure(
+                f"{places[name]}mcast({name}=…): the options of a {layer} fabric are {', '.join(known)}"
+            )
     try:
         return make(**options, seed=seed)
-    except ValueError as error:
-        raise _failure(f"mcast: {error}") from None
+    except (ValueError, TypeError) as error:
+        raise _failure(f"{places.get('', '')}mcast: {error}") from None
 
 
 def _clock_of(item: pytest.Function) -> str:
-    return "wall" if inspect.iscoroutinefunction(item.function) else "virtual"
+    waits = inspect.iscoroutinefunction(item.function) or "mcast_aio_endpoints" in item.fixturenames
+    return "wall" if waits else "virtual"
 
 
 @contextmanager
-def _planted(fabric: McastFabric, layer: str, faults: Sequence[Any]) -> Iterator[None]:
+def _planted(fabric: McastFabric, layer: str, faults: Sequence[tuple[str, Any]]) -> Iterator[None]:
     """Inside the `with`, the faults act on the fabric.
 
     If several rules fit a message the first one counts.
@@ -370,16 +482,16 @@ def _planted(fabric: McastFabric, layer: str, faults: Sequence[Any]) -> Iterator
         link_layer=layer, ports=len(fabric.ports), switches=fabric.switches
     )
     with ExitStack() as stack:
-        try:
-            for fault in faults:
+        for place, fault in faults:
+            try:
                 if isinstance(fault, Mapping):
                     stack.enter_context(planted(fabric, [fault_of(fault, shape)]))
                 elif isinstance(fault, tuple) and len(fault) == 2:
                     stack.enter_context(fabric.rules.when(*fault))
                 else:
                     raise TypeError(f"{fault!r} is neither a table, as in a scenario, nor (which, verdict)")
-        except (ValueError, TypeError) as error:
-            raise _failure(f"mcast_faults: {error}") from None
+            except (ValueError, TypeError) as error:
+                raise _failure(f"{place}mcast_faults: {error}") from None
         yield
 
 

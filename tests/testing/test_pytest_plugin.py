@@ -36,6 +36,8 @@ def received(endpoint):
         found += [bytes(message.payload) for message in batch]
     return found
 """
+FIRST = HEAD.count("\n")
+"""The line of a file that a suite's tests begin in."""
 
 
 @pytest.fixture
@@ -45,7 +47,8 @@ def suite(pytester: pytest.Pytester) -> Suite:
     def call(tests: str, *options: str, subprocess: bool = False) -> pytest.RunResult:
         pytester.makepyfile(test_it=HEAD + tests)
         run = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
-        return run("-p", "no:cacheprovider", "--strict-markers", "-rA", *options)
+        plugins = [] if subprocess else ["-p", "no:asyncio"]  # which warns where its ini says nothing
+        return run("-p", "no:cacheprovider", *plugins, "--strict-markers", "-rA", *options)
 
     return call
 
@@ -200,6 +203,98 @@ async def test_leak(mcast_fabric):
 def test_then():
     assert [one.closed for one in kept] == [True] * 5  # the last one with its fabric
 """).assert_outcomes(passed=4, errors=1)
+
+
+# --- coroutines ---------------------------------------------------------------------------------
+
+AWAITED = """
+kept = []
+
+@pytest.fixture
+def anyio_backend(): return "asyncio"
+
+{mark}
+@pytest.mark.mcast(fabric=["roce", "infiniband"])
+async def test_awaited(mcast_aio_endpoints, mcast_fabric):
+    kept.extend(mcast_aio_endpoints(2, sequence=True))
+    sender, receiver = kept[-2:]
+    group = await sender.join(GROUP)
+    await receiver.join(GROUP)
+    await group.send(b"awaited")
+    assert bytes((await receiver.recv(timeout=5)).payload) == b"awaited"
+    assert type(mcast_fabric.clock).__name__ == "WallClock"
+
+{mark}
+async def test_closed():
+    assert [one.closed for one in kept] == [True] * 4
+
+{mark}
+async def test_too_many(mcast_aio_endpoints):
+    with pytest.raises(ValueError, match="4 ports, not 5"):
+        mcast_aio_endpoints(5)
+
+{mark}
+async def test_a_task_that_receives_ends(mcast_aio_endpoints):
+    (endpoint,) = mcast_aio_endpoints()
+    kept.append(asyncio.create_task((await endpoint.join(GROUP)).recv()))
+    await asyncio.sleep(0)
+    kept.append(endpoint)
+
+def test_its_loop_has_ended_it():
+    task, endpoint = kept[-2:]
+    assert endpoint.closed
+    assert task.done()
+"""
+STRICT = ("-o", "asyncio_default_fixture_loop_scope=function")
+
+
+@pytest.mark.parametrize(
+    ("mark", "options"),
+    [
+        ("@pytest.mark.anyio", STRICT),
+        ("@pytest.mark.anyio", ("-p", "no:asyncio")),
+        ("@pytest.mark.asyncio", STRICT),
+        ("@pytest.mark.asyncio", (*STRICT, "-p", "no:anyio")),
+        ("", (*STRICT, "--asyncio-mode=auto")),
+    ],
+    ids=["anyio", "anyio alone", "asyncio", "asyncio alone", "asyncio auto"],
+)
+def test_async_endpoints(suite: Suite, mark: str, options: tuple[str, ...]) -> None:
+    """The fixture gives endpoints in the test's loop, and closes them there, by either plugin."""
+    result = suite(AWAITED.format(mark=mark), *options, "-W", "error", subprocess=True)
+    result.assert_outcomes(passed=6)
+
+
+def test_async_endpoints_need_a_plugin(suite: Suite) -> None:
+    result = suite("def test_it(mcast_aio_endpoints): pass", "-p", "no:asyncio", "-p", "no:anyio")
+    result.assert_outcomes(errors=1)
+    assert "mcast_aio_endpoints needs a plugin that runs coroutines: mark the test" in output(result)
+
+
+def test_async_fixtures_of_a_test_may_build_on_it(suite: Suite) -> None:
+    """A fixture of the user's that opens and joins is awaited in the same loop as its test."""
+    suite(
+        """
+import pytest_asyncio
+
+@pytest_asyncio.fixture
+async def pair(mcast_aio_endpoints):
+    one, other = mcast_aio_endpoints(2)
+    async with one.sender(GROUP) as sender, other.join(GROUP) as member:
+        yield sender, member
+
+@pytest.mark.asyncio
+async def test_pair(pair):
+    sender, member = pair
+    await sender.send(b"x")
+    assert bytes((await member.recv(timeout=5)).payload) == b"x"
+
+def test_sync(mcast_aio_endpoints, mcast_fabric):
+    assert type(mcast_fabric.clock).__name__ == "WallClock"
+""",
+        *STRICT,
+        subprocess=True,
+    ).assert_outcomes(passed=2)
 
 
 # --- faults ---------------------------------------------------------------------------------------
@@ -562,6 +657,58 @@ def test_the_seed_is_in_the_junit_file(suite: Suite, pytester: pytest.Pytester) 
 
 # --- mistakes, and what the plugin costs ----------------------------------------------------------
 
+MARKED = """
+import unittest
+
+@pytest.mark.mcast_faults("drop", nth=2)
+def test_faults():
+    with open_endpoint("sim", "10.0.0.1") as one, open_endpoint("sim", "10.0.0.2") as other:
+        other.join(GROUP)
+        one.sender(GROUP).send_batch([b"1", b"2", b"3"])
+        assert received(other) == [b"1", b"3"]
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.mcast(fabric=["roce", "infiniband"], ports=2)
+def test_each(n):
+    with open_backend("sim") as backend:
+        assert len(backend.devices()) == 2
+
+@pytest.mark.mcast(ports=3)
+class TestClass:
+    def test_method(self):
+        with open_backend("sim") as backend:
+            assert len(backend.devices()) == 3
+
+@pytest.mark.mcast(ports=5)
+class TestOld(unittest.TestCase):
+    def test_method(self):
+        with open_backend("sim") as backend:
+            assert len(backend.devices()) == 5
+
+@pytest.fixture
+def opened():
+    with open_backend("sim") as backend:
+        yield backend
+
+@pytest.mark.mcast(ports=6)
+def test_fixture(opened):
+    assert len(opened.devices()) == 6
+
+@pytest.mark.mcast(ports=7)
+def test_leak():
+    open_backend("sim")
+"""
+
+
+def test_a_mark_implies_the_fabric(suite: Suite) -> None:
+    """Functions, parametrized ones, methods of both kinds, and the test's other fixtures have it."""
+    result = suite(MARKED)
+    result.assert_outcomes(passed=9, errors=1)
+    assert "the test has left open" in output(result)
+    assert "test_each[roce-1]" in output(result)
+    assert "test_each[infiniband-2]" in output(result)
+
+
 MISTAKES = {
     "@pytest.mark.mcast(prots=4)": "mcast(prots=…): the options of a roce fabric are ports, hosts, switches",
     "@pytest.mark.mcast(ports=0)": "mcast: ports is 0: allowed are 1..65000",
@@ -570,12 +717,15 @@ MISTAKES = {
     "@pytest.mark.mcast(faults=5)": "mcast(faults=5): give a list of faults",
     "@pytest.mark.mcast(faults={'kind': 'drop'})": "mcast(faults={'kind': 'drop'}): give a list of faults",
     "@pytest.mark.mcast(shared='no')": "mcast(shared='no'): give True or False",
-    '@pytest.mark.mcast("infiniband")': "give its arguments by name, such as mcast(fabric='infiniband')",
+    '@pytest.mark.mcast("infiniband")': "mcast('infiniband',): give its arguments by name, such",
     '@pytest.mark.mcast_faults("gremlins")': "mcast_faults: there is no 'gremlins': there are 'drop', ",
-    '@pytest.mark.mcast_faults("drop", rate=2)': "rate of drop is 2: give 1 or less",
+    '@pytest.mark.mcast_faults("drop", rate=2)': "mcast_faults: rate of drop is 2: give 1 or less",
     '@pytest.mark.mcast_faults("drop", target=7)': "mcast_faults: port 7: this fabric has ports 0..3",
-    '@pytest.mark.mcast_faults("sm-restart")': "'sm-restart' needs an SM: the fabric must be \"infiniband\"",
+    '@pytest.mark.mcast_faults("sm-restart")': "mcast_faults: 'sm-restart' needs an SM: the fabric must",
     "@pytest.mark.mcast(faults=['drop'])": "mcast_faults: 'drop' is neither a table, as in a scenario, nor",
+    "@pytest.mark.mcast(ports='x')": "mcast: ports is 'x'",
+    "@pytest.mark.mcast(seed='x')": "mcast(seed='x'): give an int",
+    "@pytest.mark.mcast(link_rate=[])": "mcast(link_rate=…): the options",
     "@pytest.mark.mcast_faults(Drop())": "mcast_faults takes the kind of one fault and its fields",
     "@pytest.mark.mcast_faults(Messages(), Refuse(SaStatus.OK))": "mcast_faults: Messages cannot get Refuse",
 }
@@ -583,12 +733,37 @@ MISTAKES = {
 
 @pytest.mark.parametrize("mark", MISTAKES)
 def test_a_mistake_is_told_in_one_sentence(suite: Suite, mark: str) -> None:
-    result = suite(f"{mark}\ndef test_it(mcast_fabric): raise SystemExit('never run')")
+    result = suite(f"{mark}\ndef test_it(): raise SystemExit('never run')\ndef test_other(): pass")
+    result.assert_outcomes(passed=1, errors=1)
     text = output(result)
-    assert "passed" not in text
-    assert MISTAKES[mark] in text
+    assert f"test_it.py:{FIRST}: {MISTAKES[mark]}" in text
     assert "Traceback" not in text
     assert "testing/plugin.py" not in text
+
+
+PLACES = {
+    "pytestmark = [\n    pytest.mark.mcast(prots=1)]\ndef test_it(): pass": 1,
+    "pytestmark = pytest.mark.mcast(ports=2)\n@pytest.mark.mcast(prots=1)\ndef test_it(): pass": 2,
+    "@pytest.mark.mcast(prots=1)\nclass TestIt:\n    def test_it(self): pass": 1,
+    "class TestIt:\n    @pytest.mark.mcast(prots=1)\n    def test_it(self): pass": 2,
+    "@pytest.mark.mcast(prots=1)\n@pytest.mark.parametrize('n', [1])\ndef test_it(n): pass": 1,
+}
+
+
+@pytest.mark.parametrize("tests", PLACES)
+def test_a_mistake_has_its_place(suite: Suite, tests: str) -> None:
+    result = suite(tests)
+    result.assert_outcomes(errors=1)
+    assert (
+        f"test_it.py:{FIRST + PLACES[tests] - 1}: mcast(prots=…): the options of a roce fabric are"
+        in output(result)
+    )
+
+
+def test_a_wrong_ini_is_named(suite: Suite) -> None:
+    result = suite("def test_it(mcast_fabric): pass\ndef test_other(): pass", "-o", "mcast_fabric=ether")
+    result.assert_outcomes(passed=1, errors=1)
+    assert "the ini's mcast_fabric: the fabric is 'ether': there are roce and infiniband" in output(result)
 
 
 def test_a_seed_that_is_none_is_a_usage_error(suite: Suite) -> None:
@@ -603,8 +778,8 @@ import sys
 def test_it():
     assert "mcast.testing.plugin" in sys.modules
     heavy = ("mcast.", "pydantic", "cffi", "rich", "typer")
-    plugin = ["mcast.testing", "mcast.testing.plugin"]
-    assert [name for name in sys.modules if name.startswith(heavy)] == plugin
+    plugin = ["mcast.testing", "mcast.testing.asyncio_fixtures", "mcast.testing.plugin"]
+    assert sorted(name for name in sys.modules if name.startswith(heavy)) == plugin
 """)
     pytester.runpytest_subprocess().assert_outcomes(passed=1)
 
