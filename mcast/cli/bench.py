@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -36,7 +37,11 @@ if TYPE_CHECKING:
 _MOST = 1 << 16
 
 
-@with_settings
+_DEPTH = 4096
+"""The receive queue of one end, in messages, because nothing holds the sender back."""
+
+
+@with_settings()
 def bench(
     backend: BackendName = "sim",
     size: Annotated[
@@ -86,6 +91,12 @@ def bench(
             help="Print a line for each such time.",
         ),
     ] = None,
+    receive_depth: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Messages that the receive queue of --server holds.  [default: 4096]"
+        ),
+    ] = None,
     bind: Bind = None,
     device: Device = None,
     *,
@@ -130,15 +141,19 @@ def bench(
             raise NotBegun(
                 "--max-p99 is for one command alone, --rate and --receivers are for --client: leave out"
             )
-        where = OneEnd(backend, bind, device, address, settings, parts)
+        if as_client and receive_depth is not None:
+            raise NotBegun("--receive-depth is for --server, because a client receives little: leave it out")
+        deep = replace(settings, receive_depth=receive_depth or _DEPTH)
+        where = OneEnd(backend, bind, device, address, deep, parts)
         total, about = serve(where) if as_server else send(where, size, seconds, receivers or 1, limit)
         show(total, about, told, as_json)
         if missed := _too_slow(total.messages_per_s, min_rate):
             raise Failure(missed[0])
         return
-    if limit is not None or bind is not None or device is not None:
+    if (limit, bind, device, receive_depth) != (None, None, None, None):
         raise NotBegun(
-            "--rate, --bind and --device are for --client and --server: leave them out, or add one of the two"
+            "--rate, --receive-depth, --bind and --device are for --client and --server: leave them out, or "
+            "add one of the two"
         )
     if started_by_mpi():
         refuse_simulated(backend, "receive")

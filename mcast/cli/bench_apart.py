@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from mcast.endpoint.blocking import Endpoint
     from mcast.endpoint.settings import Settings
 
-_DEPTH = 4096
-"""The receive queue, in messages, because nothing holds the sender back."""
-
 
 def line_of(part: Part) -> str:
     """A part, or all of a measurement, in one line."""
@@ -46,7 +43,7 @@ class OneEnd(NamedTuple):
         """An endpoint there until Ctrl-C; `others` is what programs elsewhere do."""
         refuse_simulated(self.backend, others)
         place = self.backend, self.bind, self.device
-        with ends_cleanly(), endpoint_at(*place, _DEPTH, self.settings, sequence=True) as endpoint:
+        with ends_cleanly(), endpoint_at(*place, self.settings, sequence=True) as endpoint:
             yield endpoint
 
     def about(self, role: str, endpoint: Endpoint) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.cli.place import BackendName, is_alone, places_of, require, with_settings
+from mcast.cli.place import OBJECTS_DEPTH, BackendName, is_alone, places_of, require, with_settings
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import Failure, console, group, plural, say, stdin_as_file, tabulate
 from mcast.cli.values import size
@@ -34,7 +34,7 @@ _DEFAULT_SIZE = 4 << 20
 _BLOCK = 1 << 20
 
 
-@with_settings
+@with_settings(OBJECTS_DEPTH)
 def demo(
     file: Annotated[
         Path | None,

@@ -38,7 +38,7 @@ Demo = Annotated[
 ]
 
 DEPTH = 4096
-"""The receive queue, in messages: it is long, because bursts of many senders meet in it."""
+"""Messages that the receive queue holds by default: it is long, because bursts of many senders meet in it."""
 
 BOUND = 10.0
 """The longest that a join or a send may take, in seconds."""
@@ -75,7 +75,7 @@ def listening(
     if demo and not (bind or device):
         first = _ports(backend)[0]
         device = f"{first.device.name}/{first.port.port_num}"
-    with endpoint_at(backend, bind, device, DEPTH, settings, sequence=None) as endpoint:
+    with endpoint_at(backend, bind, device, settings, sequence=None) as endpoint:
         for group in groups:
             endpoint.join(group, timeout=BOUND)
         with _made_up_traffic(endpoint, groups) if demo else nullcontext():

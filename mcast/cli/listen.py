@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcast.cli.interrupt import ends_cleanly
-from mcast.cli.joined import Demo, Groups, MostMessages, MostSeconds, listening, opened
+from mcast.cli.joined import DEPTH, Demo, Groups, MostMessages, MostSeconds, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, Json, with_settings
 from mcast.cli.terminal import Failure, NotBegun, say
 from mcast.wire.addresses import Gid
@@ -29,7 +29,7 @@ _WIDTH = 16
 """How many bytes a line of --hex has."""
 
 
-@with_settings
+@with_settings(DEPTH)
 def listen(
     groups: Groups,
     as_hex: Annotated[bool, typer.Option("--hex", help="Print the bytes of each message.")] = False,

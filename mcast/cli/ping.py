@@ -57,7 +57,7 @@ def _space(text: str) -> PortSpace:
     return space
 
 
-@with_settings
+@with_settings()
 def ping(
     address: Annotated[
         McastAddress | None,

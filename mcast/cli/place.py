@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from inspect import Signature, signature
+from functools import partial
+from inspect import Parameter, Signature, signature
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from math import inf
 from typing import TYPE_CHECKING, Annotated
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from mcast.endpoint.ports import Place
     from mcast.endpoint.settings import Settings
 
+
+OBJECTS_DEPTH = 1024
+"""The receive queue of commands that send and receive objects by default, as
+`mcast.cast.objects.turns.DEPTH`, which would take long to import."""
 
 BIND = "MCAST_BIND"
 """The variable with an address to take part from, where no option says so."""
@@ -157,7 +162,8 @@ def settings_of(
 ) -> Settings:
     """The settings of a command's endpoints, or of its queue pairs, from the command's options.
 
-    `timestamps` is an option of `mcast record` alone, because the other commands show no time of a message.
+    `timestamps` is an option of `mcast record` alone, because the other commands show no time of a message;
+    `receive_depth` is one of the commands that receive, each with a default of its own.
     """
     from mcast.endpoint.settings import Settings
 
@@ -177,10 +183,25 @@ SETTINGS = signature(settings_of).parameters
 """The settings that are options of commands."""
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Let a command that takes `settings` have the options of `settings_of` in their place."""
+def with_settings(depth: int | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a command that takes `settings` have the options of `settings_of` in their place.
+
+    `depth` is the default of --receive-depth; None: the command has no such option.
+    """
+    return partial(_with_settings, depth=depth)
+
+
+ReceiveDepth = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Messages that the receive queue holds, ready to receive.")
+]
+
+
+def _with_settings(command: Callable[..., None], depth: int | None) -> Callable[..., None]:
     scope = {**globals(), **command.__globals__}
-    shared = SETTINGS.values()
+    shared = [*SETTINGS.values()]
+    if depth is not None:
+        kind = Parameter.KEYWORD_ONLY
+        shared.append(Parameter("receive_depth", kind, default=depth, annotation="ReceiveDepth"))
     taken = signature(command).parameters.values()
     listed = [one for each in taken for one in (shared if each.name == "settings" else [each])]
     read = [one.replace(annotation=eval(one.annotation, scope)) for one in listed]
@@ -193,7 +214,9 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
             and (address := os.environ.get(BIND))
         ):
             given["bind"] = _address(address)
-        settings = settings_of(**{one.name: given.pop(one.name) for one in shared})  # type: ignore[arg-type]
+        settings = settings_of(**{name: given.pop(name) for name in SETTINGS})  # type: ignore[arg-type]
+        if depth is not None:
+            settings = replace(settings, receive_depth=given.pop("receive_depth"))  # type: ignore[arg-type]
         command(**given, settings=settings)
 
     run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
@@ -206,7 +229,8 @@ def in_options(error: ValueError) -> str:
     """What an endpoint says of its keywords, in the words of the command."""
     said = str(error).replace("bind=ADDRESS", "--bind ADDRESS")
     name = said.partition(" ")[0]
-    return said.replace(name, f"--{name.replace('_', '-')}", 1) if name in SETTINGS else said
+    options = (*SETTINGS, "receive_depth")
+    return said.replace(name, f"--{name.replace('_', '-')}", 1) if name in options else said
 
 
 def require(settings: Settings, places: Iterable[Place]) -> None:
@@ -241,7 +265,6 @@ def endpoint_at(
     backend: str | Backend,
     bind: IPv4Address | IPv6Address | None,
     device: str | None,
-    depth: int,
     settings: Settings,
     sequence: bool | None = False,
 ) -> Iterator[Endpoint]:
@@ -252,7 +275,7 @@ def endpoint_at(
     name, port = port_of(device)
     if bind and name:
         raise NotBegun("--bind and --device both select a port: give one of them")
-    wanted = replace(settings, loopback="off", receive_depth=depth, sequence=sequence)
+    wanted = replace(settings, loopback="off", sequence=sequence)
     try:
         endpoint = open_endpoint(backend, bind, device=name, port_num=port, **vars(wanted))
     except ValueError as error:

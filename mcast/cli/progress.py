@@ -1,11 +1,12 @@
-"""The progress of a transfer, shown to the user."""
+"""How far long work has come: a bar on a terminal, and a line every so often elsewhere."""
 
 from __future__ import annotations
 
-import time
+from math import inf
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING
 
-from mcast.cli.terminal import console
+from mcast.cli.terminal import console, say
 
 if TYPE_CHECKING:
     from typing import Self
@@ -13,11 +14,33 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 
+_FIRST, _LONGEST = 10.0, 300.0
+"""Seconds until the first plain line, and the longest time between two of them; between is twice as much each
+time, so that the log of a command that runs for days stays short."""
+
+
+class PlainLines:
+    """Lines about progress on stderr, every so often, where no bar can be drawn."""
+
+    def __init__(self, disable: bool) -> None:
+        self._pause = _FIRST
+        self._next = inf if disable else monotonic() + self._pause
+
+    def show(self, text: str) -> None:
+        """Print the text if a line is due."""
+        if monotonic() >= self._next:
+            self._pause = min(2 * self._pause, _LONGEST)
+            self._next = monotonic() + self._pause
+            say(text, err=True)
+
+
 class Watch:
-    """A line on stderr, if that is a terminal with a cursor, and a bar from when the transfer has begun."""
+    """A line on stderr, if that is a terminal with a cursor, and a bar from when the transfer has begun;
+    elsewhere PlainLines."""
 
     def __init__(self, waiting: str) -> None:
         self._bar = _bar()
+        self._lines = PlainLines(disable=not self._bar.disable)
         self._task = self._bar.add_task(waiting, total=None)
         self._started: float | None = None
 
@@ -35,7 +58,7 @@ class Watch:
     @property
     def seconds(self) -> float:
         """Seconds since the transfer began."""
-        return time.perf_counter() - self._started if self._started is not None else 0.0
+        return perf_counter() - self._started if self._started is not None else 0.0
 
     def wait(self, description: str) -> None:
         """Show what the command is waiting for. A transfer that has begun stays on the line."""
@@ -45,9 +68,11 @@ class Watch:
     def show(self, description: str, completed: int, total: int | None) -> None:
         """Show how many bytes are done. The first call marks the beginning of the transfer."""
         if self._started is None:
-            self._started = time.perf_counter()
+            self._started = perf_counter()
             self._bar.update(self._task, description=description, total=total)
         self._bar.update(self._task, completed=completed)
+        of = "" if total is None else f" of {total:,}"
+        self._lines.show(f"{description}: {completed:,}{of} bytes")
 
 
 def _bar() -> Progress:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from mcast.cli.interrupt import ends_cleanly
-from mcast.cli.joined import Demo, Groups, MostMessages, MostSeconds, listening, opened
+from mcast.cli.joined import DEPTH, Demo, Groups, MostMessages, MostSeconds, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, Json, with_settings
 from mcast.cli.terminal import STANDARD, Failure, NotBegun, console, packet_sink, say
 from mcast.wire.addresses import McastAddress
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mcast.endpoint.settings import Settings
 
 
-@with_settings
+@with_settings(DEPTH)
 def record(
     groups: Groups,
     output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to; - is stdout.")],
@@ -76,13 +76,16 @@ def _record(
     from rich.progress import Progress, SpinnerColumn, TextColumn
 
     from mcast.capture.recorder import record
+    from mcast.cli.progress import PlainLines
 
     err = console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=err, transient=True, disable=not err.is_interactive) as line:
-        task = line.add_task("listening")
+        task, lines = line.add_task("listening"), PlainLines(disable=err.is_interactive)
         for _ in record(endpoint, recorder, file, count, duration):
-            line.update(task, description=f"{recorder.messages:,} messages, {recorder.bytes:,} bytes")
+            so_far = f"{recorder.messages:,} messages, {recorder.bytes:,} bytes"
+            line.update(task, description=so_far)
+            lines.show(f"recorded so far: {so_far}")
 
 
 def _outcome(

@@ -13,6 +13,7 @@ import typer
 
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.place import (
+    OBJECTS_DEPTH,
     BackendName,
     Bind,
     Device,
@@ -38,7 +39,7 @@ _NAMED = 3
 """How many files that did not come are named; JSON has all."""
 
 
-@with_settings
+@with_settings(OBJECTS_DEPTH)
 def recv(
     group: GroupArgument,
     output: Annotated[
@@ -74,13 +75,13 @@ def recv(
     The status is 0 if all has come and was verified, else 1.
     """
     from mcast.cast import receive
-    from mcast.cast.objects.turns import BOUND, DEPTH
+    from mcast.cast.objects.turns import BOUND
 
     refuse_simulated(backend, "send")
     with ExitStack() as stack:
         stack.enter_context(ends_cleanly())
         place = _place(stack, output, overwrite)
-        endpoint = stack.enter_context(endpoint_at(backend, bind, device, DEPTH, settings))
+        endpoint = stack.enter_context(endpoint_at(backend, bind, device, settings))
         member = endpoint.join(group, timeout=BOUND)
         where = f"{group} as {endpoint.address} ({endpoint.device.name})"
         watch = stack.enter_context(ReceiveWatch(f"listening to {where}"))

@@ -28,9 +28,6 @@ _BOUND = 10.0
 _LONG = 60.0
 """Seconds between two messages from which on a pause is announced."""
 
-_DEPTH = 512
-"""The receive queue of an endpoint that has little to receive, in messages."""
-
 
 def _require(file: Path, contents: Contents, limit: int, whose: str) -> None:
     """Raise Failure if a message of the file is larger than `limit` bytes."""
@@ -41,7 +38,7 @@ def _require(file: Path, contents: Contents, limit: int, whose: str) -> None:
         )
 
 
-@with_settings
+@with_settings()
 def replay(
     given: Annotated[str, typer.Argument(metavar="FILE", help="A pcapng or pcap file; - is stdin.")],
     group: Annotated[
@@ -85,7 +82,7 @@ def replay(
         file = Path(stack.enter_context(stdin_as_file(given)))
         contents = _contents(file, keep_copies)
         pace = None if at_once else speed or 1.0
-        endpoint = stack.enter_context(endpoint_at(backend, bind, device, _DEPTH, settings))
+        endpoint = stack.enter_context(endpoint_at(backend, bind, device, settings))
         _require(file, contents, endpoint.max_message_size, f"one MTU of {endpoint.device.name}")
         senders = _senders(endpoint, contents, group, listen=members > 0)
         for sender in dict.fromkeys(senders.values()):
@@ -181,14 +178,16 @@ def _play(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     from mcast.capture.player import Changed, play
+    from mcast.cli.progress import PlainLines
 
     err, sent = console(stderr=True), 0
     columns = (TextColumn("replaying"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=err, transient=True, disable=not err.is_interactive) as bar:
-        task = bar.add_task("", total=contents.messages)
+        task, lines = bar.add_task("", total=contents.messages), PlainLines(disable=err.is_interactive)
         try:
             for sent in play(endpoint, senders, messages, speed):
                 bar.update(task, completed=sent)
+                lines.show(f"replaying: {sent:,} of {contents.messages:,} messages")
         except Changed as error:
             raise Failure(str(error)) from None
     if sent < contents.messages:

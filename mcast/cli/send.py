@@ -12,6 +12,7 @@ import typer
 
 from mcast.cli.interrupt import ended_by, ends_cleanly
 from mcast.cli.place import (
+    OBJECTS_DEPTH,
     BackendName,
     Bind,
     Device,
@@ -42,7 +43,7 @@ _NAMED = 3
 """How many files that a receiver does not have are named; JSON has all."""
 
 
-@with_settings
+@with_settings(OBJECTS_DEPTH)
 def send(
     files: Annotated[
         list[str], typer.Argument(metavar="FILE", help="Files and folders to send; - is stdin.")
@@ -83,7 +84,7 @@ def send(
     --receivers says so.
     """
     from mcast.cast import open_session
-    from mcast.cast.objects.turns import BOUND, DEPTH
+    from mcast.cast.objects.turns import BOUND
 
     refuse_simulated(backend, "receive")
     with ExitStack() as stack:
@@ -93,7 +94,7 @@ def send(
             raise NotBegun("a carousel needs --rate: nobody answers, so nothing else slows it down")
         for path, why in bundle.skipped.items():
             say(f"mcast: {path} is not sent: {why}", err=True)
-        endpoint = stack.enter_context(endpoint_at(backend, bind, device, DEPTH, settings))
+        endpoint = stack.enter_context(endpoint_at(backend, bind, device, settings))
         member = endpoint.join(group, timeout=BOUND)
         watch = stack.enter_context(SendWatch(receivers, bundle.size))
         most = inf if rate is None else rate / 8

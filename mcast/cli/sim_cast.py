@@ -35,11 +35,18 @@ def cast(
     The ends are those of mcast.cast.nack, the protocol of objects. Losses are independent. The exit status is
     1 if a receiver does not have the object that the strategy promises.
     """
+    from mcast.cast.nack import parity as coding
     from mcast.cast.nack.play import Play, Setup
     from mcast.cli.progress import Watch
 
     if strategy.carousel:
         raise NotBegun("a carousel has no answers to count: play another strategy")
+    if parity and not coding.available():
+        say(
+            "losses are repaired by repeating pieces, because parity needs the extra fec, which is not "
+            "installed: pip install 'rdma-mcast[fec]'",
+            err=True,
+        )
     setup = Setup(receivers, loss, bytes_, strategy, seed, rate / 1e9, parity=parity)
     try:
         with ends_cleanly(), Watch("receivers join") as watch:

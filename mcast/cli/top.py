@@ -11,7 +11,7 @@ import typer
 
 from mcast.cli import guests
 from mcast.cli.interrupt import ends_cleanly
-from mcast.cli.joined import Demo, listening, opened
+from mcast.cli.joined import DEPTH, Demo, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, with_settings
 from mcast.cli.terminal import NotBegun, console, group, say
 from mcast.cli.values import LONGEST, seconds
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mcast.endpoint.watching import Look
 
 
-@with_settings
+@with_settings(DEPTH)
 def top(
     groups: Annotated[
         list[McastAddress] | None,

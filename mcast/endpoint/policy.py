@@ -98,7 +98,7 @@ class ReceiveQueueLow(NamedTuple):
 
     def __str__(self) -> str:
         low = f"the receive queue was down to {self.free} of {self.depth}"
-        return f"{low}: receive faster, or raise receive_depth"
+        return f"{low}: receive faster, or raise receive_depth (of a command, --receive-depth)"
 
 
 class MessagesMissing(NamedTuple):

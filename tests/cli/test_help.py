@@ -60,6 +60,7 @@ def test_each_command_that_opens_an_endpoint_takes_what_cards_offer(name: str) -
     wanted = {"--busy-poll", "--traffic-class", "--dscp", "--service-level", "--comp-vector", "--moderation"}
     assert wanted <= offered
     assert ("--timestamps" in offered) is (name == "record"), "it shows the times"
+    assert ("--receive-depth" in offered) is (name not in ("ping", "replay")), "which receive little"
 
 
 @pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
@@ -68,11 +69,11 @@ def test_an_endpoint_of_a_command_sends_as_its_options_say(make: Callable[..., F
     settings = settings_of(busy_poll=0.5, dscp=26, service_level=3, comp_vector=2, moderation="32/50")
     with (
         open_fabric(fabric) as backend,
-        endpoint_at(backend, IPv4Address("10.0.0.1"), None, 32, settings) as endpoint,
+        endpoint_at(backend, IPv4Address("10.0.0.1"), None, settings) as endpoint,
     ):
         endpoint.sender("239.1.1.1").send(b"x")
         kept = endpoint._session.station.settings
-    assert (kept.busy_poll, kept.receive_depth, kept.loopback) == (0.5, 32, LoopbackPolicy.OFF)
+    assert (kept.busy_poll, kept.receive_depth, kept.loopback) == (0.5, 512, LoopbackPolicy.OFF)
     assert (kept.comp_vector, kept.moderation) == (2, CqModeration(count=32, period=50))
     sent = [event for _, event in fabric.trace or () if type(event) is Send]
     assert [(event.traffic_class, event.sl) for event in sent] == [(104, 3)]

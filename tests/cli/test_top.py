@@ -70,6 +70,11 @@ def test_a_program_gets_an_object_a_line(mcast: Run, backend: str) -> None:
     assert len(last["sources"]) == 1
 
 
+def test_the_queue_is_as_deep_as_was_asked(here: Run) -> None:
+    done = here(*DEMO, "--backend", "sim", "--count", "1", "--receive-depth", "64", "--json")
+    assert json.loads(done.stdout)["receive_queue"]["depth"] == 64
+
+
 def test_without_a_group_it_shows_those_that_somebody_is_in(
     here: Run, third_party: Callable[..., dict[str, str]]
 ) -> None:
@@ -118,6 +123,10 @@ BAD_INPUT = {
     "nobody in a group": (
         ("--backend", "sim", "--demo"),
         "no group with a member is seen here: name a GROUP",
+    ),
+    "a deep queue": (
+        ("239.1.1.1", "--demo", "--backend", "sim", "--receive-depth", "9999999"),
+        "--receive-depth is 9999999: allowed are 1..",
     ),
     "no time": (("239.1.1.1", "--interval", "0"), "0 is out of range: give 0.05 to 604,800 s"),
     "where twice": (

@@ -168,7 +168,7 @@ class Load:
 
 
 class Play:
-    """The fabric and all ends. `progress` is told how many bytes of the object all receivers have."""
+    """The fabric and all ends. `progress` is called with how many bytes of the object were sent."""
 
     def __init__(self, setup: Setup, progress: Callable[[int], object] = lambda _: None) -> None:
         self.setup = setup
@@ -294,7 +294,7 @@ class Play:
         self._tape.append((now, None))
         out, due = self._load.turn(sender, now)
         if (outgoing := sender.outgoing) is not None:
-            self._progress(min(outgoing.low * outgoing.about.piece * outgoing.about.width, self.setup.size))
+            self._progress(min(outgoing.pieces * outgoing.about.piece, self.setup.size))
         size = 0
         burst: list[tuple[int, Run | Spoken]] = []
         for one in out:

@@ -159,7 +159,7 @@ def _memberships(
     if receivers > (most := MOST_OF_ADDRESS * len(seats)):
         raise ValueError(f"{receivers} receivers are too many for the ports here: at most {most}")
     # Each hears what all others say at the beginning.
-    deep = replace(settings, receive_depth=DEPTH + 4 * receivers)
+    deep = replace(settings, receive_depth=max(DEPTH, settings.receive_depth) + 4 * receivers)
     with ExitStack() as stack:
 
         def joined(place: Place) -> Membership:

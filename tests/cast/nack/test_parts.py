@@ -37,12 +37,13 @@ from mcast.cast.nack.messages import (
 )
 from mcast.cast.nack.parity import parity_of, restored
 from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest, Frames, keep_freed_memory
-from mcast.cast.nack.rate import BURST, TOLERATED, Rate, Window
+from mcast.cast.nack.rate import BURST, FEW, TOLERATED, Rate, Window
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Repairs, Run
 from mcast.cast.nack.sender import Manners, ObjectSender
 from mcast.cast.nack.strategy import Standing, Strategy, all_of_them, best_effort, deadline, quorum
 from mcast.contract.rows import rows_of
+from mcast.endpoint.low_water import LowWater
 
 from .network import LIARS_NUMBER, address, described, joined, number
 
@@ -699,3 +700,11 @@ def test_a_promise_is_kept_or_not() -> None:
         quorum(0)
     with pytest.raises(ValueError, match="at least 0"):
         deadline(float("nan"))
+
+
+@pytest.mark.parametrize("depth", [256, 512, 1024, 4096])
+def test_a_full_window_leaves_no_queue_low(depth: int) -> None:
+    """A sender fills the window as a rule, and the answers of the others come on top: nobody is warned."""
+    window = Window()
+    window.fit(depth)
+    assert not LowWater(depth).has_fallen(depth - int(window.room) - 2 * FEW)
