@@ -28,6 +28,8 @@ A name is imported when it is first used, so `import mcast` alone, as in the pyt
 
 from __future__ import annotations
 
+import sys
+
 TYPE_CHECKING = False  # checkers know it by its name; it is not of `typing`, which takes longest to load
 if TYPE_CHECKING:
     from mcast import aio as aio
@@ -98,6 +100,15 @@ _NAMES = {
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 """Public name -> its module. There is no `__all__`: help(mcast) would print every class in full."""
+
+if sys.platform != "linux":
+    # Not an error, because pytest imports this for its plugin, also in suites that do not use mcast. The
+    # first use of a name is the error.
+    from warnings import warn
+
+    from mcast.errors.install import NEEDS_LINUX
+
+    warn(NEEDS_LINUX, RuntimeWarning, stacklevel=2)
 
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any name
 

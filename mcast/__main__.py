@@ -9,6 +9,10 @@ from types import TracebackType
 
 def main() -> None:
     """Run the command. Ctrl-C ends it without a traceback, whatever Python is at."""
+    if sys.platform != "linux":
+        from mcast.errors.install import NEEDS_LINUX
+
+        sys.exit(NEEDS_LINUX)
     # Not where SIGINT is ignored, as in a shell's background job.
     caught = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if caught:  # modules are read, and nothing is to tidy up yet: the signal alone ends the process

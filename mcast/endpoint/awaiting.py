@@ -61,6 +61,12 @@ CHUNK = 64
 """Messages that one call to the provider posts, or as many as the send queue holds, so that none waits for
 room."""
 
+NO_LOOP = (
+    "mcast.aio needs the running event loop of asyncio, and there is none: call it in a coroutine that "
+    "asyncio runs, or anyio on asyncio; on trio, use mcast.open_endpoint in threads (trio.to_thread.run_sync)"
+)
+"""The text of the RuntimeError where no loop of asyncio runs."""
+
 ELSEWHERE = (
     "this endpoint belongs to another event loop, the one in which it was opened: open an endpoint in this "
     "loop, or hand the call over with asyncio.run_coroutine_threadsafe(call, loop)"
@@ -111,7 +117,10 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
                 f"busy_poll is {settings.busy_poll}: a loop that looks for messages instead of sleeping runs "
                 "no other task; leave busy_poll at 0, or use mcast.open_endpoint in a thread"
             )
-        self._loop = asyncio.get_running_loop()
+        loop = _running()
+        if loop is None:
+            raise RuntimeError(NO_LOOP)
+        self._loop = loop
         self._thread = get_ident()
         self._clock = self._loop.time
         self._waiters: dict[asyncio.Future[Any], Waiter] = {}
@@ -168,8 +177,8 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         """
         if getattr(self._loop, "_thread_id", None) == get_ident():
             return
-        if asyncio.get_running_loop() is not self._loop:
-            raise RuntimeError(ELSEWHERE)
+        if (loop := _running()) is not self._loop:
+            raise RuntimeError(NO_LOOP if loop is None else ELSEWHERE)
 
     def _leave(self, group: EndpointGroup) -> None:
         self._require_loop()

@@ -1,6 +1,8 @@
-"""How pip installs the package and its extras, and which version this is."""
+"""How pip installs the package and its extras, where it works, and which version this is."""
 
 from __future__ import annotations
+
+import sys
 
 DISTRIBUTION = "rdma-mcast"
 """The package's name for pip, because on PyPI the name mcast belongs to another project."""
@@ -13,3 +15,16 @@ VERSION = "0.1.0.dev0"
 def line(extra: str) -> str:
     """The line to type for an optional part of the package, such as `pip install 'rdma-mcast[yaml]'`."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+NEEDS_LINUX = (
+    f"mcast needs Linux, and this is {sys.platform}: neither cards nor the simulator work here; run it "
+    "on Linux, which may be a container, a virtual machine or WSL 2"
+)
+"""What to do on another system. The pip package may be installed there, and pytest loads its plugin."""
+
+
+def require_linux() -> None:
+    """Raise ImportError on another system, before a call that only Linux has fails."""
+    if sys.platform != "linux":
+        raise ImportError(NEEDS_LINUX)
