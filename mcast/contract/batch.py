@@ -348,6 +348,7 @@ class CopiedBatch(Batch):
 
     @property
     def numbers(self) -> list[int] | None:
+        """Return the number of each message; None where one has none."""
         numbers = [message.number for message in self._messages if message.number is not None]
         return numbers if len(numbers) == len(self._messages) else None
 
