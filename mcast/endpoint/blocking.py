@@ -358,8 +358,9 @@ def open_endpoint(*args: Any, **options: Any) -> Endpoint:
     rejoin         when to join again after a membership was lost (RejoinPolicy); None: never, calls raise
                    MembershipLost
     sequence       put a 24-byte header with a number into each message, and count gaps, duplicates and late
-                   messages of each sender; all members must do so. None: deliver messages as they came, with
-                   the headers of those that have one, and say nothing of that
+                   messages of each sender; an event (MessagesMissing) names what is missing. All members must
+                   do so. None: deliver messages as they came, with the headers of those that have one, and
+                   say nothing of that
     receive_depth  the length of the receive queue, in messages, and how many messages of a group wait for a
                    call that asks for them
     send_depth     the length of the send queue, in messages
