@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
@@ -117,6 +118,39 @@ def test_aio_names_gaps(backend: Backend) -> None:
             assert (event.first, event.last, event.src_qp) == (1, 3, liar.qp_num)
 
     asyncio.run(asyncio.wait_for(main(), BOUND))
+
+
+def test_aio_wakes_the_task_that_waits_for_events(backend: Backend) -> None:
+    """One task receives, another one waits for events: each gets what is its own."""
+
+    async def main() -> None:
+        async with (
+            aio.open_endpoint(backend, "10.0.0.2", sequence=True) as receiver,
+            aio.open_endpoint(backend, "10.0.0.1") as liar,
+            receiver.join(GROUP) as group,
+            liar.sender(GROUP) as out,
+        ):
+            event = asyncio.create_task(receiver.next_event(timeout=None))
+            received = asyncio.create_task(group.recv_batch(timeout=None))
+            await asyncio.sleep(0)
+            await out.send_batch(numbered(0, 2))
+            assert isinstance(await event, MessagesMissing)
+            with await received as batch:
+                assert batch.numbers in ([0], [0, 2])
+
+    asyncio.run(asyncio.wait_for(main(), BOUND))
+
+
+def test_threads_get_events_and_messages(backend: Backend) -> None:
+    """One thread waits for events while another receives, whichever of them the messages come to."""
+    with forging(backend) as (receiver, group, out), ThreadPoolExecutor(2) as threads:
+        event = threads.submit(receiver.next_event, BOUND)
+        received = threads.submit(group.recv, BOUND)
+        out.send_batch(numbered(0, 2))
+        assert isinstance(event.result(BOUND), MessagesMissing)
+        message = received.result(BOUND)
+        assert message is not None
+        assert message.number == 0
 
 
 def test_waiting_next_event_sees_a_gap(backend: Backend) -> None:
