@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 _MOST = 1 << 16
 
 
+PROGRESS_EVERY = 10.0
+"""Seconds between lines on stderr that say how a long measurement goes, without --interval."""
+
 _DEPTH = 4096
 """The receive queue of one end, in messages, because nothing holds the sender back."""
 
@@ -133,7 +136,10 @@ def bench(
         if not as_json:
             say(line_of(part))
 
-    parts = Intervals(interval, tell)
+    def show_progress(part: Part) -> None:
+        say(line_of(part), err=True)
+
+    parts = Intervals(PROGRESS_EVERY, show_progress) if interval is None else Intervals(interval, tell)
     if as_server or as_client:
         if as_server and as_client:
             raise NotBegun("--server and --client are two ends: start one of them here")

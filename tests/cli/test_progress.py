@@ -63,6 +63,14 @@ def test_a_recording_says_how_far(here: Run, monkeypatch: pytest.MonkeyPatch) ->
     assert "recorded so far: " in done.stderr
 
 
+def test_a_long_measurement_says_how_it_goes(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mcast.cli.bench.PROGRESS_EVERY", 0.05)
+    done = here("bench", "--backend", "sim", "--seconds", "0.3")
+    assert done.returncode == 0
+    assert " messages/s " in done.stderr
+    assert " - " not in done.stdout, "parts are shown with --interval alone"
+
+
 def test_without_fec_a_play_says_what_it_lacks(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The README's command runs without the extra, and names it before the work begins."""
     monkeypatch.setattr(parity, "available", lambda: False)
