@@ -85,7 +85,7 @@ BAD_INPUT = {
     "both ends": (("--server", "--client"), "--server and --client are two ends"),
     "p99 of a client": (("--client", "--max-p99", "5"), "--max-p99 is for one command alone"),
     "rate of a server": (("--server", "--rate", "1G"), "--rate and --receivers are for --client"),
-    "rate alone": (("--rate", "1G"), "--rate, --bind and --device are for --client and --server"),
+    "rate alone": (("--rate", "1G"), "--rate, --receive-depth, --bind and --device are for --client"),
     "client alone": (("--client",), "a fabric inside this process"),
     "no number": (("--min-rate", "fast"), "'--min-rate'"),
     "unicast": (("--group", "10.0.0.1"), "10.0.0.1 is a unicast address"),

@@ -41,6 +41,7 @@ TIMES = {"0.5": 0.5, "5": 5, "50us": 5e-5, "250ms": 0.25, "1.5s": 1.5, "2min": 1
 ENDLESS = {
     "count": "a number to compare with, of any size",
     "comp_vector": "the device says how many it has",
+    "receive_depth": "the device says how many it can have",
     "ports": "the lab says how many it makes",
     "switches": "the lab says how many it makes",
 }
