@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
 from mcast.api import Batch, Destination, LinkLayer, Message, TimestampClock
+from mcast.contract.file_objects import FileWriter
 from mcast.endpoint.blocking import Endpoint
 from mcast.pcapng.writer import CapturedPacket, Direction, Writer
 from mcast.wire import packets
@@ -139,5 +140,5 @@ def record(
             return
         with endpoint.recv_batch(_BATCH, left) as batch:
             recorder.take(batch, time.time_ns(), count)
-        file.flush()
+        FileWriter(file).flush()
         yield

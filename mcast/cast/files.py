@@ -12,6 +12,7 @@ import re
 import select
 import signal
 import stat
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
@@ -103,6 +104,8 @@ class Sink:
     """The most bytes that one `write` may have; None: any number."""
     scatters: bool = False
     """Whether `place` or `put` takes the bytes of an object of known size in any order."""
+    mtime: int | None = None
+    """When the file was last changed, in ns since 1970, which a new file gets; None: now."""
     unlike: str = ""
     """What is said of bytes that stay as they are, where the whole differs from them. Which part does is not
     said, or a stranger could guess at one after another."""
@@ -172,26 +175,77 @@ class Nowhere(Sink):
 
 
 class StreamSink(Sink):
-    """A pipe, a device or a terminal: its bytes are written when they have come."""
+    """A pipe, a device or a terminal, which gets what it takes without waiting, and the rest later."""
 
     most: int | None = select.PIPE_BUF  # a pipe that is ready takes so many at once
 
     def __init__(self, fd: int, name: str) -> None:
-        self._fd = fd
+        self._fd = -1
         self.name: str = name
+        self._left = b""
         self._poll = select.poll()
+        if fd >= 0:
+            self._take(fd)
+
+    def _take(self, fd: int) -> None:
+        self._fd = fd
         self._poll.register(fd, select.POLLOUT)
 
     def ready(self) -> bool:
-        return bool(self._poll.poll(0))
+        while self._fd >= 0 and self._poll.poll(0):
+            if not self._left:
+                return True
+            try:
+                done = os.write(self._fd, self._left[: select.PIPE_BUF])
+            except BlockingIOError:  # others write there, too
+                return False
+            self._left = self._left[done:]
+        return False
 
     def write(self, piece: Buffer) -> None:
-        left = memoryview(piece)
-        while left:
-            left = left[os.write(self._fd, left) :]
+        self._left += bytes(piece)
+        self.ready()
+
+    def commit(self) -> bool:
+        self.ready()
+        return self._fd >= 0 and not self._left
+
+    def finish(self) -> None:
+        while not self.commit():
+            self._poll.poll()
 
     def close(self) -> None:
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class NamedPipeSink(StreamSink):
+    """A named pipe, which is not ready until somebody has opened it to read."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(-1, path)
+
+    def ready(self) -> bool:
+        if self._fd < 0:
+            try:
+                fd = _opened_to_write(self.name)
+            except OSError as error:
+                if error.errno != E.ENXIO:
+                    raise
+                return False  # nobody reads yet
+            self._take(fd)
+        return super().ready()
+
+
+def _opened_to_write(path: str, waits: bool = False) -> int:
+    """Open what is no regular file, and is written to as it is; `waits` for the reader of a named pipe."""
+    flags = os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC
+    fd = os.open(path, flags if waits else flags | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(fd).st_mode):  # has come to be there meanwhile, and is not written into
+        os.close(fd)
+        raise FileExistsError(E.EEXIST, os.strerror(E.EEXIST), path)
+    return fd
 
 
 class NewFile(Sink):
@@ -268,12 +322,17 @@ class NewFile(Sink):
         part = self._opened
         with part.file:
             part.cut()
+            if self.mtime is not None:
+                with suppress(OSError):  # a file system without such times has the bytes all the same
+                    os.utime(part.file.fileno(), ns=(time.time_ns(), self.mtime))
             os.fsync(part.file.fileno())
             os.fchmod(part.file.fileno(), mode)  # not before: another run goes on if this one is killed
             if not part.there:
                 raise FileNotFoundError(E.ENOENT, os.strerror(E.ENOENT), str(part.path))
             if not self._replaces and os.path.lexists(self._target) and not self._same(part.path):
                 raise FileExistsError(E.EEXIST, os.strerror(E.EEXIST), str(self._target))
+            if self._replaces:
+                _require_replaceable(self._target)
             part.path.replace(self._target)  # while this run still has the file to itself
         self._part = None
         _sync_folder(self._target.parent)
@@ -385,10 +444,10 @@ def _mode(path: Path, runs: bool) -> int:
 
     The bits setuid and setgid are left out, because they were given to other bytes.
     """
-    try:
-        return path.stat().st_mode & 0o777
-    except FileNotFoundError:
-        return (0o777 if runs else 0o666) & ~_umask()
+    with suppress(FileNotFoundError):
+        if stat.S_ISREG(mode := path.lstat().st_mode):
+            return mode & 0o777
+    return (0o777 if runs else 0o666) & ~_umask()
 
 
 def _umask() -> int:
@@ -400,21 +459,68 @@ def _umask() -> int:
     return 0o077
 
 
-def open_sink(path: str) -> Sink:
-    """The sink for `path`, to be opened by `Sink.open`.
+def open_sink(path: str, waits: bool = False) -> Sink:
+    """The sink for `path`, or stdout for "-", to be opened by `Sink.open`.
 
-    Both raise OSError if nothing can be written there.
+    Both raise OSError if nothing can be written there. `waits` for the reader of a named pipe.
     """
-    if path == STANDARD:
-        return StreamSink(os.dup(1), "stdout")
+    return StreamSink(os.dup(1), "stdout") if path == STANDARD else sink_of_path(path, waits=waits)
+
+
+def sink_of_path(
+    path: str, follows: bool = True, runs: bool = False, replaces: bool = True, waits: bool = False
+) -> Sink:
+    """The sink for a path: the one rule for what is there already.
+
+    - A regular file is replaced, whole and at once, when the new one is on the disk. One that may not be
+      written is refused, even where root could; so is a folder.
+    - A pipe, a device or a socket is opened, and written to as the bytes come; it is never replaced.
+    - A link counts as what it leads to, and stays. With `follows=False` the link itself is replaced, and what
+      it leads to stays: for names that a stranger has chosen.
+
+    runs      whether a new file is a program
+    replaces  whether a file may be replaced that has come to be there meanwhile, and differs
+    waits     whether to wait for the reader of a named pipe; else the sink is not ready until there is one
+    """
+    target = Path(os.path.realpath(path) if follows else path)
     try:
-        mode = Path(path).stat().st_mode
+        mode = Path(path).stat(follow_symlinks=follows).st_mode
     except FileNotFoundError:
-        return NewFile(Path(os.path.realpath(path)), path)
+        return NewFile(target, path, runs, replaces)
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(E.EISDIR, "this is a directory, name a file", path)
-    if not stat.S_ISREG(mode):
-        return StreamSink(os.open(path, os.O_WRONLY | os.O_CLOEXEC), path)
-    if not os.access(path, os.W_OK):
-        raise PermissionError(E.EACCES, os.strerror(E.EACCES), path)
-    return NewFile(Path(os.path.realpath(path)), path)
+    if stat.S_ISREG(mode) or stat.S_ISLNK(mode):
+        _require_replaceable(target)
+        return NewFile(target, path, runs, replaces)
+    if stat.S_ISFIFO(mode) and not waits:
+        return NamedPipeSink(path)
+    return StreamSink(_opened_to_write(path, waits), path)
+
+
+def _require_replaceable(path: Path) -> None:
+    """Raise OSError if there is a file that is read-only, or neither a file nor a link."""
+    try:
+        mode = path.lstat().st_mode
+    except FileNotFoundError:
+        return
+    if stat.S_ISREG(mode):
+        require_access(str(path), os.W_OK)
+        if not mode & 0o222:
+            words = (
+                f"{os.strerror(E.EACCES)}: its mode is {stat.S_IMODE(mode):04o}; chmod u+w makes it writable"
+            )
+            raise PermissionError(E.EACCES, words, str(path))
+    elif not (stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):  # nothing replaces a folder: the system refuses
+        raise OSError("a pipe, a socket or a device is there, and is not replaced")
+
+
+def require_access(path: str, mode: int) -> None:
+    """Raise OSError, as the system says it, if the path may not be read or written.
+
+    mode  os.R_OK or os.W_OK; os.W_OK | os.X_OK: whether there may be new files in a folder
+    """
+    if os.access(path, mode):
+        return
+    flags = {os.R_OK: os.O_RDONLY, os.W_OK: os.O_WRONLY}.get(mode, os.O_TMPFILE | os.O_WRONLY)
+    os.close(os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC))  # access does not say why, this does
+    raise PermissionError(E.EACCES, os.strerror(E.EACCES), path)

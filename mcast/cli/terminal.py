@@ -297,14 +297,15 @@ def refuse_two_on_stdout(*outputs: Path | str | bool | None) -> bool:
 def write_file(path: Path, data: bytes) -> None:
     """Write the whole file or nothing, STANDARD for stdout; one sentence if it cannot be written."""
     from mcast.cast.files import open_sink
+    from mcast.contract.file_objects import FileWriter
 
     if str(path) == STANDARD:
         sys.stdout.flush()
-        sys.stdout.buffer.write(data)
+        FileWriter(sys.stdout.buffer).write_all(data)
         sys.stdout.buffer.flush()
         return
     try:
-        with closing(open_sink(str(path.absolute()))) as sink:
+        with closing(open_sink(str(path.absolute()), waits=True)) as sink:
             sink.open()
             sink.write(data)
             sink.finish()

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
+from mcast.contract.file_objects import read_exactly
 from mcast.pcapng.writer import BYTE_ORDER, INTERFACE, NS, PACKET, RESOLUTION, SECTION
 
 _OBSOLETE_PACKET, _SIMPLE_PACKET = 2, 3
@@ -114,8 +115,7 @@ class _Source:
         self.offset = 0
 
     def take(self, size: int, what: str) -> bytes:
-        data = self._ahead + self._file.read(size - len(self._ahead))
-        self._ahead = b""
+        data, self._ahead = read_exactly(self._file, size, self._ahead)
         if len(data) < size:
             raise _CutShort(self.offset, f"{what} is cut short: {size} bytes wanted, {len(data)} there")
         self.offset += size
@@ -126,7 +126,8 @@ class _Source:
 
         The byte that was read to find out is kept for the next `take`, of 1 byte or more.
         """
-        self._ahead = self._file.read(1)
+        found, rest = read_exactly(self._file, 1, self._ahead)
+        self._ahead = found + rest
         return not self._ahead
 
 

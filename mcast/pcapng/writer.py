@@ -12,6 +12,7 @@ from enum import IntEnum
 from typing import BinaryIO, NamedTuple
 
 from mcast.api import LinkLayer
+from mcast.contract.file_objects import FileWriter
 
 NS = 1_000_000_000
 ETHERNET, ERF = 1, 197
@@ -58,15 +59,15 @@ class Writer:
     def __init__(
         self, file: BinaryIO, link_layer: LinkLayer, ports: Sequence[str], comment: str = ""
     ) -> None:
-        self._file = file
+        self._file = FileWriter(file)
         self._numbers = {port: index for index, port in enumerate(ports)}
         self._in_record = _erf if link_layer is LinkLayer.INFINIBAND else _bare
-        file.write(_section(comment))
+        self._file.write_all(_section(comment))
         for port in ports:
-            file.write(_interface(_LINKTYPES[link_layer], port))
+            self._file.write_all(_interface(_LINKTYPES[link_layer], port))
 
     def write(self, packet: CapturedPacket) -> None:
-        self._file.write(_packet(self._numbers[packet.port], packet, self._in_record(packet)))
+        self._file.write_all(_packet(self._numbers[packet.port], packet, self._in_record(packet)))
 
 
 def write_packets(

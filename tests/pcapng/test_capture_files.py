@@ -24,6 +24,7 @@ from mcast.wire.addresses import Gid
 from mcast.wire.packets import Datagram
 
 from ..capture.captures import Made
+from ..file_objects import READERS, WRITERS
 
 ETHERNET, INFINIBAND = LinkLayer.ETHERNET, LinkLayer.INFINIBAND
 MAC = bytes.fromhex("020000000001")
@@ -87,6 +88,21 @@ def test_every_message_is_read_as_it_was_written(link_layer: LinkLayer, data: st
 def example(payload: bytes = b"payload", imm: int | None = None) -> Datagram:
     source, dest = Gid(IPv4Address("10.0.0.1")), Gid(IPv4Address("239.1.1.1"))
     return Datagram(source, dest, 17, MULTICAST_QPN, 0x01234567, 0xFFFF, 5, payload, imm)
+
+
+@pytest.mark.parametrize("kind", [one for one in WRITERS if "blocks" not in one and "nothing" not in one])
+def test_a_capture_is_whole_whatever_the_file_takes(kind: str) -> None:
+    file = WRITERS[kind]()
+    writer = Writer(file, ETHERNET, ["port"])
+    for _ in range(20):
+        writer.write(CapturedPacket(5, "port", Direction.IN, on_the_wire(example(bytes(900)), ETHERNET)))
+    assert [datagram(frame) for frame in read(file.took)] == [example(bytes(900))] * 20
+
+
+@pytest.mark.parametrize("kind", ["less than asked", "one byte", "more than asked", "the same memory"])
+def test_a_capture_is_whole_whatever_the_file_gives(kind: str) -> None:
+    data = written(ETHERNET, [(5, example(bytes(900)))] * 20)
+    assert len([*read_frames(READERS[kind](data))]) == 20
 
 
 # --- what others write -------------------------------------------------------------------

@@ -7,26 +7,16 @@ import os
 import select
 from collections.abc import Callable
 from functools import cache, partial
-from io import RawIOBase
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 from typing_extensions import Buffer
 
-from mcast.cast.files import NewFile, Sink
+from mcast.cast.files import Sink, StreamSink, sink_of_path
 from mcast.cast.objects.bytes_out import Tensor, memory_of, poll_of
 from mcast.contract.buffers import writable_bytes
+from mcast.contract.file_objects import FileWriter, Writable
 from mcast.errors.refused import sentence_of
-from mcast.interrupts import interruptible
-
-
-class Writable(Protocol):
-    """What writes as a binary file does; it gets each part of the object when that is right, in order."""
-
-    def write(self, part: bytes, /) -> object:
-        """Take the next bytes."""
-
 
 Target = Buffer | Tensor | os.PathLike[str] | Writable | Sink | None
 """A writable buffer or CPU tensor, the path of a file, what has `write`, a `mcast.cast.files.Sink`, or None
@@ -128,45 +118,28 @@ class ToNew(ToBuffer):
 
 
 class ToWritable(Sink):
-    """What has `write`, and stays open. A pipe gets what it takes without waiting, and the rest later."""
+    """What has `write`, and stays open. What it does not take now is offered again later."""
 
     name = "the stream"
 
     def __init__(self, file: Writable) -> None:
-        self._file, self._poll = file, poll_of(file, select.POLLOUT)
-        self._left = bytearray()
-        if self._poll is not None:
-            self._fd: int = file.fileno()  # type: ignore[attr-defined]
-            getattr(file, "flush", bool)()
+        self._writer = FileWriter(file)
+        self._left = memoryview(b"")
 
     def ready(self) -> bool:
-        while self._left and self._poll is not None and self._poll.poll(0):
-            # A pipe that is ready takes PIPE_BUF bytes at once.
-            del self._left[: os.write(self._fd, self._left[: select.PIPE_BUF])]
-        return not self._left
+        while self._left:
+            taken = self._writer.write_some(self._left)
+            if not taken:
+                return False
+            self._left = self._left[taken:]
+        return True
 
     def write(self, piece: Buffer) -> None:
-        if self._poll is None:
-            with interruptible():  # it may wait
-                self._write(bytes(piece))
-        else:
-            self._left += piece
-            self.ready()
-
-    def _write(self, piece: bytes) -> None:
-        while piece:
-            done = self._file.write(piece)
-            if not isinstance(self._file, RawIOBase):
-                break
-            if not done:
-                raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-            piece = piece[cast(int, done) :]  # what does not buffer takes what it can
+        self._left = memoryview(bytes(self._left) + bytes(piece) if self._left else bytes(piece))
+        self.ready()
 
     def commit(self) -> bool:
-        if self._poll is None:
-            with interruptible():
-                getattr(self._file, "flush", bool)()
-        return self.ready()
+        return self.ready() and self._writer.flush()
 
 
 def sink_of(place: Target, size: int | None, most: int) -> Sink:
@@ -174,17 +147,17 @@ def sink_of(place: Target, size: int | None, most: int) -> Sink:
     if isinstance(place, Sink):
         return place
     if isinstance(place, os.PathLike):
-        return NewFile(Path(os.path.realpath(place)), os.fspath(place))
+        return sink_of_path(os.fsdecode(place))
     sink = None if place is None else sink_at(place)
     room = len(sink.view) if isinstance(sink, ToBuffer) else most
-    if size is not None and size > room and not isinstance(sink, ToWritable):
+    if size is not None and size > room and (sink is None or isinstance(sink, ToBuffer)):
         raise _too_large(room)
     if sink is not None:
         return sink
     return ToMemory(most) if size is None else ToNew(size)
 
 
-def sink_at(place: Buffer | Tensor | Writable) -> ToBuffer | ToWritable:
+def sink_at(place: Buffer | Tensor | Writable) -> Sink:
     """The sink for memory or for a stream. Raises TypeError for what is neither, or cannot be written."""
     if (memory := memory_of(place)) is not None:
         if memory.readonly:
@@ -193,9 +166,13 @@ def sink_at(place: Buffer | Tensor | Writable) -> ToBuffer | ToWritable:
                 "written; a tensor of a library without DLPack 1.0 is always read-only: give its .numpy()"
             )
         return ToBuffer(memory)
-    if hasattr(place, "write"):
+    if not hasattr(place, "write"):
+        raise TypeError(f"into: {type(place).__name__} is no buffer, no path, and has no write")
+    if poll_of(place, select.POLLOUT) is None:
         return ToWritable(cast(Writable, place))
-    raise TypeError(f"into: {type(place).__name__} is no buffer, no path, and has no write")
+    FileWriter(cast(Writable, place)).flush()
+    # A pipe gets what it takes without waiting, and the rest later.
+    return StreamSink(os.dup(place.fileno()), ToWritable.name)  # type: ignore[union-attr]
 
 
 @cache

@@ -9,9 +9,9 @@ import socket
 import stat
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from contextlib import suppress
-from io import BufferedRandom, BufferedReader, BytesIO, FileIO
+from io import BufferedRandom, BufferedReader, BufferedWriter, BytesIO, FileIO
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, BinaryIO, Protocol, cast
 
 from typing_extensions import Buffer
 
@@ -22,6 +22,7 @@ from mcast.cast.nack.payload import BlockBytes, Digest, Frames
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import ObjectSender
 from mcast.contract.buffers import flat_bytes, is_buffer
+from mcast.contract.file_objects import Readable, read_some
 from mcast.interrupts import interruptible
 
 _OF_CPU = (1, 3)
@@ -40,13 +41,6 @@ Lend = Callable[[memoryview], Region | None]
 
 def lend_nothing(part: memoryview) -> None:
     """For an end that has no queue pair."""
-
-
-class Readable(Protocol):
-    """What reads as a binary file does: open files, pipes, sockets' files, `io.BytesIO`."""
-
-    def read(self, most: int, /) -> bytes | None:
-        """The next bytes, at most so many; empty at the end."""
 
 
 class Tensor(Protocol):
@@ -82,7 +76,7 @@ class Origin(Protocol):
     size: int | None
 
     def read(self, most: int) -> bytes | memoryview | None:
-        """The next bytes, at most so many; empty at the end, None where none is there yet."""
+        """The next bytes, about so many, perhaps more; empty at the end, None where none is there yet."""
 
     def again(self) -> bool:
         """Begin anew with the first byte. False if that cannot be."""
@@ -159,13 +153,13 @@ class FromOpen(_Stays):
         self._file = cast(Any, file)
         self._begins: int = 0 if self.size is None else self._file.tell()
         self._poll = None if self.size is not None else poll_of(file, select.POLLIN)
-        self._read = file.read if self._poll is None else getattr(file, "read1", file.read)
+        self._method = "read1" if self._poll is not None and hasattr(file, "read1") else "read"
 
     def read(self, most: int) -> bytes | None:
         if self._poll is not None and not self._poll.poll(0):
             return None
-        with interruptible():  # one that cannot be asked whether it is ready is waited for
-            data: bytes | None = self._read(most if self._left is None else min(most, self._left))
+        # One that cannot be asked whether it is ready is waited for.
+        data = read_some(self._file, most if self._left is None else min(most, self._left), self._method)
         if self._left is not None:
             self._left -= len(data or b"")
         return data
@@ -255,10 +249,10 @@ def poll_of(file: object, events: int) -> select.poll | None:
     """What tells whether a pipe, a terminal or a socket is ready; None for what has no descriptor to ask.
 
     None, too, for what is between the program and the descriptor, and may keep bytes back or change them: a
-    compressed file, TLS, the answer of an HTTP server.
+    compressed file, TLS, the answer of an HTTP server, a wrapper or a subclass of the caller's.
     """
-    raw: Any = getattr(file, "raw", file)  # of what reads and writes ahead, and does nothing else
-    if not (isinstance(raw, FileIO) or type(getattr(raw, "_sock", None)) is socket.socket):
+    raw = _raw_of(file)
+    if raw is None or (type(raw) is not FileIO and type(getattr(raw, "_sock", None)) is not socket.socket):
         return None
     try:
         fd = raw.fileno()
@@ -271,13 +265,29 @@ def poll_of(file: object, events: int) -> select.poll | None:
     return found
 
 
+def _raw_of(file: object) -> FileIO | socket.SocketIO | None:
+    """The file or socket that `file` reads and writes as it is, perhaps ahead; None for other things.
+
+    The exact types are asked for: a subclass may do anything between.
+    """
+    raw: object = file
+    if isinstance(file, BufferedReader | BufferedWriter | BufferedRandom):
+        raw = file.raw if type(file) in (BufferedReader, BufferedWriter, BufferedRandom) else None
+    return raw if type(raw) is FileIO or type(raw) is socket.SocketIO else None
+
+
 def _rest_of(file: object) -> int | None:
-    """How many bytes of a file follow; None where only the end tells."""
-    if not isinstance(file, FileIO | BufferedReader | BufferedRandom | BytesIO) or not file.seekable():
+    """How many bytes of a file follow; None where only the end tells.
+
+    Of a file of the caller's own kind only the end tells: such a file may read more or less than its size.
+    """
+    known = file if type(file) is BytesIO else _raw_of(file)
+    if known is None or isinstance(file, BufferedWriter) or not known.seekable():
         return None
-    at = file.tell()
-    end = file.seek(0, os.SEEK_END)
-    file.seek(at)
+    opened = cast(BinaryIO, file)
+    at = opened.tell()
+    end = opened.seek(0, os.SEEK_END)
+    opened.seek(at)
     return max(0, end - at)
 
 
@@ -286,7 +296,7 @@ def origin_of(data: Sendable) -> Origin:
     if isinstance(data, Source):
         return data
     if isinstance(data, os.PathLike):
-        return Source(str(Path(data).absolute()))
+        return Source(str(Path(os.fsdecode(data)).absolute()))
     if isinstance(data, str):
         raise TypeError("str has no bytes: a path is a pathlib.Path, and a text is sent as text.encode()")
     if (memory := memory_of(data)) is not None:
@@ -390,6 +400,7 @@ class Outflow:
     def _again(self) -> None:
         """A round begins."""
         self._kept.clear()
+        self._begun = b""
         self._origin.again()
         self._left = self.about.size
         self._forgotten = self.offered = self.done = 0
@@ -423,7 +434,7 @@ class Outflow:
                 return None
             else:
                 break
-        found, self._begun = self._begun, b""
+        found, self._begun = self._begun[:most], self._begun[most:]
         if self._left is not None:
             if len(found) < most:
                 raise OSError(

@@ -392,7 +392,7 @@ class ObjectsIn:
         self.sessions: dict[int, _Incoming] = {}
         """The sessions in which this receiver takes part, by number."""
         if not (into is None or callable(into) or isinstance(into, os.PathLike | Sink)):
-            sink_at(into)  # what no object could be written to is refused now
+            sink_at(into).close()  # what no object could be written to is refused now
         self._seat, self._into, self._most, self._model = seat, into, most, model
         self._missed = missed
         self._letters = letters_of(key)
@@ -586,7 +586,9 @@ class ObjectsIn:
                 self._require_free(place)
                 arrival.place = place
             sink = sink_of(place, arrival.offered.size, self._most)
-            arrival.sink, arrival.path = sink, Path(place) if isinstance(place, os.PathLike) else None
+            arrival.sink = sink
+            if isinstance(place, os.PathLike):
+                arrival.path = Path(os.fsdecode(place))
             sink.open()
             one.core.holds(arrival.blocks_left, now)
             if arrival.scatters:

@@ -32,6 +32,7 @@ from mcast.backends.sim.trace.events import (
     parse,
 )
 from mcast.backends.sim.trace.pcapng import Packets
+from mcast.contract.file_objects import FileWriter
 from mcast.interrupts import Enterable, uninterrupted
 from mcast.pcapng.writer import Writer
 
@@ -188,7 +189,8 @@ def write_pcapng(
     missed = 0
     with suppress(UnsupportedOperation):  # it is no file of the system
         tapped.output = file.fileno()
-    file.flush()
+    flush = FileWriter(file).flush
+    flush()
     for piece in tapped:
         missed += piece.missed
         for packet in packets.of(piece.entries):
@@ -200,7 +202,7 @@ def write_pcapng(
             missed = 0
             if tapped.written == most:
                 break
-        file.flush()
+        flush()
         yield tapped.written
         if tapped.written == most:
             return
