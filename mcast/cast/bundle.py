@@ -6,19 +6,24 @@ import errno as E
 import os
 import stat
 import struct
+import time
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
 
-from mcast.cast.files import STANDARD, NewFile, Sink, ThereAlready, open_sink
+from mcast.cast.files import STANDARD, Sink, ThereAlready, open_sink, require_access, sink_of_path
 from mcast.cast.nack.messages import MOST_METADATA, UNTOLD
 from mcast.cast.objects.bytes_in import Offered
 
-_SIGN = b"mcL1"
-_HEAD = struct.Struct("!4sBIQ")
+_SIGN = b"mcL2"
+_HEAD = struct.Struct("!4sBIQq")
+_NO_TIME = -(1 << 63)
+"""Stands for a time of change that is not known, or that 64 bits of nanoseconds cannot say."""
+
 ONE_ALONE = "this receiver takes one file alone"
 """What a sender of several files is told by a receiver that was given the name of one."""
 
@@ -42,18 +47,22 @@ class Label(NamedTuple):
     kind   what the object is
     files  how many objects the sender sends
     size   of all of them, in bytes; None where only the end will tell
-    name   below the folder that receives, with "/" between folders
+    name   below the folder that receives, with "/" between folders: its bytes read as UTF-8, whatever the
+           locale, with surrogates (PEP 383) for bytes that are not
+    mtime  when it was last changed, in ns since 1970; None where that is not known
     """
 
     kind: Content
     files: int
     size: int | None
     name: str
+    mtime: int | None = None
 
     def pack(self) -> bytes:
         """The bytes of the label. Raises ValueError if the name is too long."""
         size = UNTOLD if self.size is None else self.size
-        packed = _HEAD.pack(_SIGN, self.kind, self.files, size) + os.fsencode(self.name)
+        mtime = _NO_TIME if self.mtime is None or abs(self.mtime) >= 1 << 63 else self.mtime
+        packed = _HEAD.pack(_SIGN, self.kind, self.files, size, mtime) + _bytes_of(self.name)
         if len(packed) > MOST_METADATA:
             most = MOST_METADATA - _HEAD.size
             raise ValueError(f"{self.name}: the path is longer than {most} bytes: send from a folder inside")
@@ -64,11 +73,24 @@ class Label(NamedTuple):
         """The label in an object's metadata; None if there is none."""
         if len(metadata) <= _HEAD.size or metadata[: len(_SIGN)] != _SIGN:
             return None
-        _, kind, files, size = _HEAD.unpack_from(metadata)
+        _, kind, files, size, mtime = _HEAD.unpack_from(metadata)
         if kind not in Content.__members__.values():
             return None
-        name = os.fsdecode(metadata[_HEAD.size :])
-        return cls(Content(kind), files, None if size == UNTOLD else size, name)
+        return cls(
+            Content(kind),
+            files,
+            None if size == UNTOLD else size,
+            _text_of(metadata[_HEAD.size :]),
+            None if mtime == _NO_TIME else mtime,
+        )
+
+
+def _text_of(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
+
+
+def _bytes_of(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
 
 
 class Item(NamedTuple):
@@ -118,19 +140,20 @@ def _found(path: str, skipped: dict[str, str]) -> Iterator[tuple[Item, int | Non
         return
     top = Path(path)
     if not top.is_dir():
-        yield _file(path, top.name, top.stat())
+        yield _file(path, _text_of(os.fsencode(top.name)), top.stat())
         return
     name = top.resolve().name if top.name in ("", "..") else top.name
     for folder, folders, files in os.walk(path, onerror=_raise):
         folders.sort()
         here = Path(folder)
-        below = "/".join([name or "root", *here.relative_to(top).parts])
-        yield Item(folder, Label(Content.FOLDER, 1, 0, below)), 0
+        below = _text_of(os.fsencode("/".join([name or "root", *here.relative_to(top).parts])))
+        yield Item(folder, Label(Content.FOLDER, 1, 0, below, here.stat().st_mtime_ns)), 0
         for one in sorted([*files, *(link for link in folders if (here / link).is_symlink())]):
             if words := _unfit(here / one):
                 skipped[str(here / one)] = words
             else:
-                yield _file(str(here / one), f"{below}/{one}", (here / one).stat())
+                name_below = f"{below}/{_text_of(os.fsencode(one))}"
+                yield _file(str(here / one), name_below, (here / one).stat())
 
 
 def _raise(error: OSError) -> None:
@@ -149,11 +172,12 @@ def _unfit(path: Path) -> str:
 
 
 def _file(path: str, name: str, status: os.stat_result) -> tuple[Item, int | None]:
-    if not os.access(path, os.R_OK):
-        raise PermissionError(E.EACCES, os.strerror(E.EACCES), path)
-    sized = stat.S_ISREG(status.st_mode) and status.st_size  # files in /proc say 0, and have bytes
-    kind = Content.PROGRAM if stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IXUSR else Content.FILE
-    return Item(path, Label(kind, 1, None, name)), status.st_size if sized else None
+    require_access(path, os.R_OK)
+    regular = stat.S_ISREG(status.st_mode)
+    kind = Content.PROGRAM if regular and status.st_mode & stat.S_IXUSR else Content.FILE
+    label = Label(kind, 1, None, name, status.st_mtime_ns if regular else None)
+    sized = regular and status.st_size  # files in /proc say 0, and have bytes
+    return Item(path, label), status.st_size if sized else None
 
 
 class OneFile:
@@ -162,7 +186,7 @@ class OneFile:
     def __init__(self, path: str) -> None:
         """Know the place, of which `close` frees what there is. Raises OSError if it cannot be written."""
         self._path = path
-        self._sink: Sink | None = open_sink(path)
+        self._sink: Sink | None = open_sink(path, waits=True)
         self.name: str = self._sink.name
         """What the place is called."""
 
@@ -177,6 +201,7 @@ class OneFile:
         if label is not None and (label.kind is Content.FOLDER or label.files > 1):
             raise OSError(ONE_ALONE)
         sink, self._sink = self._sink or open_sink(self._path), None
+        sink.mtime = None if label is None else label.mtime
         return sink
 
     def close(self) -> None:
@@ -198,11 +223,12 @@ class Folder:
     def __init__(self, path: Path, replace: bool = False) -> None:
         """Raises OSError if nothing can be written there; the folder is made with the first object."""
         self._path, self._replace = path, replace
+        self._times: dict[Path, int] = {}
+        """Folders that have come, and when each was last changed."""
         there = path if path.exists() else path.parent
         if not there.is_dir():
             raise NotADirectoryError(E.ENOTDIR, os.strerror(E.ENOTDIR), str(there))
-        if not os.access(there, os.W_OK | os.X_OK):
-            raise PermissionError(E.EACCES, os.strerror(E.EACCES), str(there))
+        require_access(str(there), os.W_OK | os.X_OK)
 
     def path_of(self, offered: Offered) -> Path:
         """Where the object goes, below the folder. Raises OSError if its name leads elsewhere."""
@@ -211,7 +237,7 @@ class Folder:
         parts = [_harmless(part) for part in name.split("/")]
         if any(part in ("", ".", "..") for part in parts):
             raise OSError("the name leads out of the folder of this receiver")
-        return Path(*parts)
+        return Path(*(os.fsdecode(_bytes_of(part)) for part in parts))
 
     def __call__(self, offered: Offered) -> Sink | None:
         """The sink for the object; None for a folder, which is there then. Raises OSError."""
@@ -222,17 +248,25 @@ class Folder:
             raise OSError("the name leads out of the folder of this receiver")
         if label is not None and label.kind is Content.FOLDER and not target.is_symlink():
             target.mkdir(parents=True, exist_ok=True)
+            if label.mtime is not None:
+                self._times[target] = label.mtime
             return None
         if os.path.lexists(target) and not (self._replace and not target.is_dir()):
             return ThereAlready(target, offered.size)
         target.parent.mkdir(parents=True, exist_ok=True)
         runs = label is not None and label.kind is Content.PROGRAM
-        return NewFile(target, runs=runs, replaces=self._replace)
+        sink = sink_of_path(str(target), follows=False, runs=runs, replaces=self._replace)
+        sink.mtime = None if label is None else label.mtime
+        return sink
 
     def close(self) -> None:
-        """There is nothing to free."""
+        """Give the folders their times, which what came into them has changed."""
+        while self._times:
+            path, mtime = self._times.popitem()  # the last first: a folder comes before what is in it
+            with suppress(OSError):
+                os.utime(path, ns=(time.time_ns(), mtime), follow_symlinks=False)
 
 
 def _harmless(part: str) -> str:
-    """One part of a path, without characters that move a cursor."""
+    """One part of a path in UTF-8, without characters that move a cursor."""
     return "".join("_" if unicodedata.category(one) in _MOVES else one for one in part)

@@ -60,6 +60,8 @@ class Source:
             return None
         try:
             data = os.read(self._fd, most if self._left is None else min(most, self._left))
+        except BlockingIOError:  # others read there, too
+            return None
         except OSError as error:
             error.filename = self.name
             raise
@@ -457,6 +459,14 @@ def _umask() -> int:
         if found := re.search(r"^Umask:\s*(\d+)$", status, re.MULTILINE):
             return int(found[1], 8)
     return 0o077
+
+
+def native(path: os.PathLike[str]) -> str:
+    """The path as this process can open it: what the locale cannot say is taken as UTF-8."""
+    given = os.fspath(path)
+    with suppress(UnicodeEncodeError):
+        return os.fsdecode(os.fsencode(given))
+    return os.fsdecode(given.encode("utf-8", "surrogateescape"))
 
 
 def open_sink(path: str, waits: bool = False) -> Sink:

@@ -6,6 +6,7 @@ import fcntl
 import os
 import stat
 import tempfile
+from codecs import utf_8_decode
 from contextlib import suppress
 from hashlib import blake2b
 from io import FileIO
@@ -31,8 +32,11 @@ class HiddenFile:
 
     def __init__(self, target: Path) -> None:
         name = os.fsencode(target.name)
-        beginning = name[:_KEPT_OF_NAME].decode(errors="ignore")
+        beginning = target.name
         if len(name) > _KEPT_OF_NAME:
+            # Cut between two characters of UTF-8, because some file systems take nothing else.
+            cut, _ = utf_8_decode(name[:_KEPT_OF_NAME], "surrogateescape", False)
+            beginning = os.fsdecode(cut.encode("utf-8", "surrogateescape"))
             beginning += "." + blake2b(name, digest_size=8).hexdigest()
         self.path: Path = target.parent / f".{beginning}.part"
         fd = _only(self.path)

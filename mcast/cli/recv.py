@@ -68,10 +68,11 @@ def recv(
 ) -> None:
     """Receive what the next `mcast send` sends to GROUP.
 
-    FILE gets its name when it is whole, verified and on the disk; an older file is replaced then. What has
-    come of a transfer that was cut off stays in .FILE.part: the next recv verifies that, and asks for the
-    rest. Stdout, a pipe or a device gets the bytes as they come. A folder gets each file by the name that the
-    sender gives. A file that is there counts if it is the same; others are replaced with --overwrite alone.
+    FILE gets its name when it is whole, verified and on the disk; an older file is replaced then, unless it
+    is read-only. What has come of a transfer that was cut off stays in .FILE.part: the next recv verifies
+    that, and asks for the rest. Stdout, a pipe or a device gets the bytes as they come, and is never
+    replaced. A folder gets each file by the name that the sender gives. A file that is there counts if it is
+    the same; others are replaced with --overwrite alone. Files and folders have the times of the sender's.
     The status is 0 if all has come and was verified, else 1.
     """
     from mcast.cast import receive

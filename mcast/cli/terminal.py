@@ -54,7 +54,12 @@ class NotBegun(Failure):
 
 
 def plain(text: str) -> str:
-    """The text without characters that move a cursor, because the name of a file may come from a stranger."""
+    """The text without characters that move a cursor, because the name of a file may come from a stranger.
+
+    The bytes of a name that are UTF-8 are shown as such in every locale.
+    """
+    with suppress(UnicodeEncodeError):  # of surrogates that stand for no byte
+        text = text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")
     return "".join(
         one if one.isprintable() or one in "\n\t" else one.encode("unicode_escape").decode() for one in text
     )
@@ -266,6 +271,8 @@ def stdin_as_file(name: str, ending: str = "", most: int | None = None) -> Itera
     `most` is how many bytes of stdin are read at the most; None: all. A Failure of the block says STANDARD
     where it names the temporary file.
     """
+    from mcast.contract.file_objects import read_exactly
+
     if name != STANDARD:
         yield name
         return
@@ -273,10 +280,10 @@ def stdin_as_file(name: str, ending: str = "", most: int | None = None) -> Itera
         raise NotBegun(f"cannot read {STANDARD}: {os.strerror(E.EBADF)}")
     with tempfile.NamedTemporaryFile(prefix="stdin-", suffix=ending) as copy:
         try:
-            if most is None:
-                shutil.copyfileobj(sys.stdin.buffer, copy)
-            else:
-                copy.write(sys.stdin.buffer.read(most))
+            left = sys.maxsize if most is None else most
+            while part := read_exactly(sys.stdin.buffer, min(left, 1 << 20))[0]:
+                copy.write(part)
+                left -= len(part)
             copy.flush()
         except OSError as error:
             raise NotBegun(f"cannot read {STANDARD} into {copy.name}: {error.strerror}") from None
@@ -310,4 +317,4 @@ def write_file(path: Path, data: bytes) -> None:
             sink.write(data)
             sink.finish()
     except OSError as error:
-        raise Failure(f"cannot write {path}: {error.strerror}") from None
+        raise Failure(f"cannot write {path}: {error.strerror or error}") from None

@@ -205,6 +205,55 @@ def test_send_of_many_says_what_each_lacks(with_others: Run, tmp_path: Path) -> 
     assert [one["name"] for one in many["files"]] == ["many", "many/one"]
 
 
+NAMES = (b"gr\xc3\xbcn", b"inv\xff\xfe", b"\xe5\xad\x97" * 85)
+"""File names: with an umlaut, of no text at all, and as long as a name may be."""
+
+SENDS_NAMES = """
+def sending(group):
+    from mcast.cast.bundle import Content, bundle_of
+    with cast.open_session(group, silence=60.0) as session:
+        session.gather(1, 60)
+        for path, label in bundle_of(["many"]).items:
+            session.send(b"" if label.kind is Content.FOLDER else Path(path), metadata=label.pack())
+
+hosts, """
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0"}
+
+
+@pytest.mark.parametrize("locale", [{}, ASCII], ids=["UTF-8", "ASCII"])
+def test_names_and_times_survive_every_locale(
+    run: Run, third_party: Install, tmp_path: Path, locale: dict[str, str]
+) -> None:
+    (tmp_path / "many").mkdir()
+    for at, name in enumerate(NAMES):
+        path = tmp_path / "many" / os.fsdecode(name)
+        path.write_bytes(DATA[:at])
+        os.utime(path, ns=(0, 10**18 + at))
+    os.utime(tmp_path / "many", ns=(0, 10**17))
+    env = third_party(source=ONE_FABRIC) | locale
+    script = tmp_path / "script.py"
+
+    def ends(*words: object) -> subprocess.CompletedProcess[str]:
+        done = run(PYTHON, "script.py", *words, *PATIENT, "--backend", "acme", env=env)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert words[-1] == "--json" or max(map(len, done.stdout.splitlines())) <= 80
+        return done
+
+    script.write_text(OTHER_END)
+    names = ["many", *sorted(f"many/{name.decode(errors='surrogateescape')}" for name in NAMES)]
+    ends("send", os.fsdecode(b"many/" + NAMES[0]), "239.1.1.1", "-n", 2)
+    sent = json.loads(ends("send", "many", "239.1.1.1", "-n", 2, "--json").stdout)
+    assert sorted(one["name"] for one in sent["files"]) == names
+    script.write_text(OTHER_END.replace("hosts, ", SENDS_NAMES, 1))
+    came = json.loads(ends("recv", "239.1.1.1", "-o", os.fsdecode(NAMES[0]) + "/", "--json").stdout)
+    assert sorted(one["name"] for one in came["files"]) == names
+    copy = tmp_path / os.fsdecode(NAMES[0]) / "many"
+    assert copy.stat().st_mtime_ns == 10**17
+    assert sorted(one.name for one in copy.iterdir()) == sorted(map(os.fsdecode, NAMES))
+    for at, name in enumerate(NAMES):
+        assert (copy / os.fsdecode(name)).stat().st_mtime_ns == 10**18 + at
+
+
 REFUSES = """
 import mcast.cast.objects.bytes_in as bytes_in
 before = bytes_in.ToNew.__init__

@@ -89,9 +89,13 @@ def test_so_many_bytes_are_read_and_the_rest_is_kept(kind: str) -> None:
 def test_a_pipe_that_does_not_block_is_waited_for() -> None:
     came, goes = os.pipe()
     os.set_blocking(came, False)
-    writer = threading.Thread(
-        target=lambda: (os.write(goes, b"first"), os.write(goes, b" last"), os.close(goes))
-    )
+
+    def write() -> None:
+        os.write(goes, b"first")
+        os.write(goes, b" last")
+        os.close(goes)
+
+    writer = threading.Thread(target=write)
     with os.fdopen(came, "rb", buffering=0) as file:
         writer.start()
         assert read_exactly(file, 8) == (b"first la", b"")

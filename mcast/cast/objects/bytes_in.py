@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from pydantic import BaseModel, ValidationError
 from typing_extensions import Buffer
 
-from mcast.cast.files import Sink, StreamSink, sink_of_path
+from mcast.cast.files import Sink, StreamSink, native, sink_of_path
 from mcast.cast.objects.bytes_out import Tensor, memory_of, poll_of
 from mcast.contract.buffers import writable_bytes
 from mcast.contract.file_objects import FileWriter, Writable
@@ -147,7 +147,7 @@ def sink_of(place: Target, size: int | None, most: int) -> Sink:
     if isinstance(place, Sink):
         return place
     if isinstance(place, os.PathLike):
-        return sink_of_path(os.fsdecode(place))
+        return sink_of_path(native(place))
     sink = None if place is None else sink_at(place)
     room = len(sink.view) if isinstance(sink, ToBuffer) else most
     if size is not None and size > room and (sink is None or isinstance(sink, ToBuffer)):

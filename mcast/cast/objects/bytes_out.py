@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, Protocol, cast
 from typing_extensions import Buffer
 
 from mcast.api import Headed, McastError, Region
-from mcast.cast.files import Source
+from mcast.cast.files import Source, native
 from mcast.cast.nack.messages import OPEN, UNTOLD, Describe
 from mcast.cast.nack.payload import BlockBytes, Digest, Frames
 from mcast.cast.nack.repairs import Run
@@ -296,7 +296,7 @@ def origin_of(data: Sendable) -> Origin:
     if isinstance(data, Source):
         return data
     if isinstance(data, os.PathLike):
-        return Source(str(Path(os.fsdecode(data)).absolute()))
+        return Source(str(Path(native(data)).absolute()))
     if isinstance(data, str):
         raise TypeError("str has no bytes: a path is a pathlib.Path, and a text is sent as text.encode()")
     if (memory := memory_of(data)) is not None:

@@ -392,9 +392,10 @@ def receive(
 
     group    the membership; of an endpoint of `mcast.aio`, use `async for`
     into     where objects go: None for new memory; a writable buffer or CPU tensor, which each object
-             overwrites; the path of a file, which each object replaces when it is on the disk; what has
-             `write`, such as a pipe, and gets each part when that is right, before the whole is; or a
-             function that says one of these for each `Offered`, and may raise OSError to refuse it
+             overwrites; the path of a file, which each object replaces when it is on the disk, or of a pipe
+             or device, which is written to; what has `write`, such as a pipe, and gets each part when that
+             is right, before the whole is: `write` may take a part of what it gets; or a function that says
+             one of these for each `Offered`, and may raise OSError to refuse it
     timeout  end when nothing has been under way for so many seconds; None: go on until the group is left
     missed   is called for each object that did not become whole here; without it a warning is logged
     most     the largest object that goes into new memory, in bytes

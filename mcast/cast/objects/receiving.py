@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from typing_extensions import Buffer
 
 from mcast.api import Series
-from mcast.cast.files import Sink
+from mcast.cast.files import Sink, native
 from mcast.cast.nack import parity
 from mcast.cast.nack.arriving import Ready
 from mcast.cast.nack.closed import CLOSED, STRANGERS, letters_of
@@ -588,7 +588,7 @@ class ObjectsIn:
             sink = sink_of(place, arrival.offered.size, self._most)
             arrival.sink = sink
             if isinstance(place, os.PathLike):
-                arrival.path = Path(os.fsdecode(place))
+                arrival.path = Path(native(place))
             sink.open()
             one.core.holds(arrival.blocks_left, now)
             if arrival.scatters:

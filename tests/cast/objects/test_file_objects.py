@@ -6,6 +6,7 @@ import io
 import os
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -106,11 +107,15 @@ def test_a_subclass_on_a_pipe_writes_in_its_own_way(fabric: Fabric) -> None:
         def write(self, part: bytes) -> object:
             return self._file.write(bytes(255 - byte for byte in part))
 
-    for kind in (Inverting, lambda fd, mode: Wrapped(os.fdopen(fd, mode))):
+    def wrapped(fd: int, mode: str) -> Any:
+        return Wrapped(os.fdopen(fd, mode))
+
+    kinds: list[Any] = [Inverting, wrapped]
+    for kind in kinds:
         came, goes = os.pipe()
         with os.fdopen(came, "rb") as reader:
             file = kind(goes, "wb")
-            with others(lambda file=file: receives(fabric, file)) as ends, member(fabric, 0) as group:
+            with others(partial(receives, fabric, file)) as ends, member(fabric, 0) as group:
                 cast.send(group, DATA[:1000], timeout=BOUND)
                 assert len(ends[0].result(BOUND)[0]) == 1
             file.close()
