@@ -20,6 +20,7 @@ from mcast.endpoint.blocking import Endpoint, open_endpoint
 from mcast.pcapng.writer import NS
 from mcast.wire.addresses import Gid
 
+from ..file_objects import WRITERS
 from ..sim.wireshark import Decoded, is_message
 from ..waiting import Running, is_asleep, until
 from .captures import GROUP, capture
@@ -194,6 +195,21 @@ def test_a_recording_ends_by_count_or_time_and_is_whole_after_each_wait(
             assert len(read(path.read_bytes())) == recorder.messages
         assert backend.now() - start == pytest.approx(seconds, abs=0.01)
     assert len(read(path.read_bytes())) == recorder.messages == messages
+
+
+@pytest.mark.parametrize("kind", ["short writes", "None for all", "a temporary file without a buffer"])
+def test_a_recording_goes_to_whatever_has_write(kind: str) -> None:
+    file = WRITERS[kind]()
+    with (
+        open_fabric(Fabric.roce(ports=2)) as backend,
+        open_endpoint(backend, "10.0.0.2") as member,
+        open_endpoint(backend, "10.0.0.1") as sender,
+    ):
+        member.join(GROUP)
+        sender.sender(GROUP).send_batch([bytes(1000)] * 5)
+        for _ in record(member, recorder_of(member, file), file, 5, None):
+            pass
+    assert [one.payload for one in read(file.took)] == [bytes(1000)] * 5
 
 
 @pytest.mark.parametrize("clock", [TimestampClock.VIRTUAL, TimestampClock.REALTIME])

@@ -5,21 +5,25 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import struct
 import sys
 from collections.abc import Callable
+from itertools import cycle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mcast.capture.player import COPY, Contents, Recorded, contents_of
 from mcast.cli.replay import _play
-from mcast.cli.terminal import Failure
+from mcast.cli.terminal import Failure, stdin_as_file
 from mcast.endpoint.blocking import open_endpoint
 from mcast.wire.addresses import Gid
 
 from ..capture.captures import GROUP, Made, capture, cooked, frame
 from ..commands import QUOTED, Run
+from ..file_objects import Reader
 
 
 @pytest.mark.parametrize("backend", ["sim-roce", "sim-ib"])
@@ -49,6 +53,25 @@ def test_a_capture_called_minus_is_named_so(
     done = here("replay", "-", "--backend", "acme", env=acme)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("mcast: cannot read -: at offset 0: the file is neither pcapng nor pcap")
+
+
+def test_stdin_that_does_not_block_is_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read of it may have nothing yet, which is not the end."""
+
+    class Stdin(Reader):
+        def fileno(self) -> int:
+            return null.fileno()
+
+    data, turns = bytes(range(256)) * 100, cycle((0, 700))
+
+    def some(size: int) -> int | None:
+        return min(size, next(turns)) or None
+
+    with Path(os.devnull).open("rb") as null:
+        for most in (None, 10_000):
+            monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=Stdin(data, some)))
+            with stdin_as_file("-", most=most) as name:
+                assert Path(name).read_bytes() == data[:most]
 
 
 def test_a_recording_is_not_lost_to_a_mistake(here: Run, tmp_path: Path) -> None:
