@@ -194,23 +194,20 @@ class StreamSink(Sink):
         self._poll.register(fd, select.POLLOUT)
 
     def ready(self) -> bool:
-        while self._fd >= 0 and self._poll.poll(0):
-            if not self._left:
-                return True
-            try:
-                done = os.write(self._fd, self._left[: select.PIPE_BUF])
-            except BlockingIOError:  # others write there, too
-                return False
-            self._left = self._left[done:]
-        return False
+        return self.commit() and bool(self._poll.poll(0))
 
     def write(self, piece: Buffer) -> None:
         self._left += bytes(piece)
-        self.ready()
+        self.commit()
 
     def commit(self) -> bool:
-        self.ready()
-        return self._fd >= 0 and not self._left
+        while self._left and self._poll.poll(0):
+            try:
+                done = os.write(self._fd, self._left[: select.PIPE_BUF])
+            except BlockingIOError:  # others write there, too
+                break
+            self._left = self._left[done:]
+        return not self._left
 
     def finish(self) -> None:
         while not self.commit():
@@ -228,7 +225,7 @@ class NamedPipeSink(StreamSink):
     def __init__(self, path: str) -> None:
         super().__init__(-1, path)
 
-    def ready(self) -> bool:
+    def commit(self) -> bool:
         if self._fd < 0:
             try:
                 fd = _opened_to_write(self.name)
@@ -237,7 +234,7 @@ class NamedPipeSink(StreamSink):
                     raise
                 return False  # nobody reads yet
             self._take(fd)
-        return super().ready()
+        return super().commit()
 
 
 def _opened_to_write(path: str, waits: bool = False) -> int:

@@ -66,8 +66,7 @@ class FileWriter:
         if not part:
             return 0
         try:
-            with interruptible():  # it may wait
-                result = self._file.write(part)
+            result = self._file.write(part)
         except BlockingIOError as error:
             if not hasattr(error, "characters_written"):
                 raise  # nobody knows how much was taken
@@ -107,8 +106,7 @@ class FileWriter:
     def flush(self) -> bool:
         """Flush the object, if it has a `flush`; False if that would block, and has to be called again."""
         try:
-            with interruptible():
-                getattr(self._file, "flush", bool)()
+            getattr(self._file, "flush", bool)()
         except BlockingIOError:
             return False
         return True
@@ -120,8 +118,7 @@ def read_some(file: Readable, size: int, method: str = "read") -> bytes | None:
     Raises what the object raises, and TypeError where its result makes no sense.
     """
     try:
-        with interruptible():  # it may wait
-            data: object = getattr(file, method)(size)
+        data: object = getattr(file, method)(size)
     except BlockingIOError:
         return None
     if data is None or type(data) is bytes:

@@ -7,6 +7,7 @@ import os
 import select
 from collections.abc import Callable
 from functools import cache, partial
+from time import monotonic
 from typing import Any, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
@@ -17,6 +18,7 @@ from mcast.cast.objects.bytes_out import Tensor, memory_of, poll_of
 from mcast.contract.buffers import writable_bytes
 from mcast.contract.file_objects import FileWriter, Writable
 from mcast.errors.refused import sentence_of
+from mcast.interrupts import interruptible
 
 Target = Buffer | Tensor | os.PathLike[str] | Writable | Sink | None
 """A writable buffer or CPU tensor, the path of a file, what has `write`, a `mcast.cast.files.Sink`, or None
@@ -117,6 +119,10 @@ class ToNew(ToBuffer):
         return self._data
 
 
+_MAX_TURN = 0.1
+"""Seconds for which small parts are written one after another, before the sender gets its answers."""
+
+
 class ToWritable(Sink):
     """What has `write`, and stays open. What it does not take now is offered again later."""
 
@@ -127,19 +133,24 @@ class ToWritable(Sink):
         self._left = memoryview(b"")
 
     def ready(self) -> bool:
+        end = monotonic() + _MAX_TURN
         while self._left:
-            taken = self._writer.write_some(self._left)
-            if not taken:
-                return False
+            with interruptible():  # it may wait
+                taken = self._writer.write_some(self._left)
             self._left = self._left[taken:]
-        return True
+            if not taken or monotonic() > end:
+                break
+        return not self._left
 
     def write(self, piece: Buffer) -> None:
         self._left = memoryview(bytes(self._left) + bytes(piece) if self._left else bytes(piece))
         self.ready()
 
     def commit(self) -> bool:
-        return self.ready() and self._writer.flush()
+        if not self.ready():
+            return False
+        with interruptible():
+            return self._writer.flush()
 
 
 def sink_of(place: Target, size: int | None, most: int) -> Sink:

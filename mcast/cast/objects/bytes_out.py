@@ -158,8 +158,8 @@ class FromOpen(_Stays):
     def read(self, most: int) -> bytes | None:
         if self._poll is not None and not self._poll.poll(0):
             return None
-        # One that cannot be asked whether it is ready is waited for.
-        data = read_some(self._file, most if self._left is None else min(most, self._left), self._method)
+        with interruptible():  # one that cannot be asked whether it is ready is waited for
+            data = read_some(self._file, most if self._left is None else min(most, self._left), self._method)
         if self._left is not None:
             self._left -= len(data or b"")
         return data
@@ -348,7 +348,8 @@ class Outflow:
         self.about: Describe = about
         self._kept: dict[int, BlockBytes] = {}
         self._left = None if about.size == UNTOLD else about.size
-        self._begun: bytes | memoryview = b""
+        self._begun: bytes | bytearray | memoryview = b""
+        """What was read of the next blocks: less than a block, unless the origin gave more than was asked."""
         self._forgotten = 0
         self.offered: int = 0
         self.size: int = 0
@@ -428,13 +429,19 @@ class Outflow:
             most = min(most, self._left)
         while len(self._begun) < most:
             more = self._origin.read(most - len(self._begun))
-            if more:
-                self._begun = bytes(self._begun) + more if self._begun else more
+            if more and not self._begun:
+                self._begun = more
+            elif more:
+                if not isinstance(self._begun, bytearray):
+                    self._begun = bytearray(self._begun)
+                self._begun += more
             elif more is None and (self._left is not None or not self._begun):
                 return None
             else:
                 break
-        found, self._begun = self._begun[:most], self._begun[most:]
+        found, self._begun = self._begun[:most], self._begun[most:] or b""
+        if isinstance(found, bytearray):
+            found = bytes(found)
         if self._left is not None:
             if len(found) < most:
                 raise OSError(

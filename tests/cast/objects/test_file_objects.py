@@ -14,6 +14,7 @@ import pytest
 from mcast import cast
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.testbed import SimObserver
+from mcast.cast.objects import bytes_in
 
 from ...file_objects import BROKEN, NONSENSE, READERS, WRITERS, Plain, Wrapper
 from .test_objects import BOUND, body, gets, member, others
@@ -42,10 +43,20 @@ def receives(fabric: Fabric, file: Any) -> tuple[list[cast.Received], list[cast.
 def test_a_writer_has_every_byte_of_the_object(fabric: Fabric, kind: str) -> None:
     file = WRITERS[kind]()
     with others(lambda: receives(fabric, file)) as ends, member(fabric, 0) as group:
-        report = cast.send(group, DATA, timeout=BOUND)
+        report = cast.send(group, DATA[:60_000], timeout=BOUND)
         whole, missed = ends[0].result(BOUND)
-    assert file.took == DATA
+    assert file.took == DATA[:60_000]
     assert (len(whole), missed, report.receivers[0].whole) == (1, [], True)
+
+
+def test_small_parts_leave_turns_to_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receiver that said nothing until all is written would be given up."""
+    monkeypatch.setattr(bytes_in, "_MAX_TURN", -1.0)
+    file = WRITERS["one byte at a time"]()
+    sink = bytes_in.sink_at(file)
+    sink.write(b"abcd")
+    assert (file.took, sink.ready(), sink.commit()) == (b"a", False, False)
+    assert (file.took, sink.ready(), sink.commit()) == (b"abc", True, True)
 
 
 @pytest.mark.parametrize("kind", BROKEN)
