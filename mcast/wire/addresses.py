@@ -113,6 +113,15 @@ class Mgid(Gid):
 LocalAddress = IPv4Address | IPv6Address
 """The address that a port is bound by."""
 
+
+def needs_interface(address: LocalAddress) -> bool:
+    """Return True if the address names a port only together with its interface: fe80::/10 is on every link.
+
+    The IPv4 link-local addresses of 169.254.0.0/16 are bound to like any other (RFC 3927).
+    """
+    return isinstance(address, IPv6Address) and address.is_link_local
+
+
 GroupName = IPv4Address | IPv6Address | Mgid
 
 

@@ -13,6 +13,7 @@ from mcast.api import DeviceInfo, Gid, LinkLayer, McastError, PortInfo, PortStat
 from mcast.backends.rdma.native import Context, Native
 from mcast.backends.rdma.net import ipoib
 from mcast.interrupts import uninterrupted
+from mcast.wire.addresses import needs_interface
 
 SYSFS = Path("/sys/class/infiniband")
 
@@ -24,7 +25,7 @@ class _Netdevs:
         self.addresses: dict[str, list[IPv4Address | IPv6Address]] = {}
         for netdev, packed in native.netdev_addresses():
             address = ip_address(packed)
-            if not address.is_link_local:  # an id cannot be bound to one without naming an interface
+            if not needs_interface(address):  # an id cannot be bound to such a one
                 self.addresses.setdefault(netdev, []).append(address)
 
     @cached_property

@@ -11,6 +11,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mcast.wire.addresses import needs_interface
+
 NET = Path("/sys/class/net")
 _IGMP = Path("/proc/net/igmp")
 _BYTES = "surrogateescape"
@@ -57,14 +59,12 @@ def ask(*command: str) -> Any:
 
 
 def addresses() -> dict[str, list[InterfaceAddress]]:
-    """Interface -> its addresses, without link-local ones."""
+    """Interface -> its addresses, without those of fe80::/10."""
     return {
         link["ifname"]: [
-            address
+            InterfaceAddress(address, info["prefixlen"])
             for info in link["addr_info"]
-            if not (
-                address := InterfaceAddress(ip_address(info["local"]), info["prefixlen"])
-            ).ip.is_link_local
+            if not needs_interface(address := ip_address(info["local"]))
         ]
         for link in ask("ip", "-j", "addr", "show")
     }
