@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
+from ipaddress import IPv4Address, IPv6Address
 
 from mcast.api import (
     Backend,
@@ -21,6 +22,7 @@ from mcast.api import (
     EventChannel,
     InvalidArgument,
     JoinAttrEx,
+    LinkLayer,
     McastError,
     NotSupported,
     Phase,
@@ -233,8 +235,28 @@ class Station:
     def enter(self, group: EndpointGroup) -> None:
         """Start to join a new group."""
         self.roster.require_room(group.address, self.place.device)
+        self._require_source(group)
         self.ask_to_join(group)
         self.roster.enter(group)
+
+    def _require_source(self, group: EndpointGroup) -> None:
+        """Raise the error of an IPv4 group on RoCE that would be sent to from an IPv6 GID.
+
+        The stack joins it all the same, and the first send puts the queue pair into ERR (K-JOIN-12,
+        K-DATA-15), as does the first answer to a probe. The rejoin policy would join again for ever.
+        """
+        place, address = self.place, group.address.address
+        is_roce = place.port.link_layer is LinkLayer.ETHERNET
+        if not (is_roce and isinstance(address, IPv4Address) and isinstance(place.address, IPv6Address)):
+            return
+        others = [one for one in place.port.addresses if isinstance(one, IPv4Address)]
+        todo = f"bind to {others[0]} instead" if others else "the port has none: give it an IPv4 address"
+        detail = (
+            f"{place.address} is no source for an IPv4 group, which RoCE sends from an IPv4 address; {todo}"
+        )
+        error = mcast_error(E.EADDRNOTAVAIL, "join", Phase.JOIN, {"group": group.address}, detail)
+        error.link_layer = LinkLayer.ETHERNET
+        raise error
 
     def ask_to_join(self, group: EndpointGroup) -> None:
         """Start to join. The outcome is an event."""

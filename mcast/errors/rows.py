@@ -536,6 +536,18 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         Phase.JOIN,
+        E.EADDRNOTAVAIL,
+        Cause(
+            "the endpoint is bound to an IPv6 address, and RoCE sends to an IPv4 group from an IPv4 address",
+            "mcast info",
+            "bind to an IPv4 address of the port; give it one first: ip addr add 10.0.0.1/24 dev DEV",
+        ),
+        "K-JOIN-12, K-DATA-15",
+        link_layer=_ETH,
+        calls=(_ENDPOINT,),
+    ),
+    Row(
+        Phase.JOIN,
         E.EADDRINUSE,
         Cause(
             "this id joined that group before: the first leave would detach for both",

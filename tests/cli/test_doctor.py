@@ -153,7 +153,7 @@ def test_an_errno_is_explained_by_the_table_of_causes(here: Run, words: str) -> 
     expected = {row.cause for row in ROWS if row.errno == 99}
     assert {Cause(one["why"], one["check"], one["next_step"]) for one in told} == expected
     assert {one["errno"] for one in told} == {"EADDRNOTAVAIL"}
-    assert [one["phase"] for one in told] == ["bind", "resolve", "join", "leave", "leave", "event"]
+    assert [one["phase"] for one in told] == ["bind", "resolve", "join", "join", "leave", "leave", "event"]
 
 
 def test_a_status_is_explained_by_the_rows_that_go_with_it_alone(here: Run) -> None:

@@ -314,6 +314,12 @@ def endpoint_without_multicast() -> None:
         there.join(GROUP)
 
 
+def endpoint_on_ipv6() -> None:
+    fabric = roce()
+    with mcast.open_endpoint(open_fabric(fabric), fabric.ports[0].addresses[1]) as there:
+        there.sender(GROUP)
+
+
 def alone() -> None:
     with endpoint(roce()) as there:
         there.join(GROUP).ready(members=1, timeout=0.1)
@@ -465,6 +471,10 @@ SHOWN: dict[tuple[Phase | None, str], Callable[[], object]] = {
         if row.phase is phase and row.errno == E.EIO
     },
     (Phase.JOIN, "the device has no multicast"): endpoint_without_multicast,
+    (
+        Phase.JOIN,
+        "the endpoint is bound to an IPv6 address, and RoCE sends to an IPv4 group from an IPv4 address",
+    ): endpoint_on_ipv6,
     (Phase.JOIN, "the device was removed, and the endpoint waits for the device to come back"): away,
     (Phase.RECV, "fewer members than asked for have joined yet"): alone,
     (Phase.RECV, "the fabric does not deliver the group to them, or their answers to this port"): alone,
