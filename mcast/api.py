@@ -91,6 +91,7 @@ from mcast.contract.values import (
     QpCounters,
     QpInit,
     UdParam,
+    UnusableDevice,
 )
 from mcast.errors.cause import (
     Cause,
@@ -205,6 +206,7 @@ __all__ = [
     "UnavailableReason",
     "UnknownBackend",
     "Unreachable",
+    "UnusableDevice",
     "WcStatus",
     "mcast_error",
     "require_comp_vector",

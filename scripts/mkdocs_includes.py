@@ -50,6 +50,17 @@ def facts(_: str) -> str:
     return table(("topic", "facts", "shown by a test"), rows)
 
 
+def drivers(_: str) -> str:
+    """Which providers of libibverbs have multicast."""
+    from mcast.backends.rdma.drivers import DRIVERS, RDMA_CORE
+
+    rows = [
+        (what, ", ".join(f"`{one.name}`" for one in DRIVERS.values() if one.attaches is attaches))
+        for what, attaches in (("with multicast", True), ("without", False))
+    ]
+    return table((f"in rdma-core {RDMA_CORE}", "drivers (providers of libibverbs)"), rows)
+
+
 def deviations(_: str) -> str:
     """Where the kernel differs from the suite's sentences in the lab."""
     from mcast.backends.rdma.infiniband_bed import ENOSYS_IS_EOPNOTSUPP
@@ -314,6 +325,7 @@ INCLUDES: dict[str, Callable[[str], str]] = {
         example,
         file,
         facts,
+        drivers,
         deviations,
         mutations,
         help_of,

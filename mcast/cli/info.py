@@ -54,6 +54,10 @@ def _look(name: str) -> dict[str, Any]:
         "reason": status.reason.value if status.reason else None,
         "fix": status.fix or None,
         "ports": ports,
+        "left_out": [
+            {"device": one.name, "reason": one.reason.value, "detail": one.detail, "fix": one.fix}
+            for one in status.unusable
+        ],
         "guests": guests.as_json(on_it),
     }
 
@@ -68,6 +72,8 @@ def _ports(backend: Backend) -> list[dict[str, Any]]:
             "mtu": port.active_mtu,
             "rate": port.rate,
             "addresses": [str(address) for address in port.addresses],
+            "driver": device.driver or None,
+            "no_multicast": device.why_no_multicast or None,
         }
         for device in backend.devices()
         for port in device.ports
@@ -90,7 +96,12 @@ def _show(found: dict[str, Any]) -> None:
             beside(out, line(names, "available", "green"), provider["detail"])
             for port in provider["ports"]:
                 addresses = ", ".join(port["addresses"]) or "no address"
-                beside(out, line("", ""), f"{port['device']}/{port['port']} {port['state']}  {addresses}")
+                without = f"  no multicast: {port['no_multicast']}" if port["no_multicast"] else ""
+                shown = f"{port['device']}/{port['port']} {port['state']}  {addresses}{without}"
+                beside(out, line("", ""), shown)
+            for device in provider["left_out"]:
+                beside(out, line("", "left out", "yellow"), f"{device['device']}: {device['detail']}")
+                to_paste(out, line("", "fix", "yellow"), device["fix"])
             for guest in provider["guests"]:
                 beside(out, line("", "on it"), guests.words_of(Guest(**guest)))
         else:

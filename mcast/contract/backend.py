@@ -13,7 +13,7 @@ from mcast.contract.enums import Capability
 from mcast.contract.groups import GroupTable
 from mcast.contract.guest import Guest
 from mcast.contract.seconds import LONGEST, PLAIN, seconds_of
-from mcast.contract.values import CmEvent, DeviceInfo
+from mcast.contract.values import CmEvent, DeviceInfo, UnusableDevice
 from mcast.errors.cause import Phase
 from mcast.interrupts import is_within, made_or_undone
 from mcast.wire.kinds import PortSpace
@@ -49,6 +49,10 @@ class Backend(Closeable):
     @abstractmethod
     def devices(self) -> tuple[DeviceInfo, ...]:
         """The devices that are there now, each with its limits and its ports: MTU, link layer, GIDs."""
+
+    def unusable_devices(self) -> tuple[UnusableDevice, ...]:
+        """The devices of this host that `devices` leaves out, each with the reason and what to do."""
+        return ()
 
     def port_counters(self, device: str, port_num: int = 1) -> Mapping[str, int]:
         """The counters that the device keeps of the port, under the device's names; empty where there are

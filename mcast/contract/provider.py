@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from mcast.contract.backend import Backend
 from mcast.contract.testbed import Testbed
+from mcast.contract.values import UnusableDevice
 from mcast.errors.finding import Finding
 from mcast.errors.tree import UnavailableReason
 
@@ -19,12 +20,14 @@ class Status(NamedTuple):
     detail     what was found, a sentence
     reason     why the provider cannot run; None if it can
     fix        one command or step that repairs this; "" if there is nothing to repair
+    unusable   the devices that are left out, also where the provider can run
     """
 
     available: bool
     detail: str
     reason: UnavailableReason | None = None
     fix: str = ""
+    unusable: tuple[UnusableDevice, ...] = ()
 
 
 class DeviceIdentity(NamedTuple):

@@ -24,7 +24,7 @@ from mcast.contract.enums import (
     QpType,
 )
 from mcast.errors.cause import Cause, Phase
-from mcast.errors.tree import mcast_error
+from mcast.errors.tree import McastError, UnavailableReason, mcast_error
 from mcast.wire.addresses import Gid, McastAddress, Mgid
 from mcast.wire.kinds import RDMA_UDP_QKEY, LinkLayer
 from mcast.wire.mcmember import MLID_FIRST
@@ -289,6 +289,8 @@ class DeviceInfo(_Model):
     ports                its ports, in order
     num_comp_vectors     completion vectors for `QpInit.comp_vector`, numbered from 0; each is an interrupt,
                          which the host may give to a processor of its own
+    driver               its provider in libibverbs, such as mlx5; "" if it is not known
+    no_multicast         reason why its driver has no multicast; "" if it has, as far as is known
     """
 
     name: str
@@ -298,6 +300,42 @@ class DeviceInfo(_Model):
     max_qp_wr: int
     ports: tuple[PortInfo, ...]
     num_comp_vectors: int = 1
+    driver: str = ""
+    no_multicast: str = ""
+
+    @property
+    def why_no_multicast(self) -> str:
+        """Reason why no queue pair of the device can be in a group; "" if one can, as far as is known."""
+        if self.no_multicast or (self.max_mcast_grp and self.max_mcast_qp_attach):
+            return self.no_multicast
+        of = f"its driver {self.driver}" if self.driver else "it"
+        return f"{of} allows no groups (max_mcast_grp {self.max_mcast_grp})"
+
+
+class UnusableDevice(NamedTuple):
+    """A device that the provider leaves out, and why; the other devices work.
+
+    name       the kernel's name of the device, such as mlx5_0
+    reason     what is wrong with it
+    detail     what was found, without the device's name
+    fix        one command or step that repairs this
+    errno      the errno of binding to the device
+    addresses  the IP addresses of its ports, as far as they are known
+    """
+
+    name: str
+    reason: UnavailableReason
+    detail: str
+    fix: str
+    errno: int
+    addresses: tuple[IPv4Address | IPv6Address, ...] = ()
+
+    def error(self, call: str, arguments: Mapping[str, object]) -> McastError:
+        """The error of binding to the device."""
+        detail = f"{self.name} is left out: {self.detail}"
+        error = mcast_error(self.errno, call, Phase.BIND, arguments, detail)
+        error.found = (Cause(self.detail, "mcast doctor", self.fix),)
+        return error
 
 
 class CmEvent(NamedTuple):

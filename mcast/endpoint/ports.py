@@ -3,13 +3,24 @@ from."""
 
 from __future__ import annotations
 
+import errno as E
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from ipaddress import ip_address
 from itertools import islice
 from typing import NamedTuple
 
-from mcast.api import Backend, Destination, DeviceInfo, McastAddress, PortInfo, PortState
+from mcast.api import (
+    Backend,
+    Destination,
+    DeviceInfo,
+    McastAddress,
+    Phase,
+    PortInfo,
+    PortState,
+    UnusableDevice,
+    mcast_error,
+)
 from mcast.wire.addresses import ZERO_GID, Gid, LocalAddress
 
 logger: logging.Logger = logging.getLogger("mcast")
@@ -30,31 +41,51 @@ class Place(NamedTuple):
 def choose(backend: Backend, bind: LocalAddress | str | None, device: str | None, port_num: int) -> Place:
     """The port to open the endpoint on.
 
-    ValueError, which lists the ports there are, if the arguments fit none or several.
+    ValueError, which lists the ports there are, if the arguments fit none or several. McastError, with the
+    reason, for an address or a device that the backend leaves out, and for a device without multicast.
     """
     if bind is not None and device is not None:
         raise ValueError(f"give bind or device, not both: bind is {bind}, device is {device!r}")
+    left_out: Iterable[UnusableDevice] = ()
     if bind is not None:
         try:
             address = ip_address(bind)
         except ValueError as error:
-            raise ValueError(f"bind: {error}; {_listing(list(_places(backend)))}") from None
+            raise ValueError(f"bind: {error}; {_listing(backend)}") from None
         # `_places` would list every port: too slow where each of many ports gets an endpoint.
         with_it = ((d, port) for d in backend.devices() for port in d.ports if address in port.addresses)
         fits = [Place(*found, address) for found in islice(with_it, 1)]
         wanted = f"no port has the address {address}"
+        if not fits:
+            left_out = (one for one in backend.unusable_devices() if address in one.addresses)
     elif device is not None:
         fits = [p for p in _places(backend) if (p.device.name, p.port.port_num) == (device, port_num)]
         wanted = f"port {port_num} of {device!r} is not there, or has no address"
+        if not fits:
+            left_out = (one for one in backend.unusable_devices() if one.name == device)
     else:
-        places = list(_places(backend))
-        fits = [place for place in places if place.port.state is PortState.ACTIVE]
+        fits = [place for place in _places(backend) if _is_active(place)]
         if len({(place.device.name, place.port.port_num) for place in fits}) != 1:
-            raise ValueError(f"several ports could be meant, or none: give bind=ADDRESS; {_listing(places)}")
+            raise ValueError(f"several ports could be meant, or none: give bind=ADDRESS; {_listing(backend)}")
         logger.info("the only active port is %s port %d, %s", fits[0].device.name, *_where(fits[0]))
+    for one in left_out:
+        raise one.error("open_endpoint", {"bind": bind} if device is None else {"device": device})
     if not fits:
-        raise ValueError(f"{wanted}; {_listing(list(_places(backend)))}")
+        raise ValueError(f"{wanted}; {_listing(backend)}")
+    _require_multicast(fits[0].device)
     return fits[0]
+
+
+def _is_active(place: Place) -> bool:
+    return place.port.state is PortState.ACTIVE and not place.device.why_no_multicast
+
+
+def _require_multicast(device: DeviceInfo) -> None:
+    """Raise the error of a device that no group can be joined on."""
+    why = device.why_no_multicast
+    if why:
+        detail = f"{device.name} has no multicast, for {why}: choose another device"
+        raise mcast_error(E.ENOSYS, "open_endpoint", Phase.BIND, {"device": device.name}, detail)
 
 
 def active(backend: Backend, group: McastAddress | None = None) -> list[Place]:
@@ -72,7 +103,7 @@ def active(backend: Backend, group: McastAddress | None = None) -> list[Place]:
         Place(device, port, address_of(port))
         for device in backend.devices()
         for port in device.ports
-        if port.state is PortState.ACTIVE and port.addresses
+        if port.state is PortState.ACTIVE and port.addresses and not device.why_no_multicast
     ]
     if not places:
         raise ValueError(f"backend {backend.name!r} has no active port with an address: see `mcast info`")
@@ -91,9 +122,13 @@ def _places(backend: Backend) -> Iterator[Place]:
                 yield Place(device, port, address)
 
 
-def _listing(places: list[Place]) -> str:
+def _listing(backend: Backend) -> str:
+    """The addresses that can be given, and the devices that are left out."""
     shown = ", ".join(
-        f"{place.address} ({place.device.name} port {place.port.port_num}, {place.port.state.name})"
-        for place in places
+        f"{place.address} ({place.device.name} port {place.port.port_num}, {place.port.state.name}"
+        f"{', no multicast' if place.device.why_no_multicast else ''})"
+        for place in _places(backend)
     )
-    return f"there is {shown}" if shown else "no port here has an address"
+    left_out = "; ".join(f"{one.name}: {one.detail}: {one.fix}" for one in backend.unusable_devices())
+    there = f"there is {shown}" if shown else "no port here has an address"
+    return f"{there}; left out: {left_out}" if left_out else there

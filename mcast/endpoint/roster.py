@@ -24,12 +24,9 @@ class Roster:
 
     def require_room(self, address: McastAddress, device: DeviceInfo) -> None:
         """Raise the error of a group that the device cannot join beside the others."""
-        about = {"group": address, "device": device.name}
-        if not device.max_mcast_grp or not device.max_mcast_qp_attach:
-            detail = f"{device.name} has no multicast: choose another device"
-            raise mcast_error(E.ENOSYS, "join", Phase.JOIN, about, detail)
         if len(self.groups) >= device.max_mcast_grp and address not in self.groups:
             detail = f"{device.name} allows {device.max_mcast_grp} groups (max_mcast_grp): leave one first"
+            about = {"group": address, "device": device.name}
             raise mcast_error(E.ENOMEM, "join", Phase.JOIN, about, detail)
 
     def require_unknown(self, address: McastAddress) -> None:

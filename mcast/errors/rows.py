@@ -111,6 +111,17 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         Phase.OPEN,
+        E.ENFILE,
+        Cause(
+            "the host has all the open files that it may have",
+            "sysctl fs.file-nr",
+            "raise the limit, as root: sysctl -w fs.file-max=1000000",
+        ),
+        "open(2)",
+        only=_REAL,
+    ),
+    Row(
+        Phase.OPEN,
         E.EAGAIN,
         Cause(
             "an rdma cgroup allows no further device handle",
@@ -154,6 +165,17 @@ ROWS: tuple[Row, ...] = (
             "bind to an address that `mcast info` lists",
         ),
         "K-JOIN-14",
+    ),
+    Row(
+        Phase.BIND,
+        E.ENOSYS,
+        Cause(
+            "the device or its driver has no multicast",
+            "mcast info",
+            "use another device; Backend.devices() has the driver and the limits of each",
+        ),
+        "DT-8; mcast.backends.rdma.drivers",
+        calls=("open_endpoint",),
     ),
     Row(
         Phase.BIND,
@@ -498,17 +520,6 @@ ROWS: tuple[Row, ...] = (
         ),
         "SA-ENTRY-1",
         only=_REAL,
-    ),
-    Row(
-        Phase.JOIN,
-        E.ENOSYS,
-        Cause(
-            "the device has no multicast",
-            "ibv_devinfo -v | grep max_mcast",
-            "use another device; Backend.devices() has the limits",
-        ),
-        "DT-8",
-        calls=(_ENDPOINT,),
     ),
     Row(
         Phase.JOIN,

@@ -187,7 +187,7 @@ class Card:
         """`sysfs`: a directory where the devices are written as in /sys/class/infiniband."""
         self.numbers: dict[str, int] = {}
         """The devices' numbers by their names."""
-        self._sysfs = sysfs
+        self.sysfs: Path | None = sysfs
         self._lib = c.CDLL(str(library))
         for name in re.findall(r"\b(card_\w+)\(", _HEADER):
             getattr(self._lib, name)  # ctypes keeps it; where two threads had it do that, CPython 3.11 broke
@@ -229,8 +229,8 @@ class Card:
         return number
 
     def _write_sysfs(self, name: str, number: int, port: Port) -> None:
-        if self._sysfs is not None:
-            home = self._sysfs / name / "ports" / str(number)
+        if self.sysfs is not None:
+            home = self.sysfs / name / "ports" / str(number)
             home.mkdir(parents=True, exist_ok=True)
             (home / "link_layer").write_text("Ethernet" if port.link_layer == ETHERNET else "InfiniBand")
 

@@ -46,7 +46,11 @@ class CardBackend(RdmaBackend):
 def loaded(library: Path, sysfs: Path) -> Iterator[Card]:
     """Let the rdma provider load a new card in place of the real libraries; `sysfs` is an empty directory."""
     instead = dict.fromkeys(native.LIBRARIES, str(library))
-    with patch.dict(os.environ, instead), patch.object(devices, "SYSFS", sysfs):
+    with (
+        patch.dict(os.environ, instead),
+        patch.object(devices, "SYSFS", sysfs),
+        patch.object(devices, "kernel_devices", dict),  # the kernel knows nothing of the card
+    ):
         card = Card(library, sysfs)
         card.reset()
         native._loaded = None

@@ -13,7 +13,7 @@ from itertools import count
 
 import pytest
 
-from mcast.api import CmEventType, McastError, Phase, QpInit
+from mcast.api import CmEventType, McastError, Phase, QpInit, UnavailableReason
 
 from ..waiting import until
 from .card import NO_EVENT, Card, ethernet_port
@@ -111,12 +111,24 @@ def test_a_device_that_goes_while_all_are_listed_hides_no_other(
         assert [device.name for device in listed.result(BOUND)] == ["card1"]
 
 
-def test_a_device_that_cannot_be_asked_is_named_while_it_is_there(card: Card, backend: CardBackend) -> None:
+def test_a_device_that_cannot_be_asked_is_left_out(card: Card, backend: CardBackend) -> None:
+    """The others work."""
     card.ethernet(2)
     card.fail("ibv_query_port", E.EIO)
+    assert [device.name for device in backend.devices()] == ["card1"]
+    card.fail("ibv_open_device", E.EIO)
+    (left_out,) = backend.unusable_devices()
+    assert (left_out.name, left_out.reason, left_out.errno) == ("card0", UnavailableReason.BROKEN, E.EIO)
+    assert [device.name for device in backend.devices()] == ["card0", "card1"]
+
+
+def test_a_lack_of_descriptors_leaves_no_device_out(card: Card, backend: CardBackend) -> None:
+    """It says nothing about the device, and ends with the call."""
+    card.ethernet(2)
+    card.fail("ibv_open_device", E.EMFILE)
     with pytest.raises(McastError) as caught:
         backend.devices()
-    assert caught.value.errno == E.EIO
+    assert caught.value.errno == E.EMFILE
 
 
 def test_why_a_queue_pair_was_refused_is_told_though_its_protection_domain_stays(

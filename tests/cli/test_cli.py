@@ -100,6 +100,41 @@ def test_info_says_why_a_provider_is_missing(here: Run, third_party: Callable[..
     assert "RuntimeError: out of order" in here("info", env=env).stdout
 
 
+LEFT_OUT = """
+from mcast.api import Status, UnavailableReason, UnusableDevice
+from mcast.backends.sim import ROCE
+of = UnusableDevice("rxe9", UnavailableReason.NO_PROVIDER, "no provider for it", "apt-get install some", 19)
+def opened(**options):
+    backend = ROCE.open(**options)
+    lack = {"driver": "siw", "no_multicast": "its driver siw has none"}
+    first, *others = backend.devices()
+    backend.devices = lambda: (first.model_copy(update=lack), *others)
+    return backend
+PROVIDER = ROCE._replace(
+    name="acme", open=opened, status=lambda: Status(True, "it works", unusable=(of,))
+)
+"""
+
+
+def test_info_names_devices_left_out(here: Run, third_party: Callable[..., dict[str, str]]) -> None:
+    """Beside the ports that can be used, each with its reason and its fix; and drivers without multicast."""
+    env = third_party(source=LEFT_OUT)
+    found = json.loads(here("info", "--json", env=env).stdout)["providers"]["acme"]
+    assert (found["available"], len(found["ports"])) == (True, 4)
+    (device,) = found["left_out"]
+    assert device == {
+        "device": "rxe9",
+        "reason": "no libibverbs provider",
+        "detail": "no provider for it",
+        "fix": "apt-get install some",
+    }
+    first = found["ports"][0]
+    assert (first["driver"], first["no_multicast"]) == ("siw", "its driver siw has none")
+    shown = here("info", env=env).stdout
+    assert "no multicast: its driver siw has none" in " ".join(shown.split())
+    assert re.search(r"\n +left out +rxe9: no provider for it\n +fix +apt-get install some\n", shown)
+
+
 @pytest.mark.parametrize("arguments", [("info",), ("demo", "--size", "1M"), ("--help",), ("demo", "--help")])
 def test_output_fits_80_columns_and_has_no_escapes(here: Run, arguments: tuple[str, ...]) -> None:
     done = here(*arguments)

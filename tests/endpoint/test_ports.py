@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from mcast import McastAddress, open_endpoint
-from mcast.api import AddressNotAvailable
+from mcast.api import AddressNotAvailable, NotSupported
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.endpoint.blocking import Endpoint, Sender
-from mcast.endpoint.ports import active
+from mcast.endpoint.ports import active, choose
 
 GROUP = "239.1.1.1"
 
@@ -87,3 +87,19 @@ def test_an_ipv6_source_on_infiniband_sends() -> None:
         message = member.recv(timeout=1)
         assert message is not None
         assert bytes(message.payload) == b"hello"
+
+
+# --- devices without multicast -------------------------------------------------------------------
+
+
+def test_a_device_without_multicast_is_not_chosen() -> None:
+    """The only other port is, and the first error on such a device says that it has none."""
+    fabric = Fabric.roce(ports=2)
+    fabric.ports[0].multicast = False
+    with open_fabric(fabric) as backend:
+        assert choose(backend, None, None, 1).device.name == "roce1"
+        assert [place.device.name for place in active(backend)] == ["roce1"]
+        with pytest.raises(NotSupported, match="roce0 has no multicast, for it allows no groups"):
+            open_endpoint(backend, "10.0.0.1")
+        with pytest.raises(ValueError, match=r"10\.0\.0\.1 \(roce0 port 1, ACTIVE, no multicast\)"):
+            open_endpoint(backend, "10.0.0.9")

@@ -470,7 +470,7 @@ SHOWN: dict[tuple[Phase | None, str], Callable[[], object]] = {
         for row in ROWS
         if row.phase is phase and row.errno == E.EIO
     },
-    (Phase.JOIN, "the device has no multicast"): endpoint_without_multicast,
+    (Phase.BIND, "the device or its driver has no multicast"): endpoint_without_multicast,
     (
         Phase.JOIN,
         "the endpoint is bound to an IPv6 address, and RoCE sends to an IPv4 group from an IPv4 address",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno as E
 import os
 import subprocess
 import sys
@@ -10,8 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from mcast.api import DeviceInfo, Gid, LinkLayer, PortInfo, PortState, UnavailableReason
-from mcast.backends.rdma import availability
+from mcast.api import (
+    DeviceInfo,
+    Gid,
+    LinkLayer,
+    PortInfo,
+    PortState,
+    Status,
+    UnavailableReason,
+    UnusableDevice,
+)
 from mcast.backends.rdma.availability import FIXES, Facts, judge
 
 IP = IPv4Address("10.0.0.1")
@@ -33,7 +42,16 @@ def device(state: PortState = PortState.ACTIVE, addresses: tuple[IPv4Address, ..
     )
 
 
-WELL = Facts(names=("rxe0",), devices=(device(),), needed=1000)
+WELL = Facts(devices=(device(),), needed=1000)
+OTHERS = tuple(
+    UnusableDevice(name, reason, detail, "mend it", E.ENODEV)
+    for name, reason, detail in (
+        ("rxe1", UnavailableReason.NO_PROVIDER, "no provider"),
+        ("rxe2", UnavailableReason.NO_PROVIDER, "no provider"),
+        ("mlx5_0", UnavailableReason.OTHER_NAMESPACE, "elsewhere"),
+    )
+)
+NONE = Facts(needed=1000, unusable=OTHERS)
 
 CASES = [
     (
@@ -46,9 +64,9 @@ CASES = [
         UnavailableReason.NO_LIBRARY,
         "cannot",
     ),
-    (WELL._replace(names=(), devices=()), UnavailableReason.NO_DEVICE, "no RDMA device"),
-    (WELL._replace(absent=("/dev/x",)), UnavailableReason.NO_DEVICE, "no /dev/x"),
-    (WELL._replace(barred=("/dev/x",)), UnavailableReason.NO_PERMISSION, "/dev/x"),
+    (WELL._replace(devices=()), UnavailableReason.NO_DEVICE, "no RDMA device"),
+    (WELL._replace(absent="/dev/x"), UnavailableReason.NO_DEVICE, "no /dev/x"),
+    (WELL._replace(barred="cannot open /dev/x"), UnavailableReason.NO_PERMISSION, "/dev/x"),
     (WELL._replace(memlock=999), UnavailableReason.MEMLOCK, "limit is 999 bytes, one QP needs 1000"),
     (WELL._replace(failed="query_port(): EIO"), UnavailableReason.BROKEN, "EIO"),
     (WELL._replace(devices=(device(PortState.DOWN),)), UnavailableReason.PORT_DOWN, "rxe0/1 is DOWN"),
@@ -69,8 +87,20 @@ def test_each_lack_has_its_reason_and_fix(facts: Facts, reason: UnavailableReaso
 
 
 def test_nothing_lacks() -> None:
-    status = judge(WELL._replace(memlock=1000))
-    assert status == (True, "rxe0 (10.0.0.1)", None, "")
+    assert judge(WELL._replace(memlock=1000)) == Status(True, "rxe0 (10.0.0.1)")
+
+
+def test_one_usable_device_is_enough() -> None:
+    """The others are named with their reasons, and keep nobody out."""
+    assert judge(WELL._replace(unusable=OTHERS)) == Status(True, "rxe0 (10.0.0.1)", unusable=OTHERS)
+
+
+def test_without_a_usable_device_each_reason_is_told() -> None:
+    """Which is not that the kernel has no device."""
+    status = judge(NONE)
+    assert (status.available, status.reason, status.fix) == (False, OTHERS[0].reason, "mend it")
+    assert status.detail == "rxe1, rxe2: no provider; mlx5_0: elsewhere"
+    assert status.unusable == OTHERS
 
 
 def test_every_fix_is_of_a_reason_that_can_be_given() -> None:
@@ -142,14 +172,3 @@ def test_an_older_library_is_taken_without_its_newer_symbols(tmp_path: Path) -> 
         [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=500
     )
     assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr
-
-
-def test_a_device_that_goes_while_it_is_looked_at_needs_no_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for entry, device in (("uverbs0", "rxe0"), ("uverbs1", None)):
-        (tmp_path / entry).mkdir()
-        if device is not None:
-            (tmp_path / entry / "ibdev").write_text(f"{device}\n")
-    monkeypatch.setattr(availability, "_VERBS", tmp_path)
-    assert [file.name for file in availability._files(("rxe0", "rxe1"))] == ["rdma_cm", "uverbs0"]

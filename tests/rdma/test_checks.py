@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import errno as E
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mcast.api import DeviceInfo, Finding, Gid, Level, LinkLayer, PortInfo, PortState, UnavailableReason
+from mcast.api import (
+    DeviceInfo,
+    Finding,
+    Gid,
+    Level,
+    LinkLayer,
+    PortInfo,
+    PortState,
+    UnavailableReason,
+    UnusableDevice,
+)
 from mcast.backends.rdma import availability, memlock
 from mcast.backends.rdma.doctor.checks import QUIRKS, judge
 from mcast.backends.rdma.doctor.firewall import dropping_rule
@@ -72,9 +83,17 @@ def host(*ports: PortFacts, groups: int = 8192, **facts: Any) -> HostFacts:
         )
         for one in ports
     )
-    found = availability.Facts(names=tuple(one.device for one in ports), needed=1000, devices=devices)
+    found = availability.Facts(needed=1000, devices=devices)
     found = found._replace(**facts.pop("available", {}))
     return HostFacts(**({"available": found, "release": "6.1.0-56-amd64", "ports": ports} | facts))
+
+
+def without(facts: HostFacts, name: str, why: str) -> HostFacts:
+    """The host, with a device whose driver has no multicast."""
+    devices = (
+        one.model_copy(update={"no_multicast": why}) if one.name == name else one for one in facts.devices
+    )
+    return facts._replace(available=facts.available._replace(devices=tuple(devices)))
 
 
 def bad(facts: HostFacts) -> list[tuple[str, str, Level]]:
@@ -111,16 +130,39 @@ DROP = [
 ]
 NO_LIBRARY = (UnavailableReason.NO_LIBRARY, "cannot open librdmacm.so.1")
 PEER = roce(netdev="e2")._replace(device="rxe2")
+LEFT_OUT = UnusableDevice(
+    "rxe9", UnavailableReason.NO_PROVIDER, "no provider", "apt-get install ibverbs-providers", E.ENODEV
+)
 DEFECTS: dict[str, tuple[HostFacts, list[tuple[str, str, Level]], str]] = {
     "library": (host(available={"lack": NO_LIBRARY}), [("libraries", "", P)], "apt-get install rdma-core"),
     "no device": (host(), [("device", "", P)], "rdma link add"),
+    "left out": (
+        host(roce(), available={"unusable": (LEFT_OUT,)}),
+        [("device", "rxe9", W)],
+        "apt-get install ibverbs-providers",
+    ),
+    "all left out": (
+        host(available={"unusable": (LEFT_OUT,)}),
+        [("device", "rxe9", P)],
+        "apt-get install ibverbs-providers",
+    ),
+    "no multicast beside another": (
+        without(host(roce(), PEER), "rxe1", "its driver siw has none"),
+        [("limits", "rxe1", W)],
+        "another device",
+    ),
+    "a driver without multicast": (
+        without(host(roce()), "rxe1", "its driver siw has none"),
+        [("limits", "rxe1", P)],
+        "another device",
+    ),
     "no device file": (
-        host(roce(), available={"absent": ("/dev/infiniband/rdma_cm",)}),
+        host(roce(), available={"absent": "/dev/infiniband/rdma_cm"}),
         [("modules", "", P)],
         "modprobe -a rdma_ucm",
     ),
     "barred": (
-        host(roce(), available={"barred": ("/dev/x",)}),
+        host(roce(), available={"barred": "cannot open /dev/x"}),
         [("files", "", P)],
         "--device=/dev/infiniband",
     ),
@@ -276,7 +318,7 @@ def test_what_looks_odd_and_is_not_wrong_passes(name: str) -> None:
     assert bad(HARMLESS[name]) == []
 
 
-HOST_CHECKS = ["libraries", "device", "modules", "files", "memlock", "kernel", "verbs"]
+HOST_CHECKS = ["libraries", "verbs", "device", "modules", "files", "memlock", "kernel"]
 
 
 def test_each_link_layer_has_its_checks() -> None:
@@ -314,6 +356,9 @@ def test_each_link_layer_has_its_checks() -> None:
             "a message carries up to 1024 bytes, and rxe2/1 of the same subnet sends up to 4096: larger "
             "messages are lost here in silence",
         ),
+        (without(host(roce()), "rxe1", "its driver siw has none"), "limits", "no multicast: its driver siw"),
+        (host(roce(), groups=0), "limits", "no multicast: it allows no groups (max_mcast_grp 0)"),
+        (host(roce(), available={"unusable": (LEFT_OUT,)}), "device", "left out: no provider"),
         (host(roce(), route="e1"), "route", "groups go over e1; used only by resolve_addr without a source"),
         (host(roce()), "route", "none for groups; used only by resolve_addr without a source"),
         (host(roce()), "memlock", "no limit"),

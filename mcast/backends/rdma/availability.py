@@ -1,18 +1,29 @@
-"""Whether the real stack can run here. `judge` decides from the facts that `gather` has found."""
+"""Whether the real stack can run here. `judge` decides from the facts that `gather` has found.
+
+It can if one device can be used: the others are left out, each with its reason (`devices.survey`).
+"""
 
 from __future__ import annotations
 
-import os
+import errno as E
 from collections.abc import Callable
-from pathlib import Path
+from itertools import groupby
 from typing import NamedTuple
 
-from mcast.api import DeviceInfo, McastError, PortInfo, PortState, QpInit, Status, UnavailableReason
+from mcast.api import (
+    DeviceInfo,
+    McastError,
+    PortInfo,
+    PortState,
+    QpInit,
+    Status,
+    UnavailableReason,
+    UnusableDevice,
+)
 from mcast.backends.rdma import memlock, native, slab
-from mcast.backends.rdma.devices import read_devices
+from mcast.backends.rdma.devices import survey
+from mcast.backends.rdma.kernel_devices import DEVICE_FILES, why_closed
 
-_DEVICE_FILES = Path("/dev/infiniband")
-_VERBS = Path("/sys/class/infiniband_verbs")
 _ROCE_MAX_MTU = 4096
 
 FIXES = {
@@ -46,47 +57,54 @@ class Facts(NamedTuple):
 
     `lack`      the extension or library that is missing, and how loading it failed
     `failed`    why the devices could not be listed, "" if they could
-    `names`     the devices that the kernel has
-    `absent`    device files that these devices need, and that do not exist
-    `barred`    device files that this process may not open
+    `absent`    the device file of the connection manager if it does not exist, else ""
+    `barred`    why this process cannot open that file, "" if it can
     `memlock`   how many bytes this process may lock, None without limit
     `needed`    how many bytes one queue pair locks
+    `devices`   the devices that can be used
+    `unusable`  those that cannot
     """
 
     lack: tuple[UnavailableReason, str] | None = None
     failed: str = ""
-    names: tuple[str, ...] = ()
-    absent: tuple[str, ...] = ()
-    barred: tuple[str, ...] = ()
+    absent: str = ""
+    barred: str = ""
     memlock: int | None = None
     needed: int = 0
     devices: tuple[DeviceInfo, ...] = ()
+    unusable: tuple[UnusableDevice, ...] = ()
 
 
 def judge(facts: Facts) -> Status:
     """The first thing that is wrong, in the order in which they have to be repaired."""
     hurdles = (hurdle(facts) for hurdle in HURDLES.values())
-    return next((status for status in hurdles if status is not None), Status(True, _usable(facts)))
+    status = next((status for status in hurdles if status is not None), Status(True, _usable(facts)))
+    return status._replace(unusable=facts.unusable)
 
 
 def _lack(facts: Facts) -> Status | None:
     return _no(*facts.lack) if facts.lack else None
 
 
+def _unreadable(facts: Facts) -> Status | None:
+    fix = "look at `ibv_devinfo -v` and `dmesg`"
+    return _no(UnavailableReason.BROKEN, facts.failed, fix) if facts.failed else None
+
+
 def _no_device(facts: Facts) -> Status | None:
-    return None if facts.names else _no(UnavailableReason.NO_DEVICE, "the kernel has no RDMA device")
+    if facts.devices or facts.unusable:
+        return None
+    return _no(UnavailableReason.NO_DEVICE, "the kernel has no RDMA device")
 
 
-def _no_files(facts: Facts) -> Status | None:
+def _no_file(facts: Facts) -> Status | None:
     fix = "modprobe -a rdma_ucm ib_uverbs (docker: --device=/dev/infiniband)"
-    detail = f"no {', '.join(facts.absent)}"
-    return _no(UnavailableReason.NO_DEVICE, detail, fix) if facts.absent else None
+    return _no(UnavailableReason.NO_DEVICE, f"no {facts.absent}", fix) if facts.absent else None
 
 
 def _no_permission(facts: Facts) -> Status | None:
-    """The process has to be able to open these files; it need not be root (K-DATA-24)."""
-    files = ", ".join(facts.barred)
-    return _no(UnavailableReason.NO_PERMISSION, f"cannot open {files}") if files else None
+    """The process has to be able to open this file; it need not be root (K-DATA-24)."""
+    return _no(UnavailableReason.NO_PERMISSION, facts.barred) if facts.barred else None
 
 
 def _memlock_too_small(facts: Facts) -> Status | None:
@@ -95,9 +113,17 @@ def _memlock_too_small(facts: Facts) -> Status | None:
     return _no(UnavailableReason.MEMLOCK, f"the limit is {facts.memlock} bytes, one QP needs {facts.needed}")
 
 
-def _unreadable(facts: Facts) -> Status | None:
-    fix = "look at `ibv_devinfo -v` and `dmesg`"
-    return _no(UnavailableReason.BROKEN, facts.failed, fix) if facts.failed else None
+def _none_usable(facts: Facts) -> Status | None:
+    if facts.devices or not facts.unusable:
+        return None
+    first = facts.unusable[0]
+    return _no(first.reason, in_words(facts.unusable), first.fix)
+
+
+def in_words(unusable: tuple[UnusableDevice, ...]) -> str:
+    """What is wrong with each device; those with the same trouble stand together."""
+    alike = groupby(unusable, key=lambda one: one.detail)
+    return "; ".join(f"{', '.join(one.name for one in some)}: {detail}" for detail, some in alike)
 
 
 def _all_down(facts: Facts) -> Status | None:
@@ -113,11 +139,12 @@ def _no_address(facts: Facts) -> Status | None:
 
 HURDLES: dict[str, Callable[[Facts], Status | None]] = {
     "libraries": _lack,
+    "verbs": _unreadable,
     "device": _no_device,
-    "modules": _no_files,
+    "modules": _no_file,
     "files": _no_permission,
     "memlock": _memlock_too_small,
-    "verbs": _unreadable,
+    "usable": _none_usable,
     "link": _all_down,
     "address": _no_address,
 }
@@ -149,33 +176,17 @@ def gather() -> Facts:
         loaded = native.load()
     except native.Unusable as error:
         return Facts(lack=(error.reason, error.detail))
-    names = loaded.device_names()
-    files = _files(names)
+    manager = DEVICE_FILES / "rdma_cm"
+    closed = why_closed(manager)
+    is_absent = closed is not None and closed.errno == E.ENOENT
     facts = Facts(
-        names=names,
-        absent=tuple(str(file) for file in files if not file.exists()),
-        barred=tuple(str(file) for file in files if file.exists() and not os.access(file, os.R_OK | os.W_OK)),
+        absent=str(manager) if is_absent else "",
+        barred=f"cannot open {manager}: {closed.strerror}" if closed and not is_absent else "",
         memlock=memlock.limit(),
         needed=slab.layout(QpInit(), _ROCE_MAX_MTU, _ROCE_MAX_MTU)[1],
     )
-    if not names or facts.absent or facts.barred:
-        return facts
     try:
-        return facts._replace(devices=read_devices(loaded))
+        usable, unusable = survey(loaded)
     except McastError as error:
         return facts._replace(failed=str(error))
-
-
-def _files(names: tuple[str, ...]) -> tuple[Path, ...]:
-    """The device files that these devices need."""
-    entries = sorted(_VERBS.glob("uverbs*"))
-    needed = [entry for entry in entries if _device_of(entry) in names]
-    return (_DEVICE_FILES / "rdma_cm", *(_DEVICE_FILES / entry.name for entry in needed))
-
-
-def _device_of(entry: Path) -> str:
-    """The device of a uverbs entry in sysfs; "" if the device has gone since the entry was listed."""
-    try:
-        return (entry / "ibdev").read_text().strip()
-    except OSError:
-        return ""
+    return facts._replace(devices=usable, unusable=unusable)

@@ -15,10 +15,11 @@ from mcast.api import (
     LinkLayer,
     Phase,
     UnavailableReason,
+    UnusableDevice,
 )
 from mcast.backends.rdma import native
 from mcast.backends.rdma.availability import gather, judge
-from mcast.backends.rdma.devices import read_counters, read_devices
+from mcast.backends.rdma.devices import read_counters, read_devices, survey
 from mcast.backends.rdma.ending import Ending
 from mcast.backends.rdma.net.groups import group_table
 from mcast.backends.rdma.pds import ProtectionDomains
@@ -59,6 +60,10 @@ class RdmaBackend(OwnedByProcess, Backend):
     def devices(self) -> tuple[DeviceInfo, ...]:
         self._require_open("devices", Phase.OPEN)
         return read_devices(self._native)
+
+    def unusable_devices(self) -> tuple[UnusableDevice, ...]:
+        self._require_open("unusable_devices", Phase.OPEN)
+        return survey(self._native).unusable
 
     def groups(self) -> GroupTable:
         self._require_open("groups", Phase.OPEN)

@@ -157,7 +157,12 @@ class RdmaChannel(Shared, EventChannel):
         return _event_of((kind, status, errno, context, cm_id, ud, "", ()))
 
     def _explained(self, booked: CmEvent, event: NativeEvent) -> CmEvent:
-        """The event, with what the SA says of a join that it refused. The SA is asked without the lock."""
+        """The event, with the reason of a failed join: of the SA, or of a driver without multicast.
+
+        The SA is asked without the lock.
+        """
+        if booked.errno == E.EOPNOTSUPP and booked.id is not None:
+            return booked._replace(detail=booked.id.why_not_attached())
         if (booked.errno, booked.status) != _REFUSED or booked.id is None:
             return booked
         _, _, _, _, join_token, _ = event

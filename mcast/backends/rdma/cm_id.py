@@ -26,7 +26,7 @@ from mcast.api import (
     mcast_error,
 )
 from mcast.backends.rdma import sockaddr
-from mcast.backends.rdma.devices import link_layer_of
+from mcast.backends.rdma.devices import link_layer_of, no_multicast, survey
 from mcast.backends.rdma.ending import Ending
 from mcast.backends.rdma.native import Context, Native, NativeId
 from mcast.backends.rdma.net.ipoib import IpoibInterface, interfaces_of
@@ -134,6 +134,13 @@ class RdmaCmId(Shared, CmId):
         broadcast = None if interface is None else interface.broadcast
         return find_causes(device or "", port, join.address, self._port_space, not join.receives, broadcast)
 
+    def why_not_attached(self) -> str:
+        """Return that the device's driver has no multicast; "" if it is not known to have none."""
+        with self.lock:
+            device = None if self._closed else self.native.id_device(self.handle)
+        why = "" if device is None else no_multicast(device)
+        return f"{device} has no multicast, for {why}" if why else ""
+
     def bounded(self, event: CmEvent, ud: UdParam) -> CmEvent:
         """The event of a join on InfiniBand, with the MTU of its group."""
         with self.lock:
@@ -188,7 +195,13 @@ class RdmaCmId(Shared, CmId):
 
     def _bind_addr(self, src: IPv4Address | IPv6Address) -> None:
         with self._in_use("bind_addr", Phase.BIND):
-            self.native.bind_addr(self.handle, sockaddr.source(src), {"src": src})
+            try:
+                self.native.bind_addr(self.handle, sockaddr.source(src), {"src": src})
+            except McastError:
+                for device in survey(self.native).unusable:
+                    if src in device.addresses:
+                        raise device.error("bind_addr", {"src": src}) from None
+                raise
             self._source = src
 
     def _resolve_addr(self, dst: McastAddress, src: IPv4Address | IPv6Address | None, timeout: float) -> None:

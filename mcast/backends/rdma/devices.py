@@ -1,21 +1,36 @@
-"""Devices and ports as values."""
+"""Devices and ports as values; each device is judged by itself, and what keeps one out hides no other."""
 
 from __future__ import annotations
 
+import errno as E
 import os
 import socket
 from contextlib import suppress
 from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from pathlib import Path
+from typing import NamedTuple
 
-from mcast.api import DeviceInfo, Gid, LinkLayer, McastError, PortInfo, PortState
+from mcast.api import (
+    DeviceInfo,
+    Gid,
+    LinkLayer,
+    McastError,
+    Phase,
+    PortInfo,
+    PortState,
+    UnavailableReason,
+    UnusableDevice,
+    mcast_error,
+)
+from mcast.backends.rdma.kernel_devices import SYSFS, KernelDevice, kernel_devices, why_closed
 from mcast.backends.rdma.native import Context, Native
 from mcast.backends.rdma.net import ipoib
 from mcast.interrupts import uninterrupted
 from mcast.wire.addresses import needs_interface
 
-SYSFS = Path("/sys/class/infiniband")
+_OF_THE_PROCESS = frozenset({E.EMFILE, E.ENFILE})
+"""Errnos of opening a device that say nothing about the device."""
+_LOOK = "look at `ibv_devinfo -v` and `dmesg`"
 
 
 class _Netdevs:
@@ -34,11 +49,87 @@ class _Netdevs:
         return ipoib.port_gids()
 
 
+class Survey(NamedTuple):
+    """The devices of this host: those that can be used, and those that cannot, with the reasons."""
+
+    usable: tuple[DeviceInfo, ...]
+    unusable: tuple[UnusableDevice, ...]
+
+
 def read_devices(native: Native) -> tuple[DeviceInfo, ...]:
-    """Every device of this host, asked now."""
+    """Every usable device of this host, asked now."""
+    return survey(native).usable
+
+
+def survey(native: Native) -> Survey:
+    """Judge every device of this host, now.
+
+    A device that libibverbs does not list is judged by what the kernel knows of it.
+    """
     host = _Netdevs(native)
-    found = (_read_if_there(native, name, host) for name in native.device_names())
-    return tuple(device for device in found if device is not None)
+    listed, known = native.device_names(), kernel_devices()
+    if known.keys() - set(listed):  # one may have come since
+        listed = native.device_names()
+    usable, unusable = list[DeviceInfo](), list[UnusableDevice]()
+    for name in dict.fromkeys((*listed, *known)):
+        about = known.get(name)
+        lack = _lack(name, about, name in listed, host)
+        if lack is not None:
+            unusable.append(lack)
+            continue
+        try:
+            usable.append(_read_device(native, name, host, about))
+        except McastError as error:
+            if error.errno in _OF_THE_PROCESS:
+                raise
+            if name in native.device_names():  # else it has gone since it was listed
+                about_it = UnavailableReason.BROKEN, str(error).splitlines()[0], _LOOK, error.errno or E.EIO
+                unusable.append(UnusableDevice(name, *about_it, _addresses_in_sysfs(name, host)))
+    return Survey(tuple(usable), tuple(unusable))
+
+
+def no_multicast(name: str) -> str:
+    """Reason why the driver of a device has no multicast; "" if it has, as far as is known."""
+    about = kernel_devices().get(name)
+    return "" if about is None or about.driver is None else about.driver.no_multicast
+
+
+def _lack(name: str, about: KernelDevice | None, listed: bool, host: _Netdevs) -> UnusableDevice | None:
+    """What keeps libibverbs from using a device, in the order of repair; None if nothing is known to."""
+
+    def left_out(
+        reason: UnavailableReason, detail: str, fix: str, errno: int | None = E.ENODEV
+    ) -> UnusableDevice:
+        return UnusableDevice(name, reason, detail, fix, errno or E.EIO, _addresses_in_sysfs(name, host))
+
+    if about is None:
+        return None
+    if not about.here:
+        fix = f"rdma system set netns shared; or, where the device is: rdma dev set {name} netns NAME"
+        return left_out(
+            UnavailableReason.OTHER_NAMESPACE, "not in this network namespace (rdma system: exclusive)", fix
+        )
+    file = about.file
+    if file is None:
+        detail = "ib_uverbs has made no device file"
+        return None if listed else left_out(UnavailableReason.NO_DEVICE_FILE, detail, "modprobe ib_uverbs")
+    closed = why_closed(
+        file
+    )  # before libibverbs, which would wait 5 s for udev to make it (util/open_cdev.c)
+    if closed is None:
+        driver = f" for the driver {about.driver.name}" if about.driver else ""
+        detail, fix = f"no provider in libibverbs{driver}", "apt-get install ibverbs-providers"
+        return None if listed else left_out(UnavailableReason.NO_PROVIDER, detail, fix)
+    if closed.errno in _OF_THE_PROCESS:
+        raise mcast_error(closed.errno or E.EIO, "open_device", Phase.OPEN, {"device": name})
+    if closed.errno == E.ENOENT:
+        fix = f"give the container the file: docker --device={file}"
+        return left_out(UnavailableReason.NO_DEVICE_FILE, f"there is no device file {file}", fix)
+    detail = f"cannot open {file}: {closed.strerror}"
+    if closed.errno in (E.EACCES, E.EPERM):
+        fix = f"give the process read and write access to {file} (docker: --device={file})"
+        return left_out(UnavailableReason.NO_PERMISSION, detail, fix, closed.errno)
+    return left_out(UnavailableReason.BROKEN, detail, _LOOK, closed.errno)
 
 
 def read_counters(device: str, port: int) -> dict[str, int]:
@@ -52,17 +143,7 @@ def read_counters(device: str, port: int) -> dict[str, int]:
     return counters
 
 
-def _read_if_there(native: Native, name: str, host: _Netdevs) -> DeviceInfo | None:
-    """None for a device that has gone since it was listed."""
-    try:
-        return _read_device(native, name, host)
-    except McastError:
-        if name in native.device_names():
-            raise
-        return None
-
-
-def _read_device(native: Native, name: str, host: _Netdevs) -> DeviceInfo:
+def _read_device(native: Native, name: str, host: _Netdevs, about: KernelDevice | None) -> DeviceInfo:
     with uninterrupted():
         context = native.open_device(name)
         try:
@@ -75,6 +156,7 @@ def _read_device(native: Native, name: str, host: _Netdevs) -> DeviceInfo:
             ]
         finally:
             native.close_device(context)
+    driver = None if about is None else about.driver
     return DeviceInfo(
         name=name,
         node_guid=device.node_guid,
@@ -83,7 +165,25 @@ def _read_device(native: Native, name: str, host: _Netdevs) -> DeviceInfo:
         max_qp_wr=device.max_qp_wr,
         ports=tuple(ports),
         num_comp_vectors=vectors,
+        driver="" if driver is None else driver.name,
+        no_multicast="" if driver is None else driver.no_multicast,
     )
+
+
+def _addresses_in_sysfs(device: str, host: _Netdevs) -> tuple[IPv4Address | IPv6Address, ...]:
+    """The addresses of the interfaces of a device that cannot be asked."""
+    home = SYSFS / device
+    netdevs = {path.name for path in home.glob("device/net/*")}
+    # Soft-RoCE names its interface as its parent
+    for file in (home / "parent", *home.glob("ports/*/gid_attrs/ndevs/*")):
+        with suppress(OSError):
+            netdevs.add(os.fsdecode(file.read_bytes().strip()))
+    gids = set()
+    for file in home.glob("ports/*/gids/0"):
+        with suppress(OSError, ValueError):
+            gids.add(Gid(file.read_text().strip()))
+    netdevs |= {netdev for netdev, gid in host.port_gids.items() if gid in gids}
+    return tuple(address for netdev in sorted(netdevs) for address in host.addresses.get(netdev, []))
 
 
 def _read_port(

@@ -13,8 +13,9 @@ from time import monotonic
 from typing import NamedTuple
 
 from mcast.api import Backend, Gid, LinkLayer, PortState
-from mcast.backends.rdma.devices import SYSFS, netdevs_of, read_devices
+from mcast.backends.rdma.devices import netdevs_of, read_devices
 from mcast.backends.rdma.host_bed import HostTestbed, of_one_network, own_objects, qkey_violations
+from mcast.backends.rdma.kernel_devices import SYSFS
 from mcast.backends.rdma.native import Native
 from mcast.backends.rdma.net import hostnet
 from mcast.backends.rdma.net.netlink import more_objects

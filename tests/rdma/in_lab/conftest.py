@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address
+from time import monotonic, sleep
 
 import pytest
 
-from mcast.api import McastAddress, PortSpace
+from mcast.api import DeviceInfo, McastAddress, PortSpace
 from mcast.backends.rdma import PROVIDER
 from mcast.backends.rdma.infiniband_bed import InfinibandTestbed
 from mcast.backends.rdma.net.ipoib import interfaces_of
@@ -23,6 +25,30 @@ mckey_sends = pytest.mark.xfail(
     run=False,
     reason="mckey ends right after its last post; on Linux 6.12 Soft-RoCE has sent one of five messages then",
 )
+
+
+BOUND = 60.0
+"""Seconds; the longest that a command or a change may take, never a delay."""
+
+
+def sh(script: str) -> None:
+    """Run a script of the shell, which must succeed."""
+    done = subprocess.run(["sh", "-ec", script], capture_output=True, text=True, timeout=BOUND)
+    assert done.returncode == 0, f"{script}: {done.stderr}"
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait until the condition holds."""
+    end = monotonic() + BOUND
+    while not condition():
+        assert monotonic() < end, what
+        sleep(0.1)
+
+
+def devices() -> tuple[DeviceInfo, ...]:
+    """The devices that can be used now."""
+    with PROVIDER.open() as backend:
+        return backend.devices()
 
 
 @pytest.fixture

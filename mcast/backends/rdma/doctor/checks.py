@@ -69,6 +69,24 @@ def _memlock_well(facts: HostFacts) -> str:
     return "no limit" if limit is None else f"{limit} bytes, one QP needs {facts.available.needed}"
 
 
+def _devices(facts: HostFacts) -> Iterator[Finding]:
+    """Each device by itself.
+
+    One that is left out is no problem while another works: a container sees those of others, too.
+    """
+    found = facts.available
+    if any(HURDLES[name](found) for name in ("libraries", "verbs")):
+        return
+    status = HURDLES["device"](found)
+    if status is not None:
+        yield _problem("device", status.detail, status.fix)
+    if found.devices:
+        yield _ok("device", ", ".join(device.name for device in found.devices))
+    make = _warning if found.devices else _problem
+    for one in found.unusable:
+        yield make("device", f"left out: {one.detail}", one.fix, one.name)
+
+
 # --- the host ---------------------------------------------------------------------------
 
 
@@ -129,7 +147,8 @@ def _kernel(facts: HostFacts) -> Iterator[Finding]:
 def _container(facts: HostFacts) -> Iterator[Finding]:
     if facts.container:
         yield _ok("container", f"{facts.container}: devices, limits and interfaces are those given to it")
-    hidden = facts.netns_shared is False and not facts.available.lack and not facts.available.names
+    found = facts.available
+    hidden = facts.netns_shared is False and not (found.lack or found.devices or found.unusable)
     if hidden:
         yield _problem(
             "namespace",
@@ -139,7 +158,7 @@ def _container(facts: HostFacts) -> Iterator[Finding]:
 
 
 def _cgroup(facts: HostFacts) -> Iterator[Finding]:
-    for device in facts.available.names:
+    for device in (one.name for one in facts.devices):
         limits = facts.cgroup.get(device, {})
         left = ", ".join(f"{kind}={value}" for kind, value in limits.items())
         if 0 in limits.values():
@@ -289,10 +308,12 @@ def _limits(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
     if port.info.port_num != 1:
         return
     groups, qps = device.max_mcast_grp, device.max_mcast_qp_attach
-    if groups and qps:
-        yield _ok("limits", f"{groups} groups, {qps} QPs in each", port.device)
+    why = device.why_no_multicast
+    if why:
+        make = _problem if all(one.why_no_multicast for one in facts.devices) else _warning
+        yield make("limits", f"no multicast: {why}", "use another device", port.device)
     else:
-        yield _problem("limits", "the device has no multicast", "use another device", port.device)
+        yield _ok("limits", f"{groups} groups, {qps} QPs in each", port.device)
 
 
 def _igmp(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
@@ -426,18 +447,14 @@ _Check = Callable[[HostFacts], Iterator[Finding]]
 
 CHECKS: tuple[_Check, ...] = (
     _hurdle("libraries", (), lambda facts: "librdmacm and libibverbs are loaded"),
-    _hurdle("device", ("libraries",), lambda facts: ", ".join(facts.available.names)),
-    _hurdle("modules", ("libraries", "device"), lambda facts: "every device file is there"),
-    _hurdle("files", ("libraries", "device", "modules"), lambda facts: "they may be opened"),
+    _hurdle("verbs", ("libraries",), lambda facts: f"{len(facts.ports)} ports answer"),
+    _devices,
+    _hurdle("modules", ("libraries", "device"), lambda facts: "the connection manager's file is there"),
+    _hurdle("files", ("libraries", "device", "modules"), lambda facts: "it may be opened"),
     _hurdle("memlock", ("libraries",), _memlock_well),
     _kernel,
     _container,
     _cgroup,
-    _hurdle(
-        "verbs",
-        ("libraries", "device", "modules", "files"),
-        lambda facts: f"{len(facts.ports)} ports answer",
-    ),
     _firewall,
     _route,
     *map(

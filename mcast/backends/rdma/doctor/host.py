@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from mcast.api import DeviceInfo, LinkLayer, PortInfo
 from mcast.backends.rdma import availability
-from mcast.backends.rdma.devices import SYSFS
+from mcast.backends.rdma.kernel_devices import SYSFS
 from mcast.backends.rdma.net import hostnet
 from mcast.backends.rdma.net.hostnet import NET
 from mcast.backends.rdma.net.igmp_listener import hear_queriers

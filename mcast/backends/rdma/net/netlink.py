@@ -1,7 +1,8 @@
-"""Asks the kernel by netlink for two tables: a bridge's multicast database, and the RDMA objects.
+"""Asks the kernel by netlink for three tables: a bridge's multicast database, RDMA devices, and RDMA objects.
 
-`bridge mdb show` and `rdma resource show` show the same, but starting a process costs more than the question
-itself. The numbers are those of <linux/if_bridge.h>, <linux/rtnetlink.h> and <rdma/rdma_netlink.h>.
+`bridge mdb show`, `rdma dev` and `rdma resource show` show the same, but starting a process costs more than
+the question itself. The numbers are those of <linux/if_bridge.h>, <linux/rtnetlink.h> and
+<rdma/rdma_netlink.h>.
 """
 
 from __future__ import annotations
@@ -20,12 +21,15 @@ _ROUTE, _RDMA = 0, 20
 _DUMP, _ACK = 0x301, 0x5
 """Flags of a request: NLM_F_REQUEST with NLM_F_DUMP, or with NLM_F_ACK."""
 _ERROR, _DONE = 2, 3
-_DELMDB, _GETMDB, _RES_GET = 85, 86, 5 << 10 | 9
-"""Requests: RTM_DELMDB, RTM_GETMDB; RDMA_NLDEV_CMD_RES_GET of the client RDMA_NL_NLDEV."""
+_DELMDB, _GETMDB = 85, 86
+"""Requests: RTM_DELMDB, RTM_GETMDB."""
+_DEV_GET, _RES_GET, _GET_CHARDEV = (5 << 10 | command for command in (1, 9, 15))
+"""Requests of the client RDMA_NL_NLDEV: RDMA_NLDEV_CMD_GET, _RES_GET, _GET_CHARDEV."""
 _BRIDGE, _ENTRY = struct.Struct("@B3xI"), struct.Struct("@IBBH16sH2x")
 """struct br_port_msg: family, interface. struct br_mdb_entry: port, state, flags, VLAN, group, protocol."""
 _SET_ENTRY = 1
 _MDB, _MDB_ENTRY, _MDB_ENTRY_INFO = 1, 1, 1
+_DEV_INDEX, _CHARDEV_TYPE, _CHARDEV_NAME, _DRIVER_ID = 1, 69, 70, 73
 _DEV_NAME, _SUMMARY, _SUMMARY_ENTRY, _ENTRY_NAME, _ENTRY_CURR = 2, 15, 16, 17, 18
 _PROTOCOLS: dict[int, tuple[type[IPv4Address | IPv6Address], int]] = {
     0x0800: (IPv4Address, 4),
@@ -46,6 +50,17 @@ class SnoopingEntry(NamedTuple):
     vlan: int = 0
 
 
+class RdmaDevice(NamedTuple):
+    """An RDMA device of this network namespace.
+
+    file       the name of its device file in /dev/infiniband, such as `uverbs0`; "" if it has none
+    driver_id  its driver, by the numbers of `enum rdma_driver_id`; 0: not known
+    """
+
+    file: str = ""
+    driver_id: int = 0
+
+
 def snooping_table() -> list[SnoopingEntry]:
     """The IP groups in the multicast databases of all bridges of this network namespace.
 
@@ -53,6 +68,25 @@ def snooping_table() -> list[SnoopingEntry]:
     """
     request = _BRIDGE.pack(socket.AF_BRIDGE, 0)
     return list(_snooping_entries(_ask(_ROUTE, _GETMDB, _DUMP, request)))
+
+
+def rdma_devices() -> dict[str, RdmaDevice]:
+    """Name -> RDMA device, of this network namespace alone. Raises OSError with the kernel's answer."""
+    devices = [dict(_attributes(message)) for message in _ask(_RDMA, _DEV_GET, _DUMP, b"")]
+    return {_text(device[_DEV_NAME]): _with_file(device[_DEV_INDEX]) for device in devices}
+
+
+def _with_file(index: bytes) -> RdmaDevice:
+    """Ask for the device file of the device with that index; without ib_uverbs there is none."""
+    wanted = struct.pack("@HH", 4 + len(index), _DEV_INDEX) + index
+    kind = b"uverbs\0"
+    wanted += struct.pack("@HH", 4 + len(kind), _CHARDEV_TYPE) + kind.ljust(_aligned(len(kind)), b"\0")
+    with suppress(OSError):
+        for message in _ask(_RDMA, _GET_CHARDEV, _ACK, wanted):
+            found = dict(_attributes(message))
+            (driver,) = struct.unpack_from("@I", found.get(_DRIVER_ID, bytes(4)))
+            return RdmaDevice(_text(found[_CHARDEV_NAME]), driver)
+    return RdmaDevice()
 
 
 def rdma_objects() -> dict[tuple[str, str], int]:
