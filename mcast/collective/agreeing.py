@@ -76,10 +76,10 @@ class RankFailed(RuntimeError):
 
     def __init__(self, failed: Mapping[int, str]) -> None:
         self.failed: dict[int, str] = dict(failed)
-        super().__init__("; ".join(f"rank {rank}: {words}" for rank, words in self.failed.items()))
+        super().__init__(self.failed)  # as in a pickle, which calls the class with `args`
 
-    def __reduce__(self) -> tuple[type[RankFailed], tuple[dict[int, str]]]:
-        return RankFailed, (self.failed,)
+    def __str__(self) -> str:
+        return "; ".join(f"rank {rank}: {words}" for rank, words in self.failed.items())
 
 
 def wait_for(request: MPI.Request, bound: float, *memory: object, nap: float = _NAP) -> None:

@@ -21,6 +21,7 @@ from mcast.collective.agreeing import Act, Intent, RankFailed, Ranks, outcome
 from mcast.collective.place import JobTerms, checked, group_of, opened
 from mcast.collective.stage import NotWhole, Stage, open_stage
 from mcast.contract.buffers import flat_bytes, writable_bytes
+from mcast.contract.closing import Handle
 from mcast.endpoint.blocking import Endpoint
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ _UNFIT = (BackendError, OSError, RuntimeError, ValueError)
 """What keeps a rank from using multicast, so that all use MPI."""
 
 
-class Collective:
+class Collective(Handle):
     """Broadcast and allgather among the ranks of an MPI communicator, over RDMA multicast.
 
     All ranks make one together, call its methods in the same order, as with MPI, and close it, best by

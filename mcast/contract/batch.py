@@ -9,6 +9,8 @@ from itertools import accumulate, groupby
 from struct import Struct
 from typing import Any, NamedTuple
 
+from mcast.contract.closing import Handle
+from mcast.contract.copies import remade
 from mcast.contract.region import DeviceBytes
 from mcast.interrupts import Enterable, Lock, uninterrupted
 from mcast.wire.addresses import Gid
@@ -45,6 +47,8 @@ _SENDER = Struct("<12xI16x16s24x")
 class Message(NamedTuple):
     """One received message.
 
+    A pickle or a copy of a message has a payload of its own, which no batch ends.
+
     payload    the bytes that were sent, without the 40-byte GRH: a read-only view, valid until the batch is
                released
     source     the sender's GID, from the GRH
@@ -76,6 +80,9 @@ class Message(NamedTuple):
     timestamp: int | None = None
     number: int | None = None
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return remade(self)
+
 
 class Series(NamedTuple):
     """Messages of a batch that came one after another from one sender, have one length, and lie in memory at
@@ -99,12 +106,15 @@ class Series(NamedTuple):
     src_qp: int
     from_self: bool
 
+    def __reduce__(self) -> tuple[object, ...]:
+        return remade(self)
+
     def payloads(self) -> Iterator[memoryview]:
         """The payload of each message. A view that is kept keeps the batch's receives from going back."""
         return (self.memory[at * self.step : at * self.step + self.size] for at in range(self.messages))
 
 
-class Batch(Enterable, ABC):
+class Batch(Handle, Enterable, ABC):
     """Messages in the order of arrival, in receive buffers leased from the queue pair.
 
     Leased means: the device does not write to the buffers. They go back to the receive queue at `release()`,
@@ -114,6 +124,7 @@ class Batch(Enterable, ABC):
     """
 
     _ended_by = "release"
+    _instead = "copy its messages, or their payloads with bytes()"
     _released = False
     _alone = _WHOLE
     """Where views are made and ended. Between threads, the GIL makes each such step whole, or this lock."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import ClassVar, NoReturn
 
 from mcast.errors.cause import Phase
 from mcast.errors.tree import Closed, McastError
@@ -12,7 +13,21 @@ from mcast.interrupts import WITHIN, Enterable, is_within, later, uninterrupted
 from mcast.wire.kinds import LinkLayer
 
 
-class Closeable(Enterable, ABC):
+class Handle:
+    """An object that stands for something open in this process, and can be neither pickled nor copied."""
+
+    __slots__ = ()
+    _instead: ClassVar[str] = "pass its address or name, and open another one there"
+    """Next step for a program that wanted to pickle or copy the object."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled or copied: it holds resources of this process; "
+            f"{self._instead}"
+        )
+
+
+class Closeable(Handle, Enterable, ABC):
     """An object that is closed once, at the latest at the end of a `with`."""
 
     _closed = False

@@ -9,6 +9,7 @@ from typing import final, overload
 from typing_extensions import Buffer
 
 from mcast.contract.buffers import flat_bytes, writable_bytes
+from mcast.contract.copies import remade
 from mcast.interrupts import copy_rows
 
 __all__ = ["Headed", "copy_rows", "flat_rows", "rows_of"]
@@ -64,6 +65,9 @@ class Headed(Sequence[bytes]):
         heads, bodies = len(self.heads), len(self.bodies)
         if heads != bodies:
             raise ValueError(f"{heads} heads for {bodies} bodies: each message has one of both")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return remade((self.heads, self.bodies), Headed)
 
     @property
     def nbytes(self) -> int:

@@ -9,6 +9,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import Any, Generic, ParamSpec, TypeVar
 
 from mcast.api import Backend, Destination, DeviceInfo, PortInfo, TimestampClock
+from mcast.contract.closing import Handle
 from mcast.contract.options import taking
 from mcast.contract.registry import open_at
 from mcast.endpoint.core import Session
@@ -38,7 +39,7 @@ def with_arguments_of(endpoint: Callable[P, E]) -> Callable[[Callable[..., E]], 
     return give
 
 
-class EndpointView(Generic[M]):
+class EndpointView(Handle, Generic[M]):
     """The part of an endpoint that never waits."""
 
     @taking(Opening)
@@ -192,7 +193,7 @@ class EndpointView(Generic[M]):
             self._owned.close()
 
 
-class MemberView:
+class MemberView(Handle):
     """The part of a sender and of a membership that never waits."""
 
     _endpoint: EndpointView[Any]

@@ -99,17 +99,17 @@ class McastError(OSError):
         super().__init__(errno, detail or errno_text(errno))
         self.call = call
         self.phase = phase
-        self.arguments: Mapping[str, object] = MappingProxyType(dict(arguments or {}))
+        self._arguments = dict(arguments or {})
         self.detail = detail
 
-    def __reduce__(self) -> tuple[object, ...]:
-        given = (self.errno, self.call, self.phase, dict(self.arguments), self.detail)
-        return type(self), given, self._known
-
     @property
-    def _known(self) -> dict[str, object]:
-        """What was learnt after the error was made, for a pickle to keep."""
-        return {"found": self.found, "link_layer": self.link_layer, "posted": self.posted}
+    def arguments(self) -> Mapping[str, object]:
+        """The arguments of the call that failed, by name."""
+        return MappingProxyType(self._arguments)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # All state is in the instance's dict, so no subclass needs a __reduce__ for its own constructor.
+        return _remade, (type(self), self.args), self.__dict__
 
     @property
     def causes(self) -> tuple[Cause, ...]:
@@ -129,6 +129,13 @@ class McastError(OSError):
         for cause in self.causes:
             lines += [f"  {sure}: {cause.why} -> {cause.next_step}", f"    check: {cause.check}"]
         return "\n".join(lines)
+
+
+def _remade(cls: type[McastError], args: tuple[object, ...]) -> McastError:
+    """Return an error without the state that its constructor computes; unpickling and copying set it."""
+    error = cls.__new__(cls)
+    OSError.__init__(error, *args)
+    return error
 
 
 class InvalidArgument(McastError, ValueError):
@@ -188,13 +195,6 @@ class QpError(McastError):
         super().__init__(E.EIO, call, phase, arguments, detail or f"the QP is in ERR: {status.name}")
         self.status = status
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return (
-            type(self),
-            (self.status, self.call, self.phase, dict(self.arguments), self.detail),
-            {**self._known, "unsent": self.unsent},
-        )
-
     @property
     def causes(self) -> tuple[Cause, ...]:
         """The causes that most likely lead to this status."""
@@ -207,9 +207,6 @@ class Closed(McastError, ValueError):
     def __init__(self, what: str, call: str, phase: Phase) -> None:
         super().__init__(E.EBADF, call, phase, None, f"the {what} is closed")
         self.what = what
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.what, self.call, self.phase), self._known
 
 
 class GuardError(McastError, ValueError):
@@ -234,9 +231,6 @@ class MessageTooLarge(GuardError):
         self.group_mtu: int | None = group_mtu
         self.source: str = source
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.size, self.limit, self.index, self.group_mtu, self.source)
-
 
 class AlreadyJoined(GuardError):
     """EADDRINUSE (guard G-JOIN): the first leave would detach the queue pair for both joins (K-EVENT-5)."""
@@ -244,9 +238,6 @@ class AlreadyJoined(GuardError):
     def __init__(self, call: str, address: object) -> None:
         super().__init__(E.EADDRINUSE, call, Phase.JOIN, {"addr": address}, "this id has joined this group")
         self.address = address
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.call, self.address)
 
 
 class SecondMlid(GuardError):
@@ -264,9 +255,6 @@ class SecondMlid(GuardError):
         self.gid: object = gid
         self.lid: int = lid
         self.attached_lid: int = attached_lid
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.gid, self.lid, self.attached_lid)
 
 
 _FAMILY: dict[int, type[McastError]] = {

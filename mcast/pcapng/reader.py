@@ -51,8 +51,12 @@ class CaptureError(ValueError):
     """The file is damaged, or has none of the formats; `offset` is where in the file, in bytes."""
 
     def __init__(self, offset: int, what: str) -> None:
-        super().__init__(f"at offset {offset}: {what}")
+        super().__init__(offset, what)
         self.offset = offset
+        self.what = what
+
+    def __str__(self) -> str:
+        return f"at offset {self.offset}: {self.what}"
 
 
 class Frame(NamedTuple):

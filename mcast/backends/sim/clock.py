@@ -43,9 +43,6 @@ class SimulationStalled(McastError, RuntimeError):
             'give a timeout, or make the fabric with clock="wall" if another thread is to act',
         )
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.call, self.phase)
-
 
 class Clock(ABC):
     """The steps that are due, in order of time, and for the same time in order of scheduling."""

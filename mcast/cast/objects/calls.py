@@ -29,6 +29,7 @@ from mcast.cast.objects.bytes_out import Sendable
 from mcast.cast.objects.receiving import Missed, ObjectsIn, Received
 from mcast.cast.objects.sending import Object, ObjectReport, ObjectsOut, Progress
 from mcast.cast.objects.turns import Seat, Turns, awaited, blocked, seated, told_of
+from mcast.contract.closing import Handle
 from mcast.endpoint import awaiting, blocking
 from mcast.interrupts import made_or_undone, uninterrupted
 
@@ -40,7 +41,7 @@ SILENCE = 10.0
 """So many seconds the other end may be silent, where the caller does not say."""
 
 
-class _ObjectSession:
+class _ObjectSession(Handle):
     """The part of a session that never waits."""
 
     def __init__(

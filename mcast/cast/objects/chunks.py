@@ -13,9 +13,10 @@ from typing import Self
 from typing_extensions import Buffer
 
 from mcast.cast.files import Sink
+from mcast.contract.closing import Handle
 
 
-class Chunks(Sink):
+class Chunks(Handle, Sink):
     """The bytes of one object in order, each part when it is right: `into` of `receive` in one thread or
     task, and iterated over, by `for` or `async for`, in another. Several may share the parts.
 

@@ -42,6 +42,7 @@ from mcast.cast.nack.shape import Shape
 from mcast.cast.objects.bytes_in import Into, Offered, Target, ToBuffer, ToMemory, ToNew, sink_at, sink_of
 from mcast.cast.objects.runs import Pieces, in_runs
 from mcast.cast.objects.turns import Seat, Turn, Turns, kept, messages_of, others, told_of
+from mcast.contract.copies import remade
 from mcast.contract.seconds import seconds_of
 
 logger: logging.Logger = logging.getLogger("mcast")
@@ -83,6 +84,9 @@ class Received(NamedTuple):
     data: bytearray | memoryview | None
     path: Path | None
     refused: dict[str, int]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return remade(self)
 
 
 class Missed(NamedTuple):

@@ -26,6 +26,7 @@ from mcast.cast.nack.strategy import Strategy
 from mcast.cast.objects.bytes_in import metadata_of
 from mcast.cast.objects.bytes_out import FromMemory, Origin, Outflow, Sendable, origin_of
 from mcast.cast.objects.turns import Seat, Turn, Turns, messages_of, others
+from mcast.contract.copies import remade
 from mcast.contract.seconds import seconds_of
 
 _NAP = 0.01
@@ -40,6 +41,9 @@ class Object(NamedTuple):
     data: Sendable
     name: str = ""
     metadata: bytes | BaseModel = b""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return remade(self)
 
 
 class ObjectReport(NamedTuple):
