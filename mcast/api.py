@@ -16,7 +16,7 @@ contract.provider    Provider and Status; contract.registry finds a provider by 
 errors.tree          every error, by family; errors.cause: the causes of an error
 
 Behind a rule stands the id of its source, a row in docs/facts: JEX-3 and the like in clauses.md, K-JOIN-7 in
-kernel.md, SA-MLID-1 in sa.md. The public methods enforce four guards, the same for every provider:
+kernel.md, SA-MLID-1 in sa.md. The public methods enforce five guards, the same for every provider:
 
 G-GROUP  a unicast or zero address is no group: `McastAddress` refuses such an address
 G-JOIN   a second join of a group that the id has joined, by any address or port of that group:
@@ -24,6 +24,8 @@ G-JOIN   a second join of a group that the id has joined, by any address or port
 G-MTU    a message larger than one MTU of the port, or of the group where the group's is known to be smaller:
          `MessageTooLarge`, and no message of the batch is sent
 G-MLID   one MGID with a second MLID on one queue pair: `SecondMlid`
+G-RECV   receive memory of the program, while messages are queued or leased: EBUSY. Its end is never refused:
+         what is queued is dropped and counted, what is leased stays readable
 
 Units: seconds for timeouts (None waits without end, 0 does not wait), bytes for sizes, Gbit/s for rates. The
 objects of one event channel may be used from several threads at once. Ctrl-C ends a call only where the call

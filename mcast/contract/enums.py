@@ -85,7 +85,10 @@ class CmEventType(IntEnum):
 
 
 class PortState(IntEnum):
-    """ibv_port_state: the state of a port. Messages flow only while the port is ACTIVE."""
+    """ibv_port_state: the state of a port. Messages flow only while the port is ACTIVE.
+
+    A number that this version of mcast does not know becomes NOP.
+    """
 
     NOP = 0
     DOWN = 1
@@ -93,6 +96,10 @@ class PortState(IntEnum):
     ARMED = 3
     ACTIVE = 4
     ACTIVE_DEFER = 5
+
+    @classmethod
+    def _missing_(cls, value: object) -> PortState:
+        return cls.NOP
 
 
 class PortEvent(IntEnum):

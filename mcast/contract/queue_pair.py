@@ -119,8 +119,8 @@ class QueuePair(OnPort):
     def modify(self, state: QpState) -> None:
         """ibv_modify_qp: change the state.
 
-        RESET drops the messages that nobody has received. INIT posts the receives again. EINVAL for a step
-        that the state machine lacks.
+        RESET drops the messages that nobody has received, and counts them (`QpCounters.dropped_reset`). INIT
+        posts the receives again. EINVAL for a step that the state machine lacks.
         """
         self._require_alone()
         with uninterrupted(), self._explained():
@@ -324,9 +324,14 @@ class QueuePair(OnPort):
 
         With `recv_slot`, a size in bytes, the buffer becomes the queue pair's receive memory, divided into
         slots of that size, one message in each; the payloads of received batches are views of the buffer. The
-        buffer must be writable for that, and no message may be queued or leased (EBUSY), so register before
-        joining; in ERR (QpError) `reset` comes first. Closing the region ends this, in any state, which stays
-        as it is: from ERR a `reset` alone leads back.
+        buffer must be writable for that, and no message may be queued or leased (EBUSY, guard G-RECV), so
+        register before joining; in ERR (QpError) `reset` comes first.
+
+        Closing the region ends this, in any state, which stays as it is: from ERR a `reset` alone leads back.
+        Messages that wait in the buffer are dropped, and counted in `QpCounters.dropped_reset`; receive them
+        before you close the region if you want them. Batches that are leased stay readable, and the provider
+        writes nothing more to the buffer. On the real stack the queue pair passes through RESET:
+        what arrives at that moment is lost, and sends that are under way may be (`QpCounters.unsent`).
 
         `relaxed_ordering` lets the device write to the buffer in any order, which some hosts need for the
         full rate (IBV_ACCESS_RELAXED_ORDERING). A received message is complete when recv returns it; before

@@ -405,6 +405,10 @@ class QpCounters(NamedTuple):
     unsent              messages that were posted, and not sent because the queue pair failed or was reset
     dropped_mtu         messages lost because they are larger than the port's MTU. None on the real stack,
                         where they end at a switch or at the port's interface (`ip -s link`)
+    dropped_reset       messages that had arrived and were dropped before they were received, because the
+                        queue pair was reset or its receive memory was closed (guard G-RECV)
+    dropped_invalid     messages lost because the driver reported for them what cannot be true: a length that
+                        no message has, or a receive that was not posted
     """
 
     sent: int
@@ -417,3 +421,5 @@ class QpCounters(NamedTuple):
     recv_empty: int = 0
     unsent: int = 0
     dropped_mtu: int | None = None
+    dropped_reset: int = 0
+    dropped_invalid: int = 0

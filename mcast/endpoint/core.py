@@ -141,6 +141,8 @@ class Session:
             "larger than a receive": counters.dropped_too_long,
             "wrong Q_Key": counters.dropped_qkey,
             "larger than the MTU": counters.dropped_mtu,
+            "dropped by a reset": counters.dropped_reset,
+            "invalid completion": counters.dropped_invalid,
         }
         left, numbered = self.memberships.left, bool(station.settings.sequence)
         sums = {

@@ -314,4 +314,6 @@ def _added(past: QpCounters, now: QpCounters) -> QpCounters:
         past.recv_empty + now.recv_empty,
         past.unsent + now.unsent,
         plus(past.dropped_mtu, now.dropped_mtu),
+        past.dropped_reset + now.dropped_reset,
+        past.dropped_invalid + now.dropped_invalid,
     )

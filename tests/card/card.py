@@ -310,8 +310,15 @@ class Card:
         """
         assert not self._lib.card_fail(call.encode(), nth, times, int(error), take), f"no call {call!r}"
 
+    def lie(self, about: str, value: int, nth: int = 1, times: int = 1) -> None:
+        """The device says this number instead of the true one, as `fail` has its arguments.
+
+        `about` is the rest of the name of a "lie_..." among the calls; `value` is of 32 bits with a sign.
+        """
+        self.fail(f"lie_{about}", value or _CONSTANTS["LIE_ZERO"], nth, times)
+
     def fail_no_more(self) -> None:
-        """Forget what was to fail."""
+        """Forget what was to fail, and what was to be lied about."""
         self._lib.card_fail_no_more()
 
     def count(self, call: str) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno as E
+import select
 from collections.abc import Callable
+from contextlib import nullcontext
 from ipaddress import IPv4Address
 
 import pytest
@@ -16,10 +18,12 @@ from mcast.api import (
     CmEventType,
     CmId,
     JoinAttrEx,
+    McastError,
     MessageTooLarge,
     SecondMlid,
 )
 from mcast.conformance.peers import (
+    BOUND,
     Application,
     clause,
     fact,
@@ -196,3 +200,48 @@ def test_a_second_mlid_of_one_mgid_is_refused(bed: Testbed, by_user: bool) -> No
     peer.qp.detach_mcast(where.gid, where.dlid)
     peer.qp.attach_mcast(where.gid, second)
     peer.qp.detach_mcast(where.gid, second)
+
+
+# --- G-RECV ----------------------------------------------------------------
+
+
+def memory_of(peer: Application) -> bytearray:
+    """Room for four messages."""
+    return bytearray(4 * peer.qp.max_message_size)
+
+
+@pytest.mark.parametrize("leased", [False, True], ids=["queued", "leased"])
+def test_receive_memory_begins_while_nothing_is_there(bed: Testbed, leased: bool) -> None:
+    group, sender, receiver = new_group(), Application(bed, 0), Application(bed, 1)
+    outward = sender.join(group, send_only=True)
+    receiver.join(group)
+    sender.send(outward, b"first")
+    assert select.select([receiver.qp.fileno()], [], [], BOUND)[0], "it has come"
+    with receiver.qp.recv(1, BOUND) if leased else nullcontext():
+        with pytest.raises(McastError) as caught:
+            receiver.qp.register(memory_of(receiver), recv_slot=receiver.qp.max_message_size)
+        assert caught.value.errno == E.EBUSY
+    if not leased:
+        assert receiver.receive(1) == [b"first"]
+    receiver.qp.register(memory_of(receiver), recv_slot=receiver.qp.max_message_size).close()
+    assert receiver.qp.counters.dropped_reset == 0
+
+
+def test_receive_memory_ends_whatever_is_there(bed: Testbed) -> None:
+    """What is queued is dropped and counted; what is leased stays readable, and is not written over."""
+    group, sender = new_group(), Application(bed, 0)
+    receiver, witness = Application(bed, 1), Application(bed, 1)
+    outward = sender.join(group, send_only=True)
+    own = receiver.qp.counters.recv_free
+    region = receiver.qp.register(memory_of(receiver), recv_slot=receiver.qp.max_message_size)
+    for peer in (receiver, witness):
+        peer.join(group)
+    sender.send(outward, *numbered(3))
+    assert witness.seen(by=sender) == [*numbered(3)]
+    with receiver.qp.recv(1, BOUND) as batch:
+        region.close()
+        assert receiver.qp.counters.dropped_reset == 2
+        sender.send(outward, *numbered(5, "after"))
+        assert receiver.receive(5) == [*numbered(5, "after")]
+        assert [bytes(message.payload) for message in batch] == [*numbered(1)]
+    assert receiver.qp.counters.recv_free == own

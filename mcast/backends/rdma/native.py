@@ -14,6 +14,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import Any, NamedTuple, NewType, Protocol, cast
 
+from mcast.contract.values import QpCounters
 from mcast.errors.cause import Phase
 from mcast.errors.tree import Closed, UnavailableReason, mcast_error
 from mcast.interrupts import Lock
@@ -147,7 +148,8 @@ _UD = Struct("=IIIHBBBBBBB16s")
 
 
 class NativeFailure(NamedTuple):
-    """Why a QP is in ERR: ibv_wc_status; 0, or the asynchronous event plus 1, or GONE; sends that it cost."""
+    """Why a QP is in ERR: ibv_wc_status; 0, or the asynchronous event plus 1, GONE or IMPOSSIBLE; sends that
+    it cost."""
 
     status: int
     reason: int
@@ -156,6 +158,9 @@ class NativeFailure(NamedTuple):
 
 GONE = 1000
 """The reason of a QP whose device is gone."""
+
+IMPOSSIBLE = 1001
+"""The reason of a QP whose driver has reported a completion that cannot be true."""
 
 
 class EventRoom(NamedTuple):
@@ -523,11 +528,13 @@ class Native:
         count = self._check(self._lib.mcast_read_port_events(qp, out), "port_events", Phase.EVENT)
         return list(out[0:count])
 
-    def counters(self, qp: NativeQp) -> tuple[int, int, int, int, int, int]:
-        """Sent, received, receives free now, the fewest ever, how often the last was taken, unsent."""
+    def counters(self, qp: NativeQp) -> QpCounters:
+        """What the QP has counted; None for what the device alone knows."""
         out = self._ffi.new("struct mcast_counters *")
         self._lib.mcast_read_counters(qp, out)
-        return out.sent, out.received, out.recv_free, out.recv_low_water, out.recv_empty, out.unsent
+        names = ("sent", "received", "recv_free", "recv_low_water", "recv_empty", "unsent")
+        counted = {name: getattr(out, name) for name in (*names, "dropped_reset", "dropped_invalid")}
+        return QpCounters(dropped_no_receive=None, dropped_too_long=None, dropped_qkey=None, **counted)
 
     def is_receiving(self, qp: NativeQp) -> bool:
         """Whether a message is leased, or waits to be received."""

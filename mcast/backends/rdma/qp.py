@@ -37,7 +37,7 @@ from mcast.backends.rdma import completions, memlock, slab
 from mcast.backends.rdma.address_handles import AddressHandles
 from mcast.backends.rdma.batch import Calls
 from mcast.backends.rdma.ending import Ending
-from mcast.backends.rdma.native import GONE, Context, Native, NativeId, Pd
+from mcast.backends.rdma.native import GONE, IMPOSSIBLE, Context, Native, NativeId, Pd
 from mcast.backends.rdma.net.links import links
 from mcast.backends.rdma.process import Process, Shared
 from mcast.backends.rdma.region import Addresses, AnyRegion, RdmaDeviceRegion, RdmaRegion
@@ -55,6 +55,7 @@ _UNBOUNDED = 0xFFFFFFFF
 _ASKED_FOR = ("block_loopback", "comp_vector", "moderation", "timestamps")
 """The fields of QpInit that an error names if they were asked for."""
 
+_STATES = frozenset(QpState)
 _TO_RTS = (QpState.INIT, QpState.RTR, QpState.RTS)
 _FROM_RESET: Mapping[QpState, tuple[QpState, ...]] = {
     QpState.RESET: (),
@@ -73,6 +74,8 @@ _REASONS = {
     4: "the device reported a violation of access rights (QP_ACCESS_ERR)",
     9: "the device failed (DEVICE_FATAL)",
     GONE: "the device is gone",
+    IMPOSSIBLE: "the device's driver reported a completion that cannot be true: update driver and firmware, "
+    "and report it to the vendor; reset() to go on",
 }
 """ibv_event_type plus 1 -> its meaning."""
 
@@ -155,7 +158,11 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
     @property
     def state(self) -> QpState:
         with self._in_use("state", Phase.MODIFY):
-            return QpState(self.native.query_qp(self._handle))
+            number = self.native.query_qp(self._handle)
+        if number not in _STATES:
+            detail = "the device reports a state that no queue pair has: reset() it"
+            raise mcast_error(E.EIO, "state", Phase.MODIFY, None, detail)
+        return QpState(number)
 
     @property
     def max_message_size(self) -> int:
@@ -182,8 +189,7 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
     @property
     def counters(self) -> QpCounters:
         with self._in_use("counters", Phase.RECV):
-            sent, received, free, low, empty, unsent = self.native.counters(self._handle)
-        return QpCounters(sent, received, None, None, None, free, low, empty, unsent)
+            return self.native.counters(self._handle)
 
     # --- state and attachments ---
 

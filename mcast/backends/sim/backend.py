@@ -490,7 +490,7 @@ class SimQueuePair(QueuePair):
             if self._readiness is not None:
                 self._readiness.show()
             if slices:
-                batch = SimBatch(slices, core.is_own, self._give_back, self._slots)
+                batch = SimBatch(slices, core.is_own, self._give_back_to(self._slots), self._slots)
                 if self._fabric.watch is not None:
                     self._fabric.watch(batch, self)
             elif core.error is not None:
@@ -551,6 +551,18 @@ class SimQueuePair(QueuePair):
         with self._clock.mutex:
             self.core.free += count
 
+    def _give_back_to(self, slots: Slots | None) -> Callable[[int], None]:
+        """Return what posts receives of that memory again; nothing once the memory is closed."""
+        if slots is None:
+            return self._give_back
+
+        def give_back(count: int) -> None:
+            with self._clock.mutex:
+                if self._slots is slots:
+                    self.core.free += count
+
+        return give_back
+
     @_call("register", Phase.REGISTER)
     def _register(
         self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool, constant: bool
@@ -579,17 +591,17 @@ class SimQueuePair(QueuePair):
         """Receive into these slots; return the function that ends this."""
         if self.core.error is not None:
             raise QpError(self.core.error, "register", Phase.REGISTER)
-        self._use_slots(slots, count, size)
+        _check(self.core.repost(count, size), "register", Phase.REGISTER, recv_slot=size)
+        self._slots = slots
 
         def end() -> None:
             if self._slots is slots and not self._closed:
-                self._use_slots(None, *self._own_receives)
+                self.core.repost_own(*self._own_receives)
+                self._slots = None
+                if self._readiness is not None:
+                    self._readiness.show()
 
         return end
-
-    def _use_slots(self, slots: Slots | None, depth: int, room: int) -> None:
-        _check(self.core.repost(depth, room), "register", Phase.REGISTER, recv_slot=room)
-        self._slots = slots
 
     def _close(self) -> None:
         with self._clock:

@@ -57,6 +57,15 @@ int fault(enum call call, const struct object *object, int *take)
 	return error;
 }
 
+int64_t said(enum call call, int64_t truth)
+{
+	int number = fault(call, NULL, NULL);
+
+	if (number == LIE_ZERO)
+		return 0;
+	return number ? number : truth;
+}
+
 static int number_of(const char *name)
 {
 	for (int call = 0; call < CALL_COUNT; call++)

@@ -5,7 +5,7 @@
 
 #include <stdint.h>
 
-enum { GIDS = 16, PKEYS = 8, STAGES = 3, GRH_BYTES = 40 };
+enum { GIDS = 16, PKEYS = 8, STAGES = 3, GRH_BYTES = 40, LIE_ZERO = 2147483647 };
 
 /* Where a message and its completions may be kept: before the payload is read and sent; before the send, or the
  * receive, is seen to be complete. */

@@ -66,7 +66,7 @@ static int query_port_ex(struct ibv_context *which, uint8_t number, struct ibv_p
 	found.lmc = (uint8_t)port->lmc;
 	found.sm_lid = (uint16_t)port->sm_lid;
 	found.qkey_viol_cntr = port->qkey_violations;
-	found.gid_tbl_len = GIDS;
+	found.gid_tbl_len = (int)said(CALL_lie_gid_tbl_len, GIDS);
 	found.pkey_tbl_len = PKEYS;
 	memset(attr, 0, size);
 	memcpy(attr, &found, size < sizeof(found) ? size : sizeof(found));
@@ -192,6 +192,8 @@ ssize_t _ibv_query_gid_table(struct ibv_context *which, struct ibv_gid_entry *en
 											      IBV_GID_TYPE_IB;
 			memcpy(entries[count++].gid.raw, at->gids[index], sizeof(none));
 		}
+	if (!error)
+		count = said(CALL_lie_gid_table_count, count);
 	leave();
 	return error ? -error : count;
 }

@@ -91,7 +91,14 @@ enum { COMMAND = 1, DESTROY = 2 }; /* asks the kernel, which answers EIO once th
 	X(rdma_ack_cm_event, 0)                       \
 	X(rdma_get_devices, 0)                        \
 	X(send_completion, 0) /* these two fail with an ibv_wc_status */ \
-	X(recv_completion, 0)
+	X(recv_completion, 0)                         \
+	X(lie_recv_wr_id, 0) /* these say what is not so: the number that stands for an errno */ \
+	X(lie_recv_byte_len, 0)                       \
+	X(lie_send_wr_id, 0)                          \
+	X(lie_poll_count, 0)                          \
+	X(lie_qp_state, 0)                            \
+	X(lie_gid_tbl_len, 0)                         \
+	X(lie_gid_table_count, 0)
 
 #define CALL_NUMBER(name, flags) CALL_##name,
 enum call { CALLS(CALL_NUMBER) CALL_COUNT };
@@ -289,6 +296,8 @@ const char *name_of(enum call call);
 int hold(enum call call, enum kind kind, const void *object);
 /* The errno that the script, or the device, has for this call; 0 for none. The lock is held. */
 int fault(enum call call, const struct object *object, int *take);
+/* What the script lets the device say instead of the truth, if it does. The lock is held. */
+int64_t said(enum call call, int64_t truth);
 /* Both. A destroy is refused while the object is in use. */
 int enter(enum call call, enum kind kind, const void *object);
 void leave(void);

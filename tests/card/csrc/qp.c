@@ -115,6 +115,7 @@ int ibv_query_qp(struct ibv_qp *target, struct ibv_qp_attr *attr, int mask, stru
 	if (!error) {
 		memset(attr, 0, sizeof(*attr));
 		attr->qp_state = attr->cur_qp_state = target->state = qp->state;
+		attr->qp_state = (enum ibv_qp_state)said(CALL_lie_qp_state, qp->state);
 		attr->qkey = qp->qkey;
 		attr->pkey_index = qp->pkey_index;
 		attr->port_num = qp->port;

@@ -71,9 +71,9 @@ static int arrive(struct qp *qp, struct ibv_wc wc, const uint8_t *grh, const str
 		return -1;
 	}
 	receive = &qp->receives[qp->taken++ & qp->mask];
-	wc.wr_id = receive->wr_id;
+	wc.wr_id = (uint64_t)said(CALL_lie_recv_wr_id, (int64_t)receive->wr_id);
 	wc.opcode = IBV_WC_RECV;
-	wc.byte_len = GRH_BYTES + payload->length;
+	wc.byte_len = (uint32_t)said(CALL_lie_recv_byte_len, GRH_BYTES + payload->length);
 	wc.qp_num = qp->qp.qp_num;
 	scripted = fault(CALL_recv_completion, NULL, NULL);
 	if (scripted)
@@ -289,6 +289,8 @@ void transmit(struct work *work)
 	work->entry.wc.status = status;
 	free(work->copied);
 	work->copied = NULL;
+	if (status || work->flags & IBV_SEND_SIGNALED)
+		work->entry.wc.wr_id = (uint64_t)said(CALL_lie_send_wr_id, (int64_t)work->entry.wc.wr_id);
 	if (status || work->flags & IBV_SEND_SIGNALED)
 		pass_on(work, STAGE_SEND);
 	if (status && work->qp->state != IBV_QPS_ERR)

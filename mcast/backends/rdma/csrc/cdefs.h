@@ -186,11 +186,11 @@ int mcast_set_regions(struct mcast_qp *qp, const struct mcast_region *regions, u
 
 struct mcast_failure {
 	int status;	 /* ibv_wc_status, 0: none was seen */
-	int reason;	 /* 0; or the ibv_event_type that reported the failure, plus 1; or GONE */
+	int reason;	 /* 0; or the ibv_event_type that reported the failure, plus 1; GONE, IMPOSSIBLE */
 	uint64_t unsent; /* sends that were posted, and not carried out */
 };
 
-enum { GONE = 1000 };
+enum { GONE = 1000, IMPOSSIBLE = 1001 };
 
 void mcast_read_failure(struct mcast_qp *qp, struct mcast_failure *out);
 void mcast_read_async(struct mcast_qp *qp);
@@ -226,6 +226,8 @@ struct mcast_counters {
 	uint32_t recv_low_water;
 	uint64_t recv_empty; /* how often the last free receive was found taken */
 	uint64_t unsent;     /* sends that were posted, and not carried out */
+	uint64_t dropped_reset;	  /* received, and not yet read at a reset */
+	uint64_t dropped_invalid; /* by a completion that cannot be true */
 };
 
 int mcast_recv_fd(struct mcast_qp *qp);

@@ -122,7 +122,7 @@ static int32_t reason_of(const struct rdma_cm_event *event, int get_errno)
 {
 	if (event->status == -1 && get_errno)
 		return get_errno;
-	return event->status < 0 ? -event->status : 0;
+	return event->status < 0 && event->status > INT32_MIN ? -event->status : 0;
 }
 
 static void copy_event(struct mcast_event *out, const struct rdma_cm_event *event, int get_errno)
@@ -138,12 +138,13 @@ static void copy_event(struct mcast_event *out, const struct rdma_cm_event *even
 	if (!is_multicast(event))
 		return;
 	out->join_token = token_of(ud->private_data);
-	out->qp_num = ud->qp_num;
+	/* as many bits as a header has, and a port that exists */
+	out->qp_num = ud->qp_num & 0xffffff;
 	out->qkey = ud->qkey;
-	out->flow_label = ah->grh.flow_label;
+	out->flow_label = ah->grh.flow_label & 0xfffff;
 	out->dlid = ah->dlid;
-	out->sl = ah->sl;
-	out->port_num = ah->port_num;
+	out->sl = ah->sl & 0xf;
+	out->port_num = ah->port_num ? ah->port_num : 1;
 	out->is_global = ah->is_global;
 	out->sgid_index = ah->grh.sgid_index;
 	out->hop_limit = ah->grh.hop_limit;

@@ -54,7 +54,10 @@ int mcast_moderate(struct completions *completions, uint32_t count, uint32_t per
 
 int mcast_poll_stamped(struct completions *completions, int max, struct ibv_wc *wcs, uint64_t *stamps);
 
-/* As ibv_poll_cq, with the QP's lock held. `stamps` is written, in nanoseconds, if there is a clock. */
+enum { POLL_IMPOSSIBLE = -1000 };
+
+/* As ibv_poll_cq, with the QP's lock held. `stamps` is written, in nanoseconds, if there is a clock. POLL_IMPOSSIBLE: the
+ * driver says that there are more than `max`. */
 static inline int mcast_poll(struct completions *completions, int max, struct ibv_wc *wcs, uint64_t *stamps)
 {
 	int count = completions->clock ? mcast_poll_stamped(completions, max, wcs, stamps) :
@@ -62,7 +65,14 @@ static inline int mcast_poll(struct completions *completions, int max, struct ib
 
 	if (count > 0)
 		completions->watch &= WATCH_FOUND;
-	return count;
+	return count <= max ? count : POLL_IMPOSSIBLE;
+}
+
+/* How many completions may still come of `left`; 0 once there are none. A driver that errs may report more than were ever
+ * posted, without end, and these loops hold the lock. */
+static inline uint32_t mcast_polls_left(uint32_t left, int polled)
+{
+	return polled > 0 && (uint32_t)polled < left ? left - (uint32_t)polled : 0;
 }
 
 /* The first error; what could not be freed stays for another time. */

@@ -16,10 +16,8 @@ int mcast_device_names(char (*names)[64], uint32_t max)
 	list = mcast_sym.ibv_get_device_list(&count);
 	if (!list)
 		return errno == ENOSYS ? 0 : -(errno ? errno : EIO); /* ENOSYS: no RDMA in this kernel */
-	if ((uint32_t)count > max)
-		count = (int)max;
-	for (int i = 0; i < count; i++)
-		snprintf(names[i], sizeof(names[i]), "%s", mcast_sym.ibv_get_device_name(list[i]));
+	for (count = 0; list[count] && (uint32_t)count < max; count++)
+		snprintf(names[count], sizeof(names[count]), "%s", mcast_sym.ibv_get_device_name(list[count]));
 	mcast_sym.ibv_free_device_list(list);
 	return count;
 }
@@ -47,6 +45,12 @@ void mcast_close_device(struct ibv_context *context)
 	mcast_sym.ibv_close_device(context);
 }
 
+/* Drivers give what they cannot say as a negative number. */
+static uint32_t limit_of(int number)
+{
+	return number > 0 ? (uint32_t)number : 0;
+}
+
 int mcast_query_device(struct ibv_context *context, struct mcast_device *device)
 {
 	struct ibv_device_attr attr;
@@ -56,12 +60,14 @@ int mcast_query_device(struct ibv_context *context, struct mcast_device *device)
 		return ret;
 	snprintf(device->name, sizeof(device->name), "%s", mcast_sym.ibv_get_device_name(context->device));
 	device->node_guid = be64toh(attr.node_guid);
-	device->max_mcast_grp = (uint32_t)attr.max_mcast_grp;
-	device->max_mcast_qp_attach = (uint32_t)attr.max_mcast_qp_attach;
-	device->max_qp_wr = (uint32_t)attr.max_qp_wr;
+	device->max_mcast_grp = limit_of(attr.max_mcast_grp);
+	device->max_mcast_qp_attach = limit_of(attr.max_mcast_qp_attach);
+	device->max_qp_wr = limit_of(attr.max_qp_wr);
 	device->ports = attr.phys_port_cnt;
 	return 0;
 }
+
+enum { MAX_GIDS_OF_PORT = 65536 }; /* as many as a GID index has values in the kernel's interface */
 
 /* What a port is asked for. Newer libraries tell of speeds beyond 8 bits behind all that these headers may know. */
 union port_attr {
@@ -106,9 +112,10 @@ static unsigned int lanes(unsigned int width)
 	return width == 16 ? 2 : width == 2 ? 4 : width == 4 ? 8 : width == 8 ? 12 : 1;
 }
 
+/* A code that does not exist counts as the nearest that does. */
 static uint32_t mtu_bytes(enum ibv_mtu mtu)
 {
-	return 128u << mtu;
+	return 128u << (mtu < IBV_MTU_256 ? IBV_MTU_256 : mtu > IBV_MTU_4096 ? IBV_MTU_4096 : mtu);
 }
 
 int mcast_query_port(struct ibv_context *context, uint32_t port, struct mcast_port *out)
@@ -124,7 +131,7 @@ int mcast_query_port(struct ibv_context *context, uint32_t port, struct mcast_po
 	out->active_mtu = mtu_bytes(attr->active_mtu);
 	out->max_mtu = mtu_bytes(attr->max_mtu);
 	out->lid = attr->lid;
-	out->gids = (uint32_t)attr->gid_tbl_len;
+	out->gids = attr->gid_tbl_len < MAX_GIDS_OF_PORT ? limit_of(attr->gid_tbl_len) : MAX_GIDS_OF_PORT;
 	out->qkey_violations = attr->qkey_viol_cntr;
 	out->rate = lane_rate(found.newer.active_speed_ex ? found.newer.active_speed_ex : attr->active_speed) *
 		    lanes(attr->active_width);
@@ -150,6 +157,7 @@ static int gids_by_table(struct ibv_context *context, struct mcast_gid *out, uin
 	if (!entries)
 		return -ENOMEM;
 	count = mcast_sym._ibv_query_gid_table(context, entries, max, 0, sizeof(*entries));
+	count = count <= (ssize_t)max ? count : (ssize_t)max; /* what was not written is port 0, which no device has */
 	for (ssize_t i = 0; i < count; i++) {
 		out[i] = (struct mcast_gid){ entries[i].port_num, entries[i].gid_index, entries[i].ndev_ifindex, { 0 } };
 		memcpy(out[i].gid, entries[i].gid.raw, sizeof(out[i].gid));

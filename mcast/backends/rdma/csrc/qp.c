@@ -295,7 +295,7 @@ int mcast_query_qp(struct mcast_qp *self)
 		pthread_mutex_unlock(&self->lock);
 	}
 	mcast_leave_gate(&self->gate);
-	return ret ? ret : (int)attr.qp_state;
+	return ret ? ret : attr.qp_state < IBV_QPS_UNKNOWN ? (int)attr.qp_state : IBV_QPS_UNKNOWN;
 }
 
 /* In ERR nobody sleeps: the gate's descriptor stays readable until the QP is reset. */
@@ -320,11 +320,25 @@ void mcast_note_failure(struct mcast_qp *self, enum ibv_wc_status status)
 		self->failure = status;
 }
 
-int mcast_note_gone(struct mcast_qp *self)
+static int note_reason(struct mcast_qp *self, int reason)
 {
-	self->reason = self->reason ? self->reason : GONE;
+	self->reason = self->reason ? self->reason : reason;
 	mcast_note_failure(self, IBV_WC_FATAL_ERR);
 	return -EIO;
+}
+
+int mcast_note_gone(struct mcast_qp *self)
+{
+	return note_reason(self, GONE);
+}
+
+int mcast_note_impossible(struct mcast_qp *self)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
+
+	if (self->state != IBV_QPS_ERR && self->qp)
+		mcast_sym.ibv_modify_qp(self->qp, &attr, IBV_QP_STATE); /* the device shall write nothing more for it */
+	return note_reason(self, IMPOSSIBLE);
 }
 
 /* INIT takes its P_Key, port and Q_Key from the id; the later steps of a UD QP take next to nothing. */
@@ -344,8 +358,12 @@ static int modify_locked(struct mcast_qp *self, enum ibv_qp_state state)
 	int mask;
 	int ret = fill_attr(self->id, self->state, &attr, &mask);
 
+	if (!ret && state == IBV_QPS_RESET)
+		mcast_drop_received(self); /* now, because some drivers take what was not polled out of the queue at a reset */
 	if (!ret)
 		ret = mcast_returned(mcast_sym.ibv_modify_qp(self->qp, &attr, mask));
+	if (ret && state == IBV_QPS_RESET && self->state != IBV_QPS_RESET)
+		mcast_post_free_slots(self);
 	if (ret)
 		return ret;
 	set_state(self, state);

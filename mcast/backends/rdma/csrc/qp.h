@@ -59,7 +59,7 @@ struct mcast_qp {
 	pthread_mutex_t lock;
 	enum ibv_qp_state state; /* as asked for; ERR also when the device changed it */
 	enum ibv_wc_status failure;
-	int reason; /* 0, or the asynchronous event that put the QP into ERR, plus 1; GONE */
+	int reason; /* 0, or the asynchronous event that put the QP into ERR, plus 1; GONE, IMPOSSIBLE */
 
 	uint8_t port_events[PORT_EVENTS]; /* what the port told of; the newest is the port_changes-th */
 	uint32_t port_events_read;
@@ -92,6 +92,9 @@ struct mcast_qp {
 /* Post every free slot; call with the lock held. */
 int mcast_post_free_slots(struct mcast_qp *qp);
 
+/* Drop and count the messages that nobody has received; with the lock held. */
+void mcast_drop_received(struct mcast_qp *qp);
+
 /* Forget what was posted, as the device does at RESET; call with the lock held. */
 void mcast_forget_posted(struct mcast_qp *qp);
 
@@ -101,6 +104,10 @@ void mcast_note_failure(struct mcast_qp *qp, enum ibv_wc_status status);
 
 /* The device is gone; -EIO. With the lock held. */
 int mcast_note_gone(struct mcast_qp *qp);
+
+/* The driver has told what cannot be true, so nothing more of this QP can be believed: ERR until a reset; -EIO. With the
+ * lock held. */
+int mcast_note_impossible(struct mcast_qp *self);
 
 /* Destroy the handles that were retired and that nothing under way can need; of a closed QP all. Lock held.
  * The first error; what failed stays for another time. */

@@ -87,16 +87,49 @@ static int poll_receives(struct mcast_qp *qp, int max, struct ibv_wc *wcs, uint6
 	return polled < 0 ? 1 : polled + 1; /* what fails does so again, when nothing is lost by it */
 }
 
-void mcast_forget_posted(struct mcast_qp *qp)
+enum sight { IS_MESSAGE, IS_FLUSHED, IS_UNUSABLE, IS_IMPOSSIBLE };
+
+/* What a completion of a receive says, if that can be true: drivers have been seen to err, and by a wrong number or
+ * length the reader would take other memory for the message. */
+static enum sight look_at(const struct receive_memory *memory, const struct ibv_wc *wc)
+{
+	if (wc->wr_id >= memory->count || memory->slots[wc->wr_id] != SLOT_POSTED)
+		return IS_IMPOSSIBLE;
+	if (wc->status != IBV_WC_SUCCESS)
+		return IS_FLUSHED;
+	return wc->byte_len >= GRH_BYTES && wc->byte_len - GRH_BYTES <= memory->room ? IS_MESSAGE : IS_UNUSABLE;
+}
+
+void mcast_drop_received(struct mcast_qp *qp)
 {
 	struct ibv_wc wcs[POLL_BATCH];
 	uint64_t stamps[POLL_BATCH];
+	int polled;
+
+	for (uint32_t left = qp->init.recv_depth; left; left = mcast_polls_left(left, polled)) {
+		polled = poll_receives(qp, POLL_BATCH, wcs, stamps);
+		for (int i = 0; i < polled; i++) {
+			enum sight sight = look_at(qp->memory, &wcs[i]);
+
+			if (sight == IS_IMPOSSIBLE)
+				continue;
+			qp->memory->slots[wcs[i].wr_id] = SLOT_FREE;
+			qp->counters.recv_free--;
+			qp->counters.received += sight == IS_MESSAGE;
+			qp->counters.dropped_reset += sight == IS_MESSAGE;
+		}
+	}
+}
+
+void mcast_forget_posted(struct mcast_qp *qp)
+{
+	struct ibv_wc wcs[POLL_BATCH];
+	int polled;
 
 	/* completions that nobody read belong to work that is gone */
-	while (mcast_poll(&qp->send, POLL_BATCH, wcs, NULL) > 0)
-		;
-	while (poll_receives(qp, POLL_BATCH, wcs, stamps) > 0)
-		;
+	for (uint32_t left = qp->init.send_depth; left; left = mcast_polls_left(left, polled))
+		polled = mcast_poll(&qp->send, POLL_BATCH, wcs, NULL);
+	mcast_drop_received(qp);
 	for (uint32_t slot = 0; slot < qp->memory->count; slot++)
 		if (qp->memory->slots[slot] == SLOT_POSTED)
 			qp->memory->slots[slot] = SLOT_FREE;
@@ -153,15 +186,15 @@ static void read_message(const struct mcast_qp *qp, const struct receive_memory 
 
 	out->offset = (uint64_t)slot * memory->stride;
 	out->length = wc->byte_len - GRH_BYTES;
-	out->src_qp = wc->src_qp;
+	out->src_qp = wc->src_qp & 0xffffff; /* as many bits as the header has of this, and of what follows */
 	out->imm = has_imm ? ntohl(wc->imm_data) : 0;
 	out->slot = slot;
 	out->has_imm = (uint8_t)has_imm;
-	out->own_qp_num = wc->src_qp == qp->qp->qp_num;
+	out->own_qp_num = out->src_qp == qp->qp->qp_num;
 	out->src_lid = is_ethernet ? 0 : wc->slid; /* some drivers fill it there, too */
 	out->generation = memory->generation;
-	out->sl = wc->sl;
-	out->path_bits = wc->dlid_path_bits;
+	out->sl = wc->sl & 0xf;
+	out->path_bits = wc->dlid_path_bits & 0x7f;
 	out->timestamp = stamp;
 	if (wc->wc_flags & IBV_WC_GRH) {
 		read_grh(grh_of(qp, memory, slot), is_ethernet, out);
@@ -189,31 +222,53 @@ int mcast_is_receiving(struct mcast_qp *qp)
 	return ret;
 }
 
-/* One cycle: poll an array of completions, turn them into messages. */
-static int receive_work(struct mcast_qp *qp, struct mcast_message *out, uint32_t max)
+/* One completion: 1 for a message, which is written to `out`. */
+static int take_completion(struct mcast_qp *qp, const struct ibv_wc *wc, uint64_t stamp, struct receive_chain *again,
+			   struct mcast_message *out)
+{
+	const struct receive_memory *memory = qp->memory;
+	enum sight sight = look_at(memory, wc);
+
+	if (sight == IS_IMPOSSIBLE) {
+		qp->counters.dropped_invalid += wc->status == IBV_WC_SUCCESS;
+		mcast_note_impossible(qp);
+		return 0;
+	}
+	qp->counters.recv_free--;
+	memory->slots[wc->wr_id] = sight == IS_MESSAGE ? SLOT_HELD : SLOT_FREE;
+	if (sight == IS_MESSAGE)
+		read_message(qp, memory, wc, stamp, out);
+	else if (sight == IS_FLUSHED)
+		mcast_note_failure(qp, wc->status);
+	else
+		qp->counters.dropped_invalid++;
+	if (sight == IS_UNUSABLE && qp->state != IBV_QPS_RESET)
+		post_slot(qp, again, (uint32_t)wc->wr_id); /* a receive that cannot be posted is not this call's to report */
+	return sight == IS_MESSAGE;
+}
+
+/* One cycle: poll an array of completions, turn them into messages. How many there are, and in `polled` how many
+ * completions there were; or -EIO. */
+static int receive_work(struct mcast_qp *qp, struct mcast_message *out, uint32_t max, int *polled)
 {
 	struct ibv_wc wcs[POLL_BATCH];
 	uint64_t stamps[POLL_BATCH];
-	int polled = poll_receives(qp, max < POLL_BATCH ? (int)max : POLL_BATCH, wcs, stamps);
-	const struct receive_memory *memory = qp->memory;
+	struct receive_chain again;
 	int has_clock = qp->recv.clock != STAMPS_NONE, count = 0;
 
-	if (polled < 0)
+	*polled = poll_receives(qp, max < POLL_BATCH ? (int)max : POLL_BATCH, wcs, stamps);
+	if (*polled == POLL_IMPOSSIBLE)
+		return mcast_note_impossible(qp);
+	if (*polled < 0)
 		return -EIO;
-	for (int i = 0; i < polled; i++) {
-		int good = wcs[i].status == IBV_WC_SUCCESS;
-
-		memory->slots[wcs[i].wr_id] = good ? SLOT_HELD : SLOT_FREE;
-		if (good)
-			read_message(qp, memory, &wcs[i], has_clock ? stamps[i] : 0, &out[count++]);
-		else
-			mcast_note_failure(qp, wcs[i].status);
-	}
-	qp->counters.recv_free -= (uint32_t)polled;
+	again.count = 0;
+	for (int i = 0; i < *polled; i++)
+		count += take_completion(qp, &wcs[i], has_clock ? stamps[i] : 0, &again, &out[count]);
 	qp->counters.received += (uint32_t)count;
-	if (polled && qp->counters.recv_free < qp->counters.recv_low_water)
+	if (*polled && qp->counters.recv_free < qp->counters.recv_low_water)
 		qp->counters.recv_low_water = qp->counters.recv_free;
-	qp->counters.recv_empty += polled && !qp->counters.recv_free;
+	qp->counters.recv_empty += *polled && !qp->counters.recv_free;
+	post_chain(qp, &again);
 	return count;
 }
 
@@ -249,13 +304,14 @@ static void copy_out(struct mcast_qp *qp, struct mcast_message *message, uint8_t
 static int work(struct mcast_qp *qp, void *what)
 {
 	const struct mcast_receive_job *job = what;
-	uint32_t count = 0;
-	int got;
+	uint32_t count = 0, left = qp->init.recv_depth;
+	int got, polled;
 
 	do {
-		got = receive_work(qp, job->out + count, job->max - count);
+		got = receive_work(qp, job->out + count, job->max - count, &polled);
 		count += got > 0 ? (uint32_t)got : 0;
-	} while (got > 0 && count < job->max);
+		left = mcast_polls_left(left, polled);
+	} while (got >= 0 && left && count < job->max);
 	if (count && job->copy)
 		copy_out(qp, job->out, job->copy);
 	if (count)

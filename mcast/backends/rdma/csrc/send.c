@@ -6,27 +6,36 @@
 enum { POLL_BATCH = 32 };
 
 /* A completion stands for its send and for all before; the first that fails for all behind. */
+static void note_sent(struct mcast_qp *qp, const struct ibv_wc *wc)
+{
+	/* of a send that is not under way: by its number others would count as complete, and their memory as free */
+	if (wc->wr_id < qp->tail || wc->wr_id >= qp->head) {
+		mcast_note_impossible(qp);
+	} else if (wc->status == IBV_WC_SUCCESS) {
+		qp->tail = wc->wr_id + 1;
+	} else {
+		if (!qp->send_failed)
+			qp->tail = wc->wr_id;
+		qp->send_failed = 1;
+		mcast_note_failure(qp, wc->status);
+	}
+}
+
 void mcast_reap(struct mcast_qp *qp)
 {
 	struct ibv_wc wcs[POLL_BATCH];
 	uint64_t before = qp->tail;
 	int polled;
 
-	do {
+	for (uint32_t left = qp->init.send_depth; left; left = polled == POLL_BATCH ? mcast_polls_left(left, polled) : 0) {
 		polled = mcast_poll(&qp->send, POLL_BATCH, wcs, NULL);
-		for (int i = 0; i < polled; i++) {
-			if (wcs[i].status == IBV_WC_SUCCESS) {
-				qp->tail = wcs[i].wr_id + 1;
-				continue;
-			}
-			if (!qp->send_failed)
-				qp->tail = wcs[i].wr_id;
-			qp->send_failed = 1;
-			mcast_note_failure(qp, wcs[i].status);
-		}
-	} while (polled == POLL_BATCH);
-	if (polled < 0)
-		mcast_note_failure(qp, IBV_WC_FATAL_ERR);
+		for (int i = 0; i < polled; i++)
+			note_sent(qp, &wcs[i]);
+		if (polled == POLL_IMPOSSIBLE)
+			mcast_note_impossible(qp);
+		else if (polled < 0)
+			mcast_note_failure(qp, IBV_WC_FATAL_ERR);
+	}
 	if (qp->tail != before && qp->send.followers)
 		mcast_call_followers(&qp->send, qp->tail);
 }

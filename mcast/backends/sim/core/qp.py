@@ -87,6 +87,7 @@ class Qp:
         "attached",
         "blocks_loopback",
         "depth",
+        "dropped_reset",
         "empty",
         "error",
         "free",
@@ -140,6 +141,7 @@ class Qp:
         self.wrong_qkey: int = 0
         self.oversized: int = 0
         self.empty: int = 0
+        self.dropped_reset: int = 0
         self.blocks_loopback: bool = init.block_loopback
         self.stamps: bool = init.timestamps
         self.path: Path | None = None  # of the last send
@@ -171,6 +173,7 @@ class Qp:
             self.low_water,
             self.empty,
             dropped_mtu=self.oversized,
+            dropped_reset=self.dropped_reset,
         )
 
     def read_pkey(self) -> None:
@@ -185,13 +188,18 @@ class Qp:
             return errno.EINVAL
         if state is _S.RESET:
             self.error = None
-            while self._queue:  # the completions that nobody has polled are gone
-                _, start, stop = self._queue.popleft()
-                self.free += stop - start
+            self._drop_queue()
         elif state is _S.ERR and self.error is None:
             self.fail(WcStatus.WR_FLUSH_ERR)
         self.state = state
         return 0
+
+    def _drop_queue(self) -> None:
+        """Drop and count the messages that nobody has received."""
+        while self._queue:
+            _, start, stop = self._queue.popleft()
+            self.free += stop - start
+            self.dropped_reset += stop - start
 
     def fail(self, status: WcStatus) -> None:
         """The device puts the QP into ERR and completes the work request with `status`."""
@@ -244,9 +252,17 @@ class Qp:
         """Replace all receives by `depth` receives of `room` bytes; EBUSY while one holds a message."""
         if self.free != self.depth:
             return errno.EBUSY
+        self._post_anew(depth, room)
+        return 0
+
+    def repost_own(self, depth: int, room: int) -> None:
+        """Do the same at the end of receive memory: what is queued is dropped, what is leased stays there."""
+        self._drop_queue()
+        self._post_anew(depth, room)
+
+    def _post_anew(self, depth: int, room: int) -> None:
         self.depth = self.free = self.low_water = depth
         self.room = room
-        return 0
 
     def take(self, limit: int) -> list[tuple[Burst, int, int]]:
         """The first messages, `limit` at the most, as slices of bursts; their receives are leased."""

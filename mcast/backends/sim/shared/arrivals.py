@@ -107,6 +107,13 @@ class Receives:
             self.told -= stop - start
             self._core.free += stop - start
 
+    def restart(self) -> None:
+        """All receives were posted anew: nothing that the client was told of holds one any more."""
+        if self._counted is not None:
+            self._given = self._counted()
+        self._returned = self.told
+        self._out.clear()
+
     def payloads(self, first: int, count: int) -> list[bytes]:
         """Messages that the client was told of, by their number. Raises ValueError for others."""
         found: list[bytes] = []
@@ -215,7 +222,9 @@ class Arrivals:
     def forget_unsent(self) -> None:
         """What the client's socket had no room for goes with what waits behind that."""
         if self._unsent is not None and self._unsent != posts.LOOK:
+            told = self.receives.told
             self.receives.untell(posts.unpack_told(self._unsent)[0])
+            self.core.dropped_reset += told - self.receives.told
             self._unsent = None
 
     def go_on(self) -> None:

@@ -748,6 +748,7 @@ class SharedQueuePair(_Remote, QueuePair):
         self._outgoing = SharedOutgoing(self._connection, made.number)
         self._port_events: tuple[PortEvent, ...] = ()
         self._slots: Slots | None = None
+        self._dropped = 0
         self._failed: WcStatus | None = None
         """What a send without a device did."""
         self._last = frames.QpLook(
@@ -792,7 +793,8 @@ class SharedQueuePair(_Remote, QueuePair):
 
     @property
     def counters(self) -> QpCounters:
-        return self._look().counters
+        found = self._look().counters
+        return found._replace(dropped_reset=found.dropped_reset + self._dropped)
 
     def _look(self) -> frames.QpLook:
         """As the server sees it; as it was last seen, once the QP or the server is gone."""
@@ -807,9 +809,15 @@ class SharedQueuePair(_Remote, QueuePair):
     def _modify(self, state: QpState) -> None:
         request = frames.ModifyQp(qp=self._made.number, state=state)
         self._ask(request, "modify", Phase.MODIFY, state=state.name)
-        if state is QpState.RESET:  # what it drops there is dropped here, too
-            self._give_back(self._incoming.drop())
+        if state is QpState.RESET:
+            self._drop()
         self._backend.sleep.wake()
+
+    def _drop(self) -> None:
+        """Drop what has come and was not received: the server has dropped what it had."""
+        dropped = self._incoming.drop()
+        self._dropped += dropped
+        self._give_back(dropped)
 
     def port_events(self) -> tuple[PortEvent, ...]:
         self._require_open("port_events", Phase.EVENT)
@@ -1008,7 +1016,9 @@ class SharedQueuePair(_Remote, QueuePair):
         with uninterrupted():
             slices, own = self._receive(max, timeout, events)
             return (
-                SimBatch(slices, own.__contains__, self._give_back, self._slots) if slices else CopiedBatch()
+                SimBatch(slices, own.__contains__, partial(self._give_back_to, self._slots), self._slots)
+                if slices
+                else CopiedBatch()
             )
 
     def _recv_one(self, timeout: float | None) -> Message | None:
@@ -1103,6 +1113,10 @@ class SharedQueuePair(_Remote, QueuePair):
         if not self._closed and not self._incoming.give_back(count):
             self._connection.tell(frames.GiveBack(qp=self._made.number, count=count))
 
+    def _give_back_to(self, slots: Slots | None, count: int) -> None:
+        if self._slots is slots:  # else that memory is closed, and the server has forgotten its receives
+            self._give_back(count)
+
     # --- memory ------------------------------------------------------------------------------
 
     def _register(
@@ -1132,7 +1146,13 @@ class SharedQueuePair(_Remote, QueuePair):
 
         def end() -> None:
             if self._slots is slots and not self._closed:
-                self._use(None, None)
+                self._slots = None  # first, because another thread may release a batch of it meanwhile
+                try:
+                    self._use(None, None)
+                except BaseException:
+                    self._slots = slots
+                    raise
+                self._drop()
 
         return end
 

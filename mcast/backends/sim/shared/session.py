@@ -494,7 +494,11 @@ class ClientSession:
         depth, room = receives = request.receives or known.made
         more = depth * room - known.bytes
         self._hold(more, "register", Phase.REGISTER)
-        if failed := known.qp.core.repost(*receives):
+        if not request.receives:
+            known.arrivals.forget_unsent()
+            known.qp.core.repost_own(*receives)
+            known.arrivals.receives.restart()
+        elif failed := known.qp.core.repost(*receives):
             raise mcast_error(failed, "register", Phase.REGISTER, {"recv_slot": room})
         known.bytes += more
         self._held += more
