@@ -85,6 +85,12 @@ class _Plain(TyperCommand):
         for one in found:
             if type(one) is TyperArgument:  # typer lets nobody choose the class
                 one.__class__ = _Argument
+            about = getattr(one, "type_descriptor", None)
+            if about and about.annotation in (int, float) and about.parameter_info.parser is None:
+                from mcast.cli.values import Number
+
+                info = about.parameter_info
+                vars(one)["_runtime_param"] = Number(about.annotation is int, info.min, info.max)
         return found
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
@@ -216,12 +222,13 @@ def _run() -> int:
         sys.stdout.flush()
         return status if isinstance(status, int) else ExitStatus.DONE
     except typer.TyperException as error:
-        from mcast.cli.values import number_refused
+        from mcast.cli.values import NumberRefused
 
         context = getattr(error, "ctx", None)
         command = context.command_path if context else "mcast"
-        said = number_refused(error) or error.format_message().replace("Value error, ", "")
-        if not (type(error) is typer.BadParameter or said.startswith("Usage:") or said.endswith("?")):
+        said = error.format_message().replace("Value error, ", "")
+        is_ours = type(error) in (typer.BadParameter, NumberRefused)
+        if not (is_ours or said.startswith("Usage:") or said.endswith("?")):
             said = f"{said.removesuffix('.')}: see `{command} --help`"  # what to do is in the other texts
         return _say(said, error.exit_code, command)
     except Failure as error:

@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from mcast.cli.terminal import say, wrapped
+from mcast.contract.amounts import whole_in
 from mcast.wire import mapping
 from mcast.wire.addresses import Gid, Mgid
 from mcast.wire.kinds import RDMA_UDP_QKEY, PortSpace
@@ -124,10 +125,7 @@ def _address(text: str) -> Address:
 
 def _pkey(text: str) -> int:
     """The number of a partition, with the membership bit that an IPoIB MGID has (RFC 4391, 4)."""
-    try:
-        number = int(text, 16)
-    except ValueError:
-        number = -1
+    number = whole_in(text, 16) or 0
     if not 0 < number <= 0xFFFF or number == FULL_MEMBER:
         raise typer.BadParameter(f"{text!r} is no P_Key: write 1 to ffff in hex, but not 8000, like 0x8001")
     return number | FULL_MEMBER
@@ -137,14 +135,11 @@ def _scope(text: str) -> int:
     for number, name in SCOPES.items():
         if text.lower() in (name, name.removesuffix("-local")):
             return number
-    try:
-        number = int(text, 16)
-    except ValueError:
-        number = -1
-    if not 0 <= number <= 15:
+    digit = whole_in(text, 16)
+    if digit is None or digit > 15:
         names = ", ".join(SCOPES.values())
         raise typer.BadParameter(f"{text!r} is no scope: write one hex digit, or {names}")
-    return number
+    return digit
 
 
 def mgid(

@@ -25,6 +25,7 @@ from mcast.cli.place import (
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import Failure, NotBegun, console, group, say, tabulate
 from mcast.cli.values import LONGEST, message_size, seconds
+from mcast.contract.amounts import whole_in
 from mcast.endpoint.probe import PROBE_SIZE
 from mcast.wire.addresses import McastAddress, Mgid
 from mcast.wire.kinds import PortSpace
@@ -48,11 +49,9 @@ def _mgid(text: str) -> McastAddress:
 
 
 def _space(text: str) -> PortSpace:
-    try:
-        space = PortSpace(int(text, 0))
-    except ValueError:
-        space = PortSpace.TCP
-    if space not in _SPACES:
+    number = whole_in(text, 16) if text[:2].lower() == "0x" else whole_in(text)
+    space = next((one for one in _SPACES if one == number), None)
+    if space is None:
         raise typer.BadParameter(f"{text!r} is none of {', '.join(_SPACES.values())} (UDP, IPoIB)")
     return space
 

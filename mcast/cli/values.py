@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
-    from typer import TyperException
-
     from mcast.cast.nack.strategy import Strategy
 
 LONGEST = 604_800.0
@@ -41,9 +38,7 @@ RATES = {
 }
 """Unit of a rate -> what it multiplies: as on links, 10G is 10 000 000 000 a second; 10Gi is more."""
 
-_NO_UNIT, _TIMES = {"": 1}, {"": 1, "X": 1}
-_WHOLE = "[0-9]{1,20}"
-_FRACTION = r"[0-9]{1,20}(?:\.[0-9]{1,9})?(?:e[0-9]{1,2})?"
+_TIMES = {"": 1, "X": 1}
 _PER_SECOND = "(?:/s)?"
 _BITS_PER_SECOND = "(?:bit(?:/s)?|bps|/s)?"
 
@@ -72,8 +67,10 @@ def memory(least: int, most: int) -> Callable[[str | int], int]:
     """The reader of a number of MiB, or of a size with a unit, such as 2G, that is so many whole MiB."""
 
     def read(text: str | int) -> int:
-        wanted = int(text) if isinstance(text, int) or (text.isdecimal() and len(text) < 20) else 0
-        if not wanted:
+        from mcast.contract.amounts import whole_in
+
+        wanted = whole_in(str(text))
+        if wanted is None:
             wanted, rest = divmod(_bytes(str(text)), _MIB)
             if rest:
                 raise typer.BadParameter(f"{_short(str(text))} is no whole number of MiB")
@@ -88,14 +85,11 @@ def seconds(least: float, most: float) -> Callable[[str | float], float]:
     def read(text: str | float) -> float:
         from mcast.contract.seconds import seconds_in
 
-        wanted = seconds_in(str(text).strip())
+        wanted = seconds_in(str(text), unit=False)
         if wanted is None:
-            try:
-                wanted = float(text)
-            except ValueError:
-                raise typer.BadParameter(
-                    f"{_short(str(text))!r} is no time: write seconds, or a number with us, ms, s, min or h"
-                ) from None
+            raise typer.BadParameter(
+                f"{_short(str(text))!r} is no time: write seconds, or a number with us, ms, s, min or h"
+            )
         return _within(text, wanted, least, most, " s")
 
     return read
@@ -105,9 +99,10 @@ def microseconds(least: float, most: float) -> Callable[[str | float], float]:
     """The reader of a time in microseconds: their number, or a time with us, ms, s, min or h."""
 
     def read(text: str | float) -> float:
+        from mcast.contract.amounts import number_in
         from mcast.contract.seconds import seconds_in
 
-        wanted, timed = _amount(str(text), _NO_UNIT, _FRACTION), seconds_in(str(text).strip())
+        wanted, timed = number_in(str(text)), seconds_in(str(text))
         if timed is not None:
             wanted = round(timed * 1e6, 3)
         if wanted is None:
@@ -123,7 +118,9 @@ def factor(least: float, most: float) -> Callable[[str | float], float]:
     """The reader of how many times as much: 10, 0.5 or 10x."""
 
     def read(text: str | float) -> float:
-        wanted = _amount(str(text), _TIMES, _FRACTION)
+        from mcast.contract.amounts import amount_in
+
+        wanted = amount_in(str(text), _TIMES)
         if wanted is None:
             raise typer.BadParameter(
                 f"{_short(str(text))!r} is no factor: write a number, perhaps with x, like 10x"
@@ -161,7 +158,9 @@ def bit_rate(text: str) -> float:
 
 
 def _rate(text: str, ending: str) -> float:
-    wanted = _amount(text, RATES, _FRACTION, ending)
+    from mcast.contract.amounts import amount_in
+
+    wanted = amount_in(text, RATES, ending=ending)
     if wanted is None or not wanted:
         raise typer.BadParameter(
             f"{_short(text)!r} is no rate: write a number, perhaps with K, M or G, like 10G"
@@ -215,7 +214,9 @@ StrategyOption = Annotated[
 
 
 def _bytes(text: str) -> int:
-    wanted = _amount(text, SIZES, _WHOLE)
+    from mcast.contract.amounts import amount_in
+
+    wanted = amount_in(text, SIZES, whole=True)
     if wanted is None:
         raise typer.BadParameter(
             f"{_short(text)!r} is no size: write bytes, or a number with K, M or G, like 4M or 4MiB"
@@ -223,33 +224,45 @@ def _bytes(text: str) -> int:
     return int(wanted)
 
 
-def _amount(text: str, units: Mapping[str, int], number: str, ending: str = "") -> float | None:
-    found = re.fullmatch(f"({number})({'|'.join(units)}){ending}", text.strip(), re.ASCII | re.IGNORECASE)
-    if found is None:
-        return None
-    return (int(found[1]) if found[1].isdecimal() else float(found[1])) * units[found[2].upper()]
-
-
 def _short(text: str) -> str:
     return text if len(text) <= 24 else f"{text[:20]}..."
 
 
-def number_refused(error: TyperException) -> str | None:
-    """What is wrong with a number, in words, where pydantic has refused the number for typer."""
-    option, errors = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
-    if option is None or errors is None:
-        return None
-    found = errors()[0]
-    info = option.type_descriptor.parameter_info
-    kind = "a whole number" if found["type"].startswith("int_") else "a number"
-    if found["type"] in ("greater_than_equal", "less_than_equal"):
-        kind = "a whole number" if isinstance(info.min or info.max, int) else "a number"
-    elif not found["type"].startswith(("int_", "float_")):
-        return None
-    name = max(option.opts, key=len) if option.param_type_name == "option" else option.human_readable_name
-    least, most = (_plainly(one) for one in (info.min or 0, info.max or 0))
-    if info.min is None:
-        bounds = "" if info.max is None else f" of at most {most}"
-    else:
-        bounds = f" of at least {least}" if info.max is None else f" from {least} to {most}"
-    return f"{name} is {_short(str(found['input']))}: give {kind}{bounds}"
+class NumberRefused(typer.BadParameter):
+    """A number that an option or argument does not take."""
+
+    def format_message(self) -> str:
+        return str(self.message)
+
+
+class Number:
+    """Reads the number of an option or argument whose type is `int` or `float`, in place of typer."""
+
+    def __init__(self, is_whole: bool, least: float | None, most: float | None) -> None:
+        self._is_whole, self._least, self._most = is_whole, least, most
+
+    def coerce(self, value: object, param: Any, ctx: Any) -> float | None:
+        """Return the number, None if none was given. Raises NumberRefused."""
+        from mcast.contract.amounts import number_in, whole_in
+
+        if value is None:
+            return None
+        text = str(value)
+        found = (whole_in if self._is_whole else number_in)(text)
+        least, most = self._least, self._most
+        if found is None or not (least is None or found >= least) or not (most is None or found <= most):
+            is_option = param.param_type_name == "option"
+            name = max(param.opts, key=len) if is_option else param.human_readable_name
+            kind = "a whole number" if self._is_whole else "a number"
+            more = ", its exponent of at most two digits" if found is None and "e" in text.lower() else ""
+            wanted = f"give {kind}{_bounds(least, most)}{more if not self._is_whole else ''}"
+            raise NumberRefused(f"{name} is {_short(text)}: {wanted}", ctx, param)
+        return found
+
+
+def _bounds(least: float | None, most: float | None) -> str:
+    if least is None:
+        return "" if most is None else f" of at most {_plainly(most)}"
+    if most is None:
+        return f" of at least {_plainly(least)}"
+    return f" from {_plainly(least)} to {_plainly(most)}"

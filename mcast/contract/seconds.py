@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from math import fsum, inf
+
+from mcast.contract.amounts import amount_in
+from mcast.wire.arguments import shown
 
 LONGEST = float(((1 << 63) - 1) // 1_000_000_000)
 """The most seconds that a thread can wait, some 292 years. A longer wait is cut to this."""
@@ -11,31 +13,35 @@ LONGEST = float(((1 << 63) - 1) // 1_000_000_000)
 PLAIN = frozenset({float, int})
 """The types of nearly all timeouts."""
 
-UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+UNITS = {"US": 1e-6, "MS": 1e-3, "S": 1.0, "MIN": 60.0, "H": 3600.0}
 """Unit of a time in words -> seconds."""
 
-_WORDS = re.compile(f"([0-9]{{1,9}}(?:[.][0-9]{{1,9}})?)({'|'.join(UNITS)})")
+_NO_UNIT_TOO = {**UNITS, "": 1.0}
 
 
-def seconds_in(text: str) -> float | None:
-    """The seconds that a number with a unit says, such as 5ms or 1.5h; None for any other text."""
-    found = _WORDS.fullmatch(text)
-    return float(found[1]) * UNITS[found[2]] if found else None
+def seconds_in(text: str, unit: bool = True) -> float | None:
+    """Return the seconds that a number with a unit says, such as 5ms or 1.5h; None for any other text.
+
+    Without `unit` a number alone is one of seconds.
+    """
+    return amount_in(text, UNITS if unit else _NO_UNIT_TOO)
 
 
 def seconds_of(given: float, name: str = "timeout") -> float:
     """Return the seconds that were given, within 0..`LONGEST`: what is negative does not wait.
 
     Any number will do, infinity too. Raises ValueError for NaN, because no clock would ever reach it, and
-    TypeError for what is no number; both name the argument. The fastest calls look themselves first whether
-    they have a `PLAIN` number within these limits.
+    TypeError for what is no number, as text and bool are not; both name the argument. The fastest calls look
+    themselves first whether they have a `PLAIN` number within these limits.
     """
     if given.__class__ in PLAIN and 0.0 <= given <= LONGEST:
         return given
     try:
+        if isinstance(given, bool):
+            raise TypeError("a flag is no time")
         seconds = fsum((given,))  # takes whatever has `__float__`, but no text as `float` does
     except TypeError as error:
-        raise TypeError(f"{name} is {given!r}: give a number of seconds") from error
+        raise TypeError(f"{name} is {shown(given)}: give a number of seconds") from error
     except OverflowError:
         seconds = inf if given > 0 else 0.0
     if seconds != seconds:

@@ -113,10 +113,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _seed(text: str) -> int:
-    try:
-        return SystemRandom().getrandbits(32) if text == "random" else int(text)
-    except ValueError:
-        raise ArgumentTypeError(f"{text!r} is neither a number nor 'random'") from None
+    from mcast.contract.amounts import whole_in
+
+    if text == "random":
+        return SystemRandom().getrandbits(32)
+    seed = whole_in(text)
+    if seed is None:
+        raise ArgumentTypeError(f"{text!r} is neither a number nor 'random'")
+    return seed
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -69,7 +69,7 @@ BAD_INPUT = {
     "both": (("recv", "239.1.1.1", "-o", "f", "--device", "x", "-b", "10.0.0.1"), "give one of them"),
     "negative patience": (
         ("recv", "239.1.1.1", "-o", "f", "--patience", "-1"),
-        "-1 is out of range: give 0.1",
+        "'-1' is no time: write seconds",
     ),
 }
 

@@ -9,13 +9,16 @@ import os
 import re
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import typer
-from typer.core import TyperArgument, TyperOption
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
-from mcast.backends.sim.scenario.model import MOST_PORTS
+from mcast.backends.sim.scenario.model import MOST_PORTS, BadScenario
+from mcast.backends.sim.scenario.words import fields_of
+from mcast.cast import Strategy
 from mcast.cast.nack.messages import MOST_MEMBERS
 from mcast.cli import SUMMARIES, load
 from mcast.cli.values import (
@@ -53,7 +56,9 @@ def parameters() -> Iterator[tuple[str, TyperOption | TyperArgument]]:
     for name in SUMMARIES:
         command = load(name)
         for one in [command, *getattr(command, "commands", {}).values()]:
-            yield from ((f"{name} {one.name}", each) for each in one.params)
+            for each in one.get_params(typer.Context(one)):
+                assert isinstance(each, TyperOption | TyperArgument)
+                yield f"{name} {one.name}", each
 
 
 @pytest.mark.parametrize("text", SIZES)
@@ -84,8 +89,8 @@ def test_a_time_takes_units(text: str) -> None:
     [
         ("2 weeks", "'2 weeks' is no time: write seconds, or a number with us, ms, s, min or h"),
         ("61min", "61min is out of range: give 0.5 to 3,600 s"),
-        ("-1", "-1 is out of range"),
-        ("nan", "nan is out of range"),
+        ("-1", "'-1' is no time: write seconds"),
+        ("nan", "'nan' is no time: write seconds"),
     ],
 )
 def test_no_time_is_refused(text: str, says: str) -> None:
@@ -145,6 +150,65 @@ def test_each_number_has_both_bounds_or_a_reason_why_not() -> None:
             assert info.max is not None, (name, one.name)
 
 
+NO_NUMBERS = ["", "1_000", "\u0663", "\uff11", "nan", "inf", "1e-320", "1e400", "1,5", "--1", "1.", "+1"]
+"""What Python takes for a number in part, and no option does."""
+
+
+def takes_a_number(one: TyperOption | TyperArgument) -> bool:
+    """True for the type int or float, and for a parser that makes a number of some text."""
+    if one.type_descriptor.parameter_info.parser is None:
+        return one.type_descriptor.annotation in (int, float)
+    for text in ("1", "64", "1024"):
+        with suppress(typer.BadParameter):
+            if isinstance(one.process_value(typer.Context(TyperCommand("x")), text), int | float):
+                return True
+    return False
+
+
+NUMBERS = [pytest.param(one, id=f"{name} {one.name}") for name, one in parameters() if takes_a_number(one)]
+
+
+def test_numbers_are_found_among_all_options() -> None:
+    assert len(NUMBERS) > 60
+
+
+@pytest.mark.parametrize("one", NUMBERS)
+def test_every_number_has_one_grammar(one: TyperOption | TyperArgument) -> None:
+    """Each refusal is one sentence that names the text, says what it is not, and what to write."""
+    context = typer.Context(TyperCommand("x"))
+    for text in NO_NUMBERS:
+        with pytest.raises(typer.BadParameter) as caught:
+            one.process_value(context, text)
+        sentence = caught.value.format_message()
+        assert "\n" not in sentence
+        assert text[:20] in sentence
+        assert re.search("give|write|none of", sentence), sentence
+
+
+@pytest.mark.parametrize("text", NO_NUMBERS[1:])
+def test_strategies_and_faults_in_words_have_the_same_grammar(text: str) -> None:
+    for kind in ("quorum", "deadline", "carousel"):
+        with pytest.raises(ValueError, match="is no strategy"):
+            Strategy.of(f"{kind}:{text}")
+    for word in (f"drop rate={text}", f"drop after={text}", f"cut until={text}"):
+        with pytest.raises(BadScenario):
+            fields_of(word.split(), {"roce0": 0})
+
+
+@pytest.mark.parametrize("loss", ["0", "1e-99", ".5", "5e-1"])
+def test_a_loss_however_small_is_played(here: Run, loss: str) -> None:
+    done = here(*f"sim cast --receivers 2 --size 64K --loss {loss}".split())
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_loss_below_all_numbers_is_refused(here: Run) -> None:
+    done = here(*["sim", "cast", "--loss", "1e-320"])
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "mcast sim cast: --loss is 1e-320: give a number from 0 to 0.9, its exponent of at most two digits\n"
+    )
+
+
 def test_as_many_as_there_can_be_may_be_asked_for() -> None:
     assert (MAX_RECEIVERS, MAX_PORTS) == (MOST_MEMBERS, MOST_PORTS)
     (ports,) = (one for name, one in parameters() if (name, one.name) == ("sim serve", "ports"))
@@ -156,8 +220,8 @@ def test_the_deadline_of_a_strategy_is_a_time_like_any_other() -> None:
     for text, says in {
         "deadline:1e99": "deadline:1e99 is out of range: give 0 to 604,800 s",
         "deadline:soon": "'deadline:soon' is no strategy",
-        "deadline:nan": "a deadline of nan s: at least 0",
-        "deadline:-1": "a deadline of -1 s: at least 0",
+        "deadline:nan": "'deadline:nan' is no strategy",
+        "deadline:-1": "'deadline:-1' is no strategy",
         "quorum:0": "a quorum of 0: at least 1",
     }.items():
         with pytest.raises(typer.BadParameter, match=f"^{says}"):

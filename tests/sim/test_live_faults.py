@@ -157,7 +157,7 @@ def test_a_fault_ends_by_itself_at_until(onlooker: SharedBackend, server: Fabric
         (["cut"], "give port or switch; the fields of 'cut' are at, until, port, switch"),
         (["delay"], "seconds of delay is needed"),
         (["drop", "x" * 300], "at most 32 words"),
-        (["drop", "rate=\x1b[2J"], "rate of drop is "),
+        (["drop", "rate=\x1b[2J"], "rate is '"),
         (["drop", "nth=2,0"], "entry 2 of nth of drop is 0: give 1 or more"),
     ],
 )

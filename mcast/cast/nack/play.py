@@ -108,9 +108,8 @@ class _Losses:
 
     def _gap(self) -> int:
         """How many messages arrive before the next is lost."""
-        if not self._log:
-            return 1 << 62
-        return int(log1p(-self._random.random()) / self._log)
+        gap = log1p(-self._random.random()) / self._log if self._log else inf
+        return int(min(gap, _NEVER))  # a loss near 0 gives a gap that no integer is
 
     def of(self, count: int) -> list[int]:
         """Which of the next `count` messages are lost, by their place."""
@@ -126,6 +125,7 @@ class _Losses:
         return found
 
 
+_NEVER = float(1 << 62)
 _NONE: list[int] = []
 
 

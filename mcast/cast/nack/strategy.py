@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
+from mcast.contract.amounts import whole_in
 from mcast.contract.seconds import seconds_in
 
 _QUIET = 2
@@ -52,20 +52,19 @@ class Strategy(NamedTuple):
         Raises ValueError for others.
         """
         kind, _, figure = text.partition(":")
-        try:
-            timed = seconds_in(figure)
-            if kind == "quorum":
-                made = partial(quorum, int(figure))
-            elif kind == "deadline":
-                made = partial(deadline, float(figure) if timed is None else timed)
-            elif kind == "carousel" and figure:
-                made = partial(carousel, int(figure)) if timed is None else partial(carousel, seconds=timed)
-            else:
-                made = partial({"all": all_of_them, "best-effort": best_effort, "carousel": carousel}[text])
-        except (KeyError, ValueError):
-            choices = "all, quorum:K, deadline:SECONDS, best-effort and carousel[:ROUNDS or :10min]"
-            raise ValueError(f"{text!r} is no strategy: there are {choices}") from None
-        return made()  # a figure that cannot be is refused in words of its own
+        whole, timed = whole_in(figure), seconds_in(figure, unit=kind != "deadline")
+        if text in _PLAIN:
+            return _PLAIN[text]()
+        if kind == "quorum" and whole is not None:
+            return quorum(whole)
+        if kind == "deadline" and timed is not None:
+            return deadline(timed)
+        if kind == "carousel" and timed is not None:
+            return carousel(seconds=timed)
+        if kind == "carousel" and whole is not None:
+            return carousel(whole)
+        choices = "all, quorum:K, deadline:SECONDS, best-effort and carousel[:ROUNDS or :10min]"
+        raise ValueError(f"{text!r} is no strategy: there are {choices}")
 
     def done(self, standing: Standing) -> bool:
         """Whether the sender may turn to the next object."""
@@ -124,3 +123,7 @@ def carousel(rounds: int | None = None, seconds: float | None = None) -> Strateg
     if seconds is not None and not seconds > 0:
         raise ValueError(f"a carousel for {seconds:g} s: more than 0")
     return Strategy(carousel=True, rounds=rounds, seconds=seconds)
+
+
+_PLAIN = {"all": all_of_them, "best-effort": best_effort, "carousel": carousel}
+"""What a strategy is called that has no figure."""

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from mcast.backends.sim.scenario.model import FAULTS, BadScenario
+from mcast.contract.amounts import number_in, whole_in
 from mcast.contract.seconds import seconds_in
 from mcast.wire.addresses import McastAddress
 
@@ -62,7 +63,7 @@ _FORMS: tuple[tuple[Callable[[str, Mapping[str, int]], object], tuple[str, ...]]
     (lambda word, ports: _SHARE.fullmatch(word), ("rate",)),
     (lambda word, ports: seconds_in(word) is not None, ("seconds", "outage")),
     (lambda word, ports: word in ports, ("port", "target")),
-    (lambda word, ports: word.isdecimal(), ("port", "copies", "after")),
+    (lambda word, ports: whole_in(word) is not None, ("port", "copies", "after")),
     (lambda word, ports: _is_group(word), ("group",)),
     (lambda word, ports: word.isupper() or "_" in word, ("status", "method")),
     (lambda word, ports: True, ("port", "target")),
@@ -75,30 +76,26 @@ def _value(field: str, text: str, ports: Mapping[str, int]) -> object:
     if field in ENDS:
         return port_in(text, ports)
     if field in _LISTS:
-        return [_whole(one) for one in text.split(",")]
+        return [_whole(field, one) for one in text.split(",")]
     if share := _SHARE.fullmatch(text):
         return float(share[1]) / 100
     if field in _TIMES and (time := seconds_in(text)) is not None:
         return time
-    return _number(text) if field in _NUMBERS else text
+    return _number(field, text) if field in _NUMBERS else text
 
 
-def _number(text: str) -> object:
-    try:
-        return int(text)
-    except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
+def _number(field: str, text: str) -> float:
+    found = number_in(text)
+    if found is None:
+        raise BadScenario(f"{field} is {text!r}: give a number, such as 3 or 0.5")
+    return found
 
 
-def _whole(text: str) -> object:
-    try:
-        return int(text, 0)
-    except ValueError:
-        return text
+def _whole(field: str, text: str) -> int:
+    found = whole_in(text, 16) if text[:2].lower() == "0x" else whole_in(text)
+    if found is None:
+        raise BadScenario(f"{field} has {text!r}: give whole numbers, such as 1,0x8001")
+    return found
 
 
 def port_in(text: str, ports: Mapping[str, int]) -> int:
@@ -106,7 +103,7 @@ def port_in(text: str, ports: Mapping[str, int]) -> int:
     if text in ports:
         return ports[text]
     count = len(set(ports.values()))
-    if text.isascii() and text.isdecimal() and len(text) < 9 and int(text) < count:
-        return int(text)
+    if (number := whole_in(text)) is not None and number < count:
+        return number
     names = list(ports)
     raise BadScenario(f"there is no port {text!r}: there are {names[0]} to {names[count - 1]}, or by address")

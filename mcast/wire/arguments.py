@@ -1,0 +1,61 @@
+"""The types of arguments: one rule for all calls, applied before a call has any effect.
+
+A whole number is an `int`, or any object with `__index__`, as numpy's integers and IntEnum members are.
+`bool` is none, because a flag in the place of a number is a mistake; nor are floats and text. A flag is a
+`bool` alone. What is of a wrong type raises TypeError, what is out of range ValueError.
+"""
+
+from __future__ import annotations
+
+from operator import index
+from typing import SupportsIndex, TypeVar
+
+T = TypeVar("T")
+
+_SHOWN = 60
+"""Maximum number of characters of a refused argument in the error's text."""
+
+
+def whole(given: object, name: str, least: int | None, most: int | None, why: str) -> int:
+    """Return the whole number; `why` says in the error what the argument is, and which values it has."""
+    number = as_whole(given)
+    if number is None:
+        raise TypeError(f"{name} is {shown(given)}: give a whole number; {why}")
+    if (least is not None and number < least) or (most is not None and number > most):
+        raise ValueError(f"{name} is {shown(number)}: {why}")
+    return number
+
+
+def as_whole(given: object) -> int | None:
+    """Return the whole number that the object is, None if it is none."""
+    if type(given) is int:
+        return given
+    if isinstance(given, bool) or not isinstance(given, SupportsIndex):
+        return None
+    try:
+        return index(given)
+    except TypeError:  # an array of several numbers, say
+        return None
+
+
+def flag(given: object, name: str) -> bool:
+    """Return the flag."""
+    if given is True or given is False:
+        return given
+    raise TypeError(f"{name} is {shown(given)}: give True or False")
+
+
+def member(given: object, kind: type[T], name: str, what: str) -> T:
+    """Return the object, which must be of that class; `what` says in the error what to give instead."""
+    if isinstance(given, kind):
+        return given
+    raise TypeError(f"{name} is {shown(given)}: give {what}")
+
+
+def shown(given: object) -> str:
+    """The argument as an error shows it: short, and also if its own `repr` fails."""
+    try:
+        text = repr(given)
+    except Exception:  # a number of thousands of digits, or an object of a program
+        text = f"a {type(given).__name__} that cannot be shown"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
