@@ -16,6 +16,7 @@ from mcast.contract.seconds import LONGEST, PLAIN, seconds_of
 from mcast.contract.values import CmEvent, DeviceInfo, UnusableDevice
 from mcast.errors.cause import Phase
 from mcast.interrupts import is_within, made_or_undone
+from mcast.wire.arguments import member, whole
 from mcast.wire.kinds import PortSpace
 
 
@@ -57,6 +58,12 @@ class Backend(Closeable):
     def port_counters(self, device: str, port_num: int = 1) -> Mapping[str, int]:
         """The counters that the device keeps of the port, under the device's names; empty where there are
         none."""
+        member(device, str, "device", "the name of a device, as `devices()` has it")
+        number = whole(port_num, "port_num", 1, 255, "ports are numbered from 1 to 255")
+        self._require_open("port_counters", Phase.OPEN)
+        return self._port_counters(device, number)
+
+    def _port_counters(self, device: str, port_num: int) -> Mapping[str, int]:
         return {}
 
     def guests(self) -> tuple[Guest, ...]:
@@ -96,6 +103,7 @@ class EventChannel(Closeable):
 
         No id is without a channel (K-JOIN-23).
         """
+        member(port_space, PortSpace, "port_space", "a PortSpace, such as PortSpace.UDP")
         self._require_open("create_id", Phase.OPEN)
         self._require_alone()
         return made_or_undone(partial(self._create_id, port_space), CmId.destroy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +15,7 @@ from mcast.contract.copies import remade
 from mcast.contract.region import DeviceBytes
 from mcast.interrupts import Enterable, Lock, uninterrupted
 from mcast.wire.addresses import Gid
+from mcast.wire.arguments import member, whole
 
 _WHOLE = uninterrupted()
 
@@ -195,6 +197,10 @@ class Batch(Handle, Enterable, ABC):
 
         Where all were, this costs some nanoseconds for each message.
         """
+        member(source, bytes, "source", "a Gid, such as Message.source")
+        return self._count_from(source, whole(src_qp, "src_qp", 0, 0xFFFFFFFF, "it numbers a queue pair"))
+
+    def _count_from(self, source: Gid, src_qp: int) -> int:
         if not (records := self.records):
             return 0
         if _has_one_sender(memoryview(records)):
@@ -263,7 +269,7 @@ class Batch(Handle, Enterable, ABC):
 
     def __getitem__(self, index: int) -> Message:
         self._require_lease()
-        size = len(self)
+        size, index = len(self), operator.index(index)
         if not -size <= index < size:
             raise IndexError(f"message {index} of a batch of {size}")
         with self._alone:  # Ctrl-C between these lines would leave a view that release() does not know

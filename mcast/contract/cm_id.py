@@ -16,6 +16,7 @@ from mcast.errors.cause import Phase
 from mcast.errors.tree import AlreadyJoined, McastError
 from mcast.interrupts import is_within, later, made_or_undone, uninterrupted
 from mcast.wire.addresses import McastAddress, Mgid
+from mcast.wire.arguments import member, whole
 
 J = TypeVar("J")
 
@@ -85,9 +86,12 @@ class CmId(OnPort):
         a comp_vector that the device lacks), EOPNOTSUPP (timestamps or moderation on a device that cannot),
         EOPNOTSUPP or EINVAL, depending on the driver (block_loopback on a device that cannot).
         """
+        init = (
+            QpInit() if init is None else member(init, QpInit, "init", "a QpInit, or None for the usual one")
+        )
         self._require_open("create_qp", Phase.CREATE_QP)
         self._require_alone()
-        return made_or_undone(partial(self._create_qp, init or QpInit()), lambda qp: qp.close())
+        return made_or_undone(partial(self._create_qp, init), lambda qp: qp.close())
 
     def join_multicast(
         self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str, context: object = None
@@ -107,6 +111,10 @@ class CmId(OnPort):
         `AlreadyJoined` (guard G-JOIN). After a MULTICAST_ERROR the program still has to leave the group
         (JEX-14).
         """
+        if type(attr) is not JoinAttrEx:
+            member(attr, JoinAttrEx, "attr", "a JoinAttrEx, such as JoinAttrEx.full_member(address)")
+        for name in ("comp_mask", "join_flags"):  # model_construct lets anything be there
+            whole(getattr(attr, name), name, 0, 0xFFFFFFFF, "it has 32 bits")
         address: object = attr.addr  # an attr made by model_construct may have any value there
         group = self._group_of(address) if isinstance(address, McastAddress) else object()
         self._join_once("join_multicast_ex", group, attr.addr, self._join_multicast_ex, attr, context)
@@ -207,7 +215,9 @@ class CmId(OnPort):
 
 
 def _ip(value: IPv4Address | IPv6Address | str) -> IPv4Address | IPv6Address:
-    try:
-        return ip_address(value)
+    if isinstance(value, IPv4Address | IPv6Address):
+        return value
+    try:  # `ip_address` takes numbers and bytes, too
+        return ip_address(member(value, str, "src", "an IPv4 or IPv6 address, as text or from ipaddress"))
     except ValueError:
         raise ValueError(f"{value!r} is not a source address: give IPv4 or IPv6 text") from None

@@ -24,6 +24,7 @@ from mcast.errors.cause import Phase
 from mcast.errors.tree import MessageTooLarge, SecondMlid, mcast_error
 from mcast.interrupts import made_or_undone, uninterrupted
 from mcast.wire.addresses import Gid
+from mcast.wire.arguments import flag, member, whole
 
 
 class QueuePair(OnPort):
@@ -62,6 +63,8 @@ class QueuePair(OnPort):
 
         On RoCE a group has no MTU, and those of the receivers' ports are not known.
         """
+        if type(destination) is not Destination:
+            member(destination, Destination, "destination", _DESTINATION)
         limit, group = self.max_message_size, destination.group_mtu
         return limit if group is None or group > limit else group
 
@@ -122,6 +125,7 @@ class QueuePair(OnPort):
         RESET drops the messages that nobody has received, and counts them (`QpCounters.dropped_reset`). INIT
         posts the receives again. EINVAL for a step that the state machine lacks.
         """
+        member(state, QpState, "state", "a QpState, such as QpState.RTS")
         self._require_alone()
         with uninterrupted(), self._explained():
             self._require_open("modify", Phase.MODIFY)
@@ -146,7 +150,7 @@ class QueuePair(OnPort):
         member of the group, too (AT-5).
         """
         gid = Gid(gid)
-        _check_lid(lid)
+        lid = whole(lid, "lid", 0, 0xFFFF, "a LID has 16 bits; take it from the join event's destination")
         self._require_alone()
         with uninterrupted(), self._explained(), self._attaching:
             self._require_open("attach_mcast", Phase.ATTACH)
@@ -163,7 +167,7 @@ class QueuePair(OnPort):
         this pair, DT-6).
         """
         gid = Gid(gid)
-        _check_lid(lid)
+        lid = whole(lid, "lid", 0, 0xFFFF, "a LID has 16 bits; take it from the join event's destination")
         self._require_alone()
         with uninterrupted(), self._explained(), self._attaching:
             self._require_open("detach_mcast", Phase.DETACH)
@@ -206,8 +210,10 @@ class QueuePair(OnPort):
         rows = isinstance(batch, memoryview) and batch.ndim == 2
         if isinstance(batch, bytes | bytearray | memoryview | str | DeviceBytes) and not rows:
             raise TypeError(f"send takes a batch of buffers, not one {type(batch).__name__}: use send_one")
-        if imm is not None and not 0 <= (imm := operator.index(imm)) <= 0xFFFFFFFF:
-            raise ValueError(f"imm is {imm}: an immediate is 32 bits, 0..0xFFFFFFFF")
+        if type(destination) is not Destination:
+            member(destination, Destination, "destination", _DESTINATION)
+        if imm is not None:
+            imm = whole(imm, "imm", 0, 0xFFFFFFFF, "an immediate is 32 bits, 0..0xFFFFFFFF")
         if type(batch) is Headed and not batch:
             batch = batch.bodies
         if isinstance(batch, memoryview):
@@ -254,7 +260,7 @@ class QueuePair(OnPort):
         """Send one message, as `send` with a batch of one."""
         if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
             timeout = seconds_of(timeout)
-        plain = imm is None and not self._closed
+        plain = imm is None and not self._closed and type(destination) is Destination
         if plain and type(payload) is bytes and len(payload) <= self.max_message_to(destination):
             self._send_one(destination, payload, timeout)  # no check of `send` could fail here
         else:
@@ -290,13 +296,11 @@ class QueuePair(OnPort):
         """
         if self._closed:
             self._require_open("recv", Phase.RECV)
-        if type(max) is not int:
-            max = operator.index(max)
-        if max < 1:
-            raise ValueError(f"max is {max}: recv returns 1 or more messages")
+        if type(max) is not int or not 1 <= max <= _MAX_BATCH:
+            max = min(whole(max, "max", 1, None, "recv returns 1 or more messages"), _MAX_BATCH)
         if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
             timeout = seconds_of(timeout)
-        return self._recv(max, timeout, events)
+        return self._recv(max, timeout, flag(events, "events"))
 
     def recv_one(self, timeout: float | None = None) -> Message | None:
         """Receive one message as a copy, or None when `timeout` seconds have passed.
@@ -341,12 +345,16 @@ class QueuePair(OnPort):
         `constant` promises that nobody changes the buffer before the region is closed, which waits until the
         device has sent what lies there. So no send waits for the device to read its payload.
         """
+        flag(relaxed_ordering, "relaxed_ordering")
+        flag(constant, "constant")
+        if recv_slot is not None:
+            recv_slot = whole(recv_slot, "recv_slot", 1, None, _SLOT)
         self._require_open("register", Phase.REGISTER)
         self._require_alone()
         view = flat_bytes(buffer) if recv_slot is None else writable_bytes(buffer)
         if not view.nbytes:
             raise ValueError("this buffer is empty: there is nothing to register")
-        if recv_slot is not None and not 1 <= recv_slot <= view.nbytes:
+        if recv_slot is not None and recv_slot > view.nbytes:
             raise ValueError(
                 f"recv_slot is {recv_slot}: it needs at least one slot, this buffer has {view.nbytes} bytes"
             )
@@ -373,16 +381,15 @@ class QueuePair(OnPort):
         and `device` says where its bytes are. Errors: EOPNOTSUPP (the device or its driver cannot), ENOSYS
         (rdma-core is older than 34), EBADF or EINVAL (`fd` is no DMA-BUF), EBUSY as in `register`.
         """
+        flag(relaxed_ordering, "relaxed_ordering")
+        fd = whole(fd, "fd", 0, (1 << 31) - 1, "it is the descriptor of a DMA-BUF")
+        nbytes = whole(nbytes, "nbytes", 1, _MAX_REGION, "a region has at least one byte")
+        offset = whole(offset, "offset", 0, _MAX_REGION - nbytes, "it is a place in the memory, from 0 on")
+        if recv_slot is not None:
+            why = f"it needs at least one slot, the memory has {nbytes} bytes"
+            recv_slot = whole(recv_slot, "recv_slot", 1, nbytes, why)
         self._require_open("register_dmabuf", Phase.REGISTER)
         self._require_alone()
-        if fd < 0 or nbytes < 1 or offset < 0:
-            raise ValueError(
-                f"fd, nbytes, offset are {fd}, {nbytes}, {offset}: a descriptor, at least one byte, from 0 on"
-            )
-        if recv_slot is not None and not 1 <= recv_slot <= nbytes:
-            raise ValueError(
-                f"recv_slot is {recv_slot}: it needs at least one slot, the memory has {nbytes} bytes"
-            )
         make = partial(self._register_dmabuf, fd, nbytes, offset, recv_slot, relaxed_ordering)
         return made_or_undone(make, DeviceRegion.close)
 
@@ -462,6 +469,10 @@ def require_comp_vector(vector: int | None, there: int, device: str) -> None:
 
 
 _BYTES = frozenset({bytes})
+_MAX_BATCH = (1 << 31) - 1
+"""Messages; asking for more is asking for all that are there."""
+_MAX_REGION = (1 << 63) - 1
+_SLOT = "it is the size of a receive slot in bytes, at least 1"
 
 
 def _as_payload(payload: Buffer | DeviceBytes, index: int) -> memoryview | DeviceBytes:
@@ -471,6 +482,4 @@ def _as_payload(payload: Buffer | DeviceBytes, index: int) -> memoryview | Devic
     return flat_bytes(payload, index)
 
 
-def _check_lid(lid: int) -> None:
-    if not 0 <= lid <= 0xFFFF:
-        raise ValueError(f"lid is {lid:#x}: a LID has 16 bits; take it from the join event's destination")
+_DESTINATION = "the Destination of a join event, or one that its reply_to or marked has made"

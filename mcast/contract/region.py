@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from mcast.contract.closing import Closeable
+from mcast.wire.arguments import shown, whole
 
 NO_VIEW = (
     "these bytes are in the memory of another device, of which the CPU has no view: "
@@ -65,8 +66,12 @@ class DeviceRegion(Closeable):
 
         ValueError if they are not all inside the region.
         """
+        offset = whole(offset, "offset", None, None, "it is a place in the region, from 0 on")
+        nbytes = whole(nbytes, "nbytes", None, None, "it is a number of bytes, from 0 on")
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
-            raise ValueError(f"{nbytes} bytes from {offset} on are not inside a region of {self.nbytes}")
+            raise ValueError(
+                f"{shown(nbytes)} bytes from {shown(offset)} on are not inside a region of {self.nbytes}"
+            )
         return DeviceBytes(self, offset, nbytes)
 
     def no_view(self) -> NoReturn:

@@ -9,9 +9,9 @@ import errno as E
 from collections.abc import Mapping
 from enum import Enum
 from ipaddress import IPv4Address, IPv6Address
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from mcast.contract.batch import Message
 from mcast.contract.enums import (
@@ -26,6 +26,7 @@ from mcast.contract.enums import (
 from mcast.errors.cause import Cause, Phase
 from mcast.errors.tree import McastError, UnavailableReason, mcast_error
 from mcast.wire.addresses import Gid, McastAddress, Mgid
+from mcast.wire.arguments import as_whole, shown
 from mcast.wire.kinds import RDMA_UDP_QKEY, LinkLayer
 from mcast.wire.mcmember import MLID_FIRST
 
@@ -35,6 +36,16 @@ class _Model(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(
         frozen=True, strict=True, arbitrary_types_allowed=True, extra="forbid", defer_build=True
     )
+
+
+def _plainly(value: object) -> object:
+    """The value; as an int if it is a whole number of another class, which no IntEnum is."""
+    number = None if isinstance(value, int) else as_whole(value)
+    return value if number is None else number
+
+
+Whole = Annotated[int, BeforeValidator(_plainly)]
+"""A field for a whole number, as `mcast.wire.arguments` has it."""
 
 
 class JoinAttrEx(_Model):
@@ -52,19 +63,19 @@ class JoinAttrEx(_Model):
     @field_validator("comp_mask", mode="plain")
     @classmethod
     def _both_fields(cls, value: object) -> CompMask:
-        if not isinstance(value, int) or value != JOIN_MASK:
-            raise ValueError(
-                f"{value!r} is not ADDRESS | JOIN_FLAGS (3): both fields are needed, no other exists"
-            )
-        return JOIN_MASK
+        if as_whole(value) == JOIN_MASK:
+            return JOIN_MASK
+        raise ValueError(
+            f"{shown(value)} is not ADDRESS | JOIN_FLAGS (3): both fields are needed, no other exists"
+        )
 
     @field_validator("join_flags", mode="plain")
     @classmethod
     def _single_flag(cls, value: object) -> JoinFlag:
-        try:
-            return JoinFlag(value)  # type: ignore[arg-type]
-        except ValueError:
-            raise ValueError(f"{value!r} is not one of FULLMEMBER (0), SENDONLY_FULLMEMBER (1)") from None
+        for one in JoinFlag:
+            if as_whole(value) == one:
+                return one
+        raise ValueError(f"{shown(value)} is not one of FULLMEMBER (0), SENDONLY_FULLMEMBER (1)")
 
     @field_validator("addr", mode="before")
     @classmethod
@@ -90,8 +101,8 @@ class CqModeration(_Model):
     less.
     """
 
-    count: int
-    period: int
+    count: Whole
+    period: Whole
 
     @field_validator("count", "period")
     @classmethod
@@ -129,14 +140,21 @@ class QpInit(_Model):
     """
 
     qp_type: QpType = QpType.UD
-    max_send_wr: int = Field(default=128, ge=1, le=1 << 20)
-    max_recv_wr: int = Field(default=512, ge=1, le=1 << 20)
-    max_recv_size: int | None = Field(default=None, ge=0, le=1 << 16)
+    max_send_wr: Whole = Field(default=128, ge=1, le=1 << 20)
+    max_recv_wr: Whole = Field(default=512, ge=1, le=1 << 20)
+    max_recv_size: Whole | None = Field(default=None, ge=0, le=1 << 16)
     block_loopback: bool = False
     busy_poll: float = Field(default=0.0, ge=0)
-    comp_vector: int | None = Field(default=None, ge=0)
+    comp_vector: Whole | None = Field(default=None, ge=0)
     moderation: CqModeration | None = None
     timestamps: bool = False
+
+    @field_validator("busy_poll", mode="before")
+    @classmethod
+    def _seconds(cls, value: Any) -> Any:
+        if isinstance(value, float | int | str) or not hasattr(type(value), "__float__"):
+            return value  # what is wrong there the field says itself
+        return float(value)
 
 
 class MtuSource(Enum):
@@ -175,19 +193,19 @@ class Destination(_Model):
     """
 
     gid: Gid
-    qp_num: int = Field(default=MULTICAST_QPN, ge=0, le=0xFFFFFF)
-    qkey: int = Field(default=RDMA_UDP_QKEY, ge=0, le=0xFFFFFFFF)
-    dlid: int = Field(default=0, ge=0, le=0xFFFF)
-    sl: int = Field(default=0, ge=0, le=15)
-    port_num: int = Field(default=1, ge=1, le=255)
-    sgid_index: int = Field(default=0, ge=0, le=0xFFFF)
-    hop_limit: int = Field(default=64, ge=0, le=255)
-    traffic_class: int = Field(default=0, ge=0, le=255)
-    flow_label: int = Field(default=0, ge=0, le=0xFFFFF)
+    qp_num: Whole = Field(default=MULTICAST_QPN, ge=0, le=0xFFFFFF)
+    qkey: Whole = Field(default=RDMA_UDP_QKEY, ge=0, le=0xFFFFFFFF)
+    dlid: Whole = Field(default=0, ge=0, le=0xFFFF)
+    sl: Whole = Field(default=0, ge=0, le=15)
+    port_num: Whole = Field(default=1, ge=1, le=255)
+    sgid_index: Whole = Field(default=0, ge=0, le=0xFFFF)
+    hop_limit: Whole = Field(default=64, ge=0, le=255)
+    traffic_class: Whole = Field(default=0, ge=0, le=255)
+    flow_label: Whole = Field(default=0, ge=0, le=0xFFFFF)
     is_global: bool = True
-    static_rate: int = Field(default=0, ge=0, le=255)
-    src_path_bits: int = Field(default=0, ge=0, le=127)
-    group_mtu: int | None = Field(default=None, ge=1)
+    static_rate: Whole = Field(default=0, ge=0, le=255)
+    src_path_bits: Whole = Field(default=0, ge=0, le=127)
+    group_mtu: Whole | None = Field(default=None, ge=1)
     mtu_source: MtuSource | None = None
 
     def marked(self, traffic_class: int | None = None, sl: int | None = None) -> Destination:

@@ -34,7 +34,7 @@ class RejoinPolicy(BaseModel):
     loss; None: never give up.
     """
 
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, strict=True, extra="forbid")
 
     first: float = Field(default=0.05, gt=0)
     factor: float = Field(default=2.0, ge=1)

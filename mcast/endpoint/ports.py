@@ -22,6 +22,7 @@ from mcast.api import (
     mcast_error,
 )
 from mcast.wire.addresses import ZERO_GID, Gid, LocalAddress
+from mcast.wire.arguments import member, whole
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -44,6 +45,11 @@ def choose(backend: Backend, bind: LocalAddress | str | None, device: str | None
     ValueError, which lists the ports there are, if the arguments fit none or several. McastError, with the
     reason, for an address or a device that the backend leaves out, and for a device without multicast.
     """
+    if bind is not None and not isinstance(bind, LocalAddress):
+        member(bind, str, "bind", "a local IP address, as text or from ipaddress")
+    if device is not None:
+        member(device, str, "device", "the name of a device, as `mcast info` lists them")
+    port_num = whole(port_num, "port_num", 1, 255, "ports are numbered from 1 to 255")
     if bind is not None and device is not None:
         raise ValueError(f"give bind or device, not both: bind is {bind}, device is {device!r}")
     left_out: Iterable[UnusableDevice] = ()

@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from ipaddress import IPv4Address, IPv6Address
+from math import inf
 
 from mcast.api import Backend, CqModeration, LinkLayer
+from mcast.contract.seconds import seconds_of
 from mcast.endpoint import sequence
 from mcast.endpoint.policy import LoopbackPolicy, RejoinPolicy
 from mcast.endpoint.ports import Place
+from mcast.wire.arguments import flag, member, shown, whole
+
+_WHOLE = {
+    "receive_depth": "messages that the receive queue holds",
+    "send_depth": "messages that the send queue holds",
+    "max_message": "bytes, at most one MTU; None: one MTU",
+    "seed": "the same number gives the same random numbers; None: of the provider's own",
+    "traffic_class": "0..255, a DSCP is its upper six bits: dscp << 2; None: the destination's own",
+    "service_level": "0..15, on Ethernet 0..7; None: the destination's own",
+    "comp_vector": "a completion vector of the device, from 0 on; None: each queue pair gets the next one",
+}
+"""Options that are whole numbers -> what each is. The bounds are the device's: `refuse_beyond_device`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +53,17 @@ class Settings:
         if not isinstance(self.rejoin, RejoinPolicy | None):
             raise ValueError(f"rejoin is {self.rejoin!r}: give a RejoinPolicy, or None to join never again")
         if not isinstance(self.sequence, bool | None):
-            raise ValueError(f"sequence is {self.sequence!r}: allowed are True, False and None")
-        if not isinstance(self.seed, int | None):
-            raise ValueError(f"seed is {self.seed!r}: give an int, or None")
+            raise ValueError(f"sequence is {shown(self.sequence)}: allowed are True, False and None")
+        for name in _WHOLE:
+            if (given := getattr(self, name)) is not None:
+                object.__setattr__(self, name, whole(given, name, None, None, _WHOLE[name]))
+        if self.moderation is not None:
+            member(self.moderation, CqModeration, "moderation", "a CqModeration, or None")
+        flag(self.timestamps, "timestamps")
+        polling = seconds_of(self.busy_poll, "busy_poll")
+        if self.busy_poll < 0:
+            raise ValueError(f"busy_poll is {self.busy_poll}: give seconds from 0 on, inf to poll always")
+        object.__setattr__(self, "busy_poll", self.busy_poll if self.busy_poll == inf else polling)
 
     @property
     def header_size(self) -> int:
@@ -102,6 +124,5 @@ def refuse_beyond_device(settings: Settings, place: Place) -> None:
         first, last = allowed
         if value is None and name not in ("receive_depth", "send_depth"):
             continue
-        if type(value) is not int or not first <= value <= last:
-            kind = "" if type(value) is int else ", as an int"
-            raise ValueError(f"{name} is {value!r}: allowed are {first}..{last}{kind} ({why})")
+        if value is None or not first <= value <= last:
+            raise ValueError(f"{name} is {shown(value)}: allowed are {first}..{last} ({why})")

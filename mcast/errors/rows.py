@@ -810,6 +810,18 @@ ROWS: tuple[Row, ...] = (
     # --- modify, destroy, close
     Row(
         Phase.MODIFY,
+        E.EIO,
+        Cause(
+            "the device's driver reports a state that no queue pair has",
+            "ibv_devinfo -v; ethtool -i INTERFACE",
+            "reset() the QP; update the driver and the firmware",
+        ),
+        "QueuePair.state",
+        calls=("state",),
+        only="needs a driver that errs",
+    ),
+    Row(
+        Phase.MODIFY,
         E.EINVAL,
         Cause(
             "the state machine has no such step",
@@ -1069,7 +1081,7 @@ ROWS: tuple[Row, ...] = (
             "print(qp.counters)",
             "register receive memory before the QP joins, and release every batch",
         ),
-        "mcast.api, QueuePair.register",
+        "G-RECV, QueuePair.register",
     ),
     Row(
         Phase.REGISTER,

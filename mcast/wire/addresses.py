@@ -7,6 +7,8 @@ from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
+from mcast.wire.arguments import whole
+
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
     from pydantic_core import CoreSchema
@@ -146,9 +148,7 @@ class McastAddress:
     _hash: int
 
     def __init__(self, *, address: GroupName | str, port: int = 0) -> None:
-        if type(port) is not int or not 0 <= port <= 0xFFFF:
-            raise ValueError(f"port is {port!r}: it is one number, 0..65535")
-        self._fill(_group(address), port)
+        self._fill(_group(address), _port(port))
 
     @classmethod
     def model_construct(cls, address: Any = None, port: int = 0) -> McastAddress:
@@ -175,6 +175,8 @@ class McastAddress:
 
         Raises ValueError, which names the value and what is allowed.
         """
+        if port is not None:
+            port = _port(port)  # before the cache, to which True is 1
         if isinstance(value, str):
             return _parsed(value, port)
         if isinstance(value, McastAddress):
@@ -226,6 +228,13 @@ class McastAddress:
 
 
 _FAMILIES = ((IPv4Address, AF_INET), (IPv6Address, AF_INET6), (Gid, AF_IB))
+
+
+def _port(given: object) -> int:
+    try:
+        return whole(given, "port", 0, 0xFFFF, "it is one number, 0..65535")
+    except TypeError as error:
+        raise ValueError(str(error)) from None
 
 
 def _group(value: object) -> GroupName:

@@ -26,6 +26,7 @@ ENOUGH = (
     "tests/contract/test_buffers.py",
     "tests/contract/test_contract.py",
     "tests/contract/test_device_memory.py",
+    "tests/contract/test_receive_memory.py",
     "tests/endpoint/test_port_events.py",
 )
 """With these each line of C has run that any test of a card runs."""

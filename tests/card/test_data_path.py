@@ -1181,7 +1181,6 @@ def test_an_argument_that_closes_the_queue_pair_ends_the_call(card: Card, backen
     calls: list[Callable[[End, Any], object]] = [
         lambda end, closing: end.qp.recv_one(closing),
         lambda end, closing: end.qp.recv(4, closing),
-        lambda end, closing: end.qp.recv(4, 0.01, closing),
         lambda end, closing: end.qp.send_one(end.group, b"x", None, closing),
         lambda end, closing: end.qp.send(end.group, [b"x"], None, closing),
         lambda end, closing: end.qp.flush(closing),

@@ -69,9 +69,9 @@ class RdmaBackend(OwnedByProcess, Backend):
         self._require_open("groups", Phase.OPEN)
         return group_table(read_devices(self._native))
 
-    def port_counters(self, device: str, port_num: int = 1) -> Mapping[str, int]:
-        self._require_open("port_counters", Phase.OPEN)
-        return read_counters(device, port_num)
+    def _port_counters(self, device: str, port_num: int) -> Mapping[str, int]:
+        is_name = "/" not in device and "\0" not in device and device not in ("", ".", "..")
+        return read_counters(device, port_num) if is_name else {}  # it becomes part of a path
 
     def event_channel(self) -> EventChannel:
         from mcast.backends.rdma.channel import RdmaChannel  # needs the extension

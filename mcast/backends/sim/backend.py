@@ -154,7 +154,7 @@ class SimBackend(Backend):
         return self.fabric.parts.hosts.devices(self._hosts)
 
     @_call("port_counters", Phase.OPEN)
-    def port_counters(self, device: str, port_num: int = 1) -> Mapping[str, int]:
+    def _port_counters(self, device: str, port_num: int) -> Mapping[str, int]:
         ports = (port for port in self.fabric.parts.topology.ports_of(self._hosts) if port.name == device)
         return {name: getattr(port, name) for port in ports for name in PORT_COUNTERS}
 

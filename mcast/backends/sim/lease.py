@@ -117,7 +117,7 @@ class SimBatch(Batch):
     def groups(self) -> list[Gid]:
         return [burst.header.group for burst, start, stop in self._slices for _ in range(start, stop)]
 
-    def count_from(self, source: Gid, src_qp: int) -> int:
+    def _count_from(self, source: Gid, src_qp: int) -> int:
         sender = source, src_qp
         return sum(stop - start for burst, start, stop in self._slices if burst.header[:2] == sender)
 

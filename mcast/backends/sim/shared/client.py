@@ -189,7 +189,7 @@ class SharedBackend(Backend):
         lost: int = self._ask(frames.AskFor(op="untap"), "untap")
         return lost
 
-    def port_counters(self, device: str, port_num: int = 1) -> Mapping[str, int]:
+    def _port_counters(self, device: str, port_num: int) -> Mapping[str, int]:
         with suppress(McastError):
             request = frames.PortCounters(device=device[:64], port_num=port_num)
             found: dict[str, int] = self._ask(request, "port_counters")

@@ -54,6 +54,8 @@ int calls_read_timeout(PyObject *timeout, int64_t *out)
 	*out = -1;
 	if (!timeout || timeout == Py_None)
 		return 1;
+	if (PyBool_Check(timeout))
+		return 0; /* a flag is no time, as the contract says */
 	seconds = PyFloat_AsDouble(timeout);
 	if (seconds == -1.0 && PyErr_Occurred()) {
 		if (PyErr_ExceptionMatches(PyExc_Exception))

@@ -124,9 +124,9 @@ PyObject *calls_recv(PyObject *object, PyObject *const *args, Py_ssize_t count, 
 	if (!calls_sort_arguments(args, count, names, parameters, 3, given) || !calls_read_timeout(given[1], &timeout))
 		return PyErr_Occurred() ? NULL : calls_fall_back(known.recv, object, args, count, names);
 	if (given[0])
-		max = PyLong_Check(given[0]) ? PyLong_AsUnsignedLong(given[0]) : 0;
+		max = PyLong_Check(given[0]) && !PyBool_Check(given[0]) ? PyLong_AsUnsignedLong(given[0]) : 0;
 	if (given[2])
-		events = PyObject_IsTrue(given[2]);
+		events = PyBool_Check(given[2]) ? given[2] == Py_True : -1;
 	if (!max || max > UINT32_MAX || events < 0 || !is_usable(self)) {
 		PyErr_Clear();
 		return calls_fall_back(known.recv, object, args, count, names);

@@ -174,7 +174,7 @@ static int read_imm(PyObject *imm, struct mcast_send_job *job)
 
 	if (!imm || imm == Py_None)
 		return 1;
-	value = PyLong_Check(imm) ? PyLong_AsUnsignedLong(imm) : ~0UL;
+	value = PyLong_Check(imm) && !PyBool_Check(imm) ? PyLong_AsUnsignedLong(imm) : ~0UL;
 	if (value > UINT32_MAX) {
 		PyErr_Clear();
 		return 0;
