@@ -162,6 +162,9 @@ def values() -> list[object]:
         assert message is not None
         found += [message, api.Status(True, "fine"), api.Guest(1, "ping", "1", ("mlx0",))]
         found += [mcast.McastAddress.of(GROUP, 7), to.gid, mcast.Mgid(to.gid), api.Cause("a", "b", "c")]
+        found.append(
+            api.UnusableDevice("mlx0", api.UnavailableReason.NO_PROVIDER, "no provider", "install it", 19)
+        )
         found += [api.JoinAttrEx.full_member(GROUP), api.QpInit(), mcast.CqModeration(count=1, period=1)]
         found += [
             mcast.RejoinPolicy(),
