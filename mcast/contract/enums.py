@@ -59,7 +59,10 @@ class JoinFlag(IntEnum):
 
 
 class CmEventType(IntEnum):
-    """rdma_cm_event_type. A number that this version of mcast does not know becomes UNKNOWN."""
+    """rdma_cm_event_type. A number that this version of mcast does not know becomes UNKNOWN.
+
+    The ADDRINFO events, USER and INTERNAL exist since rdma-core 60. No call of mcast causes them.
+    """
 
     ADDR_RESOLVED = 0
     ADDR_ERROR = 1
@@ -77,6 +80,10 @@ class CmEventType(IntEnum):
     MULTICAST_ERROR = 13
     ADDR_CHANGE = 14
     TIMEWAIT_EXIT = 15
+    ADDRINFO_RESOLVED = 16
+    ADDRINFO_ERROR = 17
+    USER = 18
+    INTERNAL = 19
     UNKNOWN = -1
 
     @classmethod

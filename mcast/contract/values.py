@@ -395,6 +395,7 @@ class CmEvent(NamedTuple):
 _FAILURES = frozenset(
     {
         CmEventType.ADDR_ERROR,
+        CmEventType.ADDRINFO_ERROR,
         CmEventType.ROUTE_ERROR,
         CmEventType.MULTICAST_ERROR,
         CmEventType.DEVICE_REMOVAL,

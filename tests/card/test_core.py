@@ -286,3 +286,27 @@ def test_an_event_of_each_type_is_a_value(card: Card, backend: CardBackend, kind
     assert event is not None
     assert (event.type, event.id) == (kind, end.id)
     assert other.channel.get_event(0) is None
+
+
+@pytest.mark.parametrize(
+    ("number", "name"),
+    [(16, "ADDRINFO_RESOLVED"), (17, "ADDRINFO_ERROR"), (18, "USER"), (19, "INTERNAL"), (20, "UNKNOWN")],
+)
+def test_events_of_newer_libraries(card: Card, backend: CardBackend, number: int, name: str) -> None:
+    """rdma-core 60 added four events; a number that comes later is UNKNOWN, and no error."""
+    card.ethernet(1)
+    end = End(backend)
+    assert card.event(number) == 1
+    event = end.channel.get_event(BOUND)
+    assert event is not None
+    assert (event.type.name, event.status) == (name, 0)
+
+
+def test_a_failed_addrinfo_raises(card: Card, backend: CardBackend) -> None:
+    card.ethernet(1)
+    end = End(backend)
+    card.event(CmEventType.ADDRINFO_ERROR)
+    event = end.channel.get_event(BOUND)
+    assert event is not None
+    with pytest.raises(McastError, match="ADDRINFO_ERROR"):
+        event.check()

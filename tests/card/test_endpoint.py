@@ -186,3 +186,12 @@ def test_a_signals_handler_sends_while_a_numbered_send_waits(card: Card, backend
             signal.setitimer(signal.ITIMER_REAL, 0)
             signal.signal(signal.SIGALRM, before)
     assert [type(error) for error in said] == [TimedOut]
+
+
+@pytest.mark.parametrize("number", [16, 17, 18, 19, 20])
+def test_events_of_no_membership_change_nothing(pair: Pair, number: int) -> None:
+    """The events that rdma-core 60 added, and one that no version has yet."""
+    assert pair.hears()
+    assert pair.card.event(number, -E.EIO, "10.0.0.2") == 1
+    assert pair.hears()
+    assert pair.receiver.next_event(0) is None
