@@ -687,7 +687,9 @@ def test_closing_after_the_loop_has_ended_wakes_nobody_and_closes_nothing_twice(
         for mine in {another, number}:
             os.close(mine)
         task._log_destroy_pending = False  # type: ignore[attr-defined]
-        task.get_coro().close()
+        coroutine = task.get_coro()
+        assert coroutine is not None
+        coroutine.close()
 
 
 @pytest.mark.parametrize("call", ["recv", "recv_batch"])
