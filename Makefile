@@ -1,6 +1,6 @@
 # make demo    see a file multicast and verified, on any machine
 # make test    prove everything, in minutes
-# make test-all  the same with long runs, a second kernel, sanitizers in the lab, a long oracle
+# make test-all  the same with long runs, a second kernel, sanitizers in the lab, Debian 13
 # make fuzz    give strangers' bytes to everything that reads them
 PYTHON ?= $(shell command -v python3 || command -v python3.14 || command -v python3.13 || command -v python3.12 || command -v python3.11)
 N ?= 2000000
@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 SECOND_KERNEL ?= 6.12
 
-.PHONY: demo test test-all coverage lint docs sessions man soak soak-served soak-lab bench mutants oracle wheel test-wheel test-free-threaded release api test-asan test-tsan fuzz clean test-packages
+.PHONY: demo test test-all coverage lint types docs sessions man soak soak-served soak-lab bench mutants oracle wheel test-wheel test-free-threaded release api test-asan test-tsan fuzz clean test-packages test-debian12 test-debian13
 
 demo: .venv/demo
 	@$(BIN)/mcast demo $(ARGS)
@@ -38,7 +38,9 @@ test-all: .venv/test
 	$(BIN)/pytest --long --lab-kernel $(SECOND_KERNEL) tests/lab/test_infiniband_incidents.py
 	scripts/asan
 	$(MAKE) coverage
+	$(MAKE) types
 	$(MAKE) api
+	$(MAKE) test-debian13
 
 # Which lines and branches of the package no test on the host runs, and that they are no more than before.
 coverage: .venv/test
@@ -59,6 +61,10 @@ lint: .venv/test
 	$(BIN)/ruff format --isolated --no-cache --line-length 92 --check build/pages
 	cd build/pages && rm -r $(UNTYPED_PAGES)
 	MYPYPATH=$$(ls -d build/pages/* | paste -sd:) $(BIN)/mypy mcast tests benchmarks examples build/pages
+
+# As the oldest and the newest Python type their standard library; what changed in between, one of the two shows.
+types: .venv/test
+	for version in 3.11 3.14; do $(BIN)/mypy --python-version $$version || exit; done
 
 # Into build/site; --quiet would hide warnings from strictness. The variable silences an advertisement.
 docs: .venv/test
@@ -132,6 +138,13 @@ test-free-threaded:
 		$$where/bin/python -m pytest -n 0 --ignore tests/card/test_sanitized.py -p tests.parallel \
 			--parallel-threads 4 --iterations 2 --skip-thread-unsafe True --mark-hypothesis-as-unsafe \
 			$(PARALLEL_TESTS); done
+
+# As on a fresh machine: what a Debian of its own lacks is installed, then `make demo` and `make test` on HEAD. Needs root.
+test-debian12: RELEASE := bookworm
+test-debian13: RELEASE := trixie
+test-debian12 test-debian13:
+	@PYTHON="$(PYTHON)" scripts/bootstrap fresh
+	scripts/fresh-debian $(RELEASE) demo test
 
 # The notes of the release that VERSION names, or what is missing for one.
 release:

@@ -95,5 +95,5 @@ def test_every_line_of_the_list_is_whole() -> None:
     lines = [line.split(maxsplit=2) for line in (ROOT / "packages.txt").read_text().splitlines()]
     lines = [line for line in lines if line and line[0] != "#"]
     assert len(lines) > 10
-    assert all(len(line) == 3 and line[0] in ("demo", "test", "bench") for line in lines)
+    assert all(len(line) == 3 and line[0] in ("demo", "test", "bench", "fresh") for line in lines)
     assert os.access(ROOT / "scripts" / "bootstrap", os.X_OK)
