@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -19,6 +21,20 @@ def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert monotonic() < end
         threading.Event().wait(0.001)
+
+
+def descriptors() -> set[tuple[str, str]]:
+    """Return the number and the file of each descriptor of this process.
+
+    A test for leaks asks by `<=` whether the set has grown, not by `==` whether it is the same: what an
+    earlier test left to a thread may close meanwhile.
+    """
+    gc.collect()
+    found = set()
+    for one in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed by now, as the listing's own
+            found.add((one.name, str(one.readlink())))
+    return found
 
 
 def is_asleep(thread: threading.Thread) -> bool:

@@ -15,6 +15,8 @@ from mcast.api import JoinAttrEx
 from mcast.backends.rdma.net.netlink import rdma_objects
 from mcast.contract.testbed import Testbed
 
+from ...waiting import descriptors
+
 JOINS, OPENS = 500, 50
 """The cycles of one turn: they show what grows by a CQ or a slab each time. A short run opens half as often,
 because an emulated open takes long."""
@@ -31,10 +33,6 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     metafunc.parametrize("turn", range(TURNS if metafunc.config.getoption("--long") else 1))
 
@@ -43,17 +41,17 @@ class Growth:
     """What stays behind in all turns together."""
 
     def __init__(self) -> None:
-        self._before: tuple[int, int] | None = None
+        self._before: tuple[set[tuple[str, str]], int] | None = None
 
     def by(self, cycle: Callable[[], None], times: int) -> tuple[int, int]:
         """(file descriptors, bytes) that are left since the first turn's warm-up, a tenth of its cycles."""
         if self._before is None:
             for _ in range(times // 10):
                 cycle()
-            self._before = files(), resident()
+            self._before = descriptors(), resident()
         for _ in range(times):
             cycle()
-        return files() - self._before[0], resident() - self._before[1]
+        return len(descriptors() - self._before[0]), resident() - self._before[1]
 
 
 JOINING, OPENING = Growth(), Growth()
