@@ -1,4 +1,4 @@
-"""Ours beside C and pyverbs in one guest, interleaved, as ratios.
+"""Ours beside C, Debian's pyverbs, and PyPI's where it is installed, in one guest, interleaved, as ratios.
 
 python -m benchmarks.rdma.compare [--rounds 5] [--json FILE]     boots the lab and measures there
 python -m benchmarks.rdma.compare --here ...                     measures on this host's Soft-RoCE ports
@@ -11,6 +11,7 @@ the ratio of a round is ours to the peer's of that round, and the figure is the 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -28,7 +29,10 @@ ROOT = HERE.parents[1]
 BUILD = ROOT / "build" / "bench"
 PORTS = 4
 ADDRESSES = [f"10.77.0.{number}" for number in range(1, PORTS + 1)]
-SYSTEM_PYTHON = "/usr/bin/python3"
+PYVERBS = {"pyverbs": "/usr/bin/python3"}
+"""The name of a peer -> a Python that has its pyverbs: Debian's, and PyPI's where this environment has it."""
+if importlib.util.find_spec("pyverbs"):
+    PYVERBS["pyverbs-pypi"] = sys.executable
 
 Answer = dict[str, Any]
 
@@ -90,11 +94,15 @@ FIGURES = (
     *(Figure(f"aio/{size}", f"aio_batch {size} 6000", f"batch {size} 6000", 0.85) for size in (64, 1024)),
     *(Figure(f"single/{size}", f"single {size} 2000", f"single {size} 2000", 0.7) for size in SIZES),
     *(
-        Figure(f"single/{size}", f"single {size} 2000", f"single {size} 2000", 1.5, "pyverbs")
+        Figure(f"single/{size}", f"single {size} 2000", f"single {size} 2000", 1.5, peer)
+        for peer in PYVERBS
         for size in SIZES
     ),
     Figure("round-trip/64", "pingpong 64 1000", "pingpong 64 1000", 1.15, rate=False, value="p50"),
-    Figure("round-trip/64", "pingpong 64 1000", "pingpong 64 1000", 1.0, "pyverbs", False, "p50"),
+    *(
+        Figure("round-trip/64", "pingpong 64 1000", "pingpong 64 1000", 1.0, peer, False, "p50")
+        for peer in PYVERBS
+    ),
     Figure("asyncio-round-trip/64", "fd_pingpong 64 1000", "pingpong 64 1000", 2.0, rate=False, value="p50"),
     Figure("aio-round-trip/64", "aio_pingpong 64 150", "pingpong 64 1000", 2.0, rate=False, value="p50"),
     Figure("join-leave", "join 0 200", "join 0 200", 0.9),
@@ -127,12 +135,12 @@ def peers() -> Iterator[dict[str, list[Peer]]]:
     commands = {
         "C": [str(BUILD / "reference")],
         "ours": [sys.executable, str(HERE / "ours.py")],
-        "pyverbs": [SYSTEM_PYTHON, str(HERE / "peer_pyverbs.py")],
+        **{name: [python, str(HERE / "peer_pyverbs.py")] for name, python in PYVERBS.items()},
     }
     with ExitStack() as stack:
         made: dict[str, list[Peer]] = {}
         for name, command in commands.items():
-            made[name] = [Peer(*command, *ADDRESSES) for _ in range(1 if name == "pyverbs" else 2)]
+            made[name] = [Peer(*command, *ADDRESSES) for _ in range(1 if name in PYVERBS else 2)]
             for peer in made[name]:
                 stack.callback(peer.close)
         yield made
@@ -232,13 +240,13 @@ def shown(row: Row) -> str:
     bound = f"{'>=' if figure.rate else '<='} {figure.target:g}"
     spread = f"{min(row.ratios):.2f}..{max(row.ratios):.2f}"
     return (
-        f"{figure.name:22} {ours * scale:>9,.0f} {theirs * scale:>9,.0f} {unit} {figure.peer:8} "
+        f"{figure.name:22} {ours * scale:>9,.0f} {theirs * scale:>9,.0f} {unit} {figure.peer:12} "
         f"{row.ratio:5.2f} {spread:12} {bound:8}{'' if row.met else '!'}"
     ).rstrip()
 
 
 def report(rows: Sequence[Row], more: Answer) -> Answer:
-    print(f"{'':22} {'ours':>9} {'peer':>9}    {'':8} ratio spread       target")
+    print(f"{'':22} {'ours':>9} {'peer':>9}    {'':12} ratio spread       target")
     for row in rows:
         print(shown(row))
     print()

@@ -1,6 +1,6 @@
 """What pyverbs does with the same commands, one message by one: its calls take no batches.
 
-/usr/bin/python3 peer_pyverbs.py SENDER_ADDRESS RECEIVER_ADDRESS...
+PYTHON peer_pyverbs.py SENDER_ADDRESS RECEIVER_ADDRESS...        PYTHON has Debian's pyverbs, or PyPI's
 """
 
 from __future__ import annotations
@@ -10,8 +10,12 @@ import sys
 from time import monotonic as now
 from typing import Any
 
-import pyverbs.cm_enums as ce
-import pyverbs.enums as e
+try:
+    import pyverbs.libibverbs_enums as e
+    import pyverbs.librdmacm_enums as ce
+except ImportError:  # rdma-core 44
+    import pyverbs.cm_enums as ce
+    import pyverbs.enums as e
 from pyverbs.addr import AH
 from pyverbs.cmid import CMID, AddrInfo, CMEvent, CMEventChannel, JoinMCAttrEx, UDParam
 from pyverbs.cq import CQ
