@@ -1,7 +1,9 @@
 """The same exchange on Soft-RoCE and on the simulator: the kernel's packets against ours, field by field.
 
-Two members join, one sends, both leave: mckey in the lab, captured on a bridge's ports as packets come out of
-their host; and the contract on a simulated fabric. Both are decoded by tshark.
+Two members join, one sends, both leave: in the lab, captured on a bridge's ports as packets come out of their
+host; and on a simulated fabric. The lab's receiver is mckey. Its sender is not, because mckey leaves the
+group as soon as it has posted its messages, and Linux 6.12 drops those that it has not sent by then.
+Both are decoded by tshark.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ GROUP, COUNT, SIZE = "239.129.2.3", 4, 101
 SENDER, RECEIVER = 0, 1
 
 EXCHANGE = r"""
-import json, pathlib, select, socket, subprocess, sys, time
+import contextlib, json, os, pathlib, select, socket, subprocess, sys, time
+import mcast
 
 shared, group, count, size = sys.argv[1:]
 # Ports of their own, without a querier: the lab's speaks IGMPv2, and so does who has heard it, for minutes.
@@ -73,18 +76,30 @@ def reported(port, kind):
     return any(p == port and data[23] == 2 and data[38] == 0x22 and data[46] == kind and data[50:54] == wanted
                for _, p, data in captured if len(data) >= 54 and data[12:14] == b"\x08\x00")
 
-def mckey(*options):
-    command = ["mckey", "-m", group, "-C", count, "-S", size, *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+command = ["stdbuf", "-oL", "mckey", "-m", group, "-C", count, "-S", size, "-b", addresses[1]]
+receiver = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+os.set_blocking(receiver.stdout.fileno(), False)
+output = bytearray()
 
-receiver = mckey("-b", addresses[1])
-capture(lambda: reported("q2", 4), 30)
-sender = mckey("-b", addresses[0], "-s")
-capture(lambda: sender.poll() is not None and receiver.poll() is not None, 60)
-capture(lambda: reported("q1", 3) and reported("q2", 3), 30)
+def attached():
+    with contextlib.suppress(BlockingIOError):
+        output.extend(os.read(receiver.stdout.fileno(), 65536))
+    return b"receiving data transfers" in output or receiver.poll() is not None
+
+capture(lambda: attached() and reported("q2", 4), 120)
+with mcast.open_backend("rdma") as backend, backend.event_channel() as channel, channel.create_id() as cm_id:
+    cm_id.bind_addr(addresses[0])
+    qp = cm_id.create_qp()
+    cm_id.join_multicast(group)
+    to = channel.get_event(120).check().ud.destination
+    qp.send(to, [bytes([number]) * int(size) for number in range(int(count))], imm=qp.qp_num)
+    capture(lambda: receiver.poll() is not None, 120)
+    cm_id.leave_multicast(group)
+capture(lambda: reported("q1", 3) and reported("q2", 3), 120)
+output += receiver.stdout.read() or b""
 found = {
-    "exit": [sender.returncode, receiver.returncode],
-    "output": sender.stdout.read() + receiver.stdout.read(),
+    "exit": receiver.returncode,
+    "output": output.decode(),
     "packets": [(round(t * 1e9), port, data.hex()) for t, port, data in captured],
 }
 pathlib.Path(shared, "found.json").write_text(json.dumps(found))
@@ -129,7 +144,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Side:
     result = LabMachine(share=[shared]).run(command, silence=300, stdout=out, stderr=out)
     assert result.exit_code == 0, out.getvalue().decode()
     found: dict[str, Any] = json.loads((shared / "found.json").read_text())
-    assert found["exit"] == [0, 0], found["output"]
+    assert found["exit"] == 0, found["output"]
     captured = [
         pcapng.CapturedPacket(t, port, pcapng.Direction.IN, bytes.fromhex(data))
         for t, port, data in found["packets"]
@@ -139,7 +154,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Side:
 
 @pytest.fixture(scope="module")
 def simulated(kernel: Side, tmp_path_factory: pytest.TempPathFactory) -> Side:
-    """The same exchange, with mckey's payload and immediate (its QP number, in network order)."""
+    """The same exchange, with the payloads and the immediate of the kernel's."""
     payloads = [
         bytes.fromhex(row["data.data"].replace(":", ""))[:SIZE] for row in kernel.messages("data.data")
     ]
@@ -252,7 +267,7 @@ def test_what_differs_is_what_must(kernel: Side, simulated: Side) -> None:
 ON_THE_WIRE = ("eth.", "ip.", "udp.", "infiniband.", "data.")
 SAID_TWICE = (
     *("eth.src.", "eth.src_", "eth.addr", "ip.addr", "ip.src_host", "ip.host", "ip.checksum_calculated"),
-    *("udp.port", "udp.stream", "udp.time_", "udp.payload"),
+    *("eth.stream", "ip.stream", "udp.port", "udp.stream", "udp.time_", "udp.payload"),
 )
 """tshark's further names for what it has shown, and numbers of its own."""
 
