@@ -101,7 +101,7 @@ def test_a_sigterm_ends_all_and_leaves_nothing(tmp_path: Path, program: Program)
     folder = tmp_path / "folder"
     folder.mkdir()
     env = os.environ | {"FRESH_FOLDER": str(folder)}
-    command = [sys.executable, SCRIPT, "trixie", "test"]
+    command = [sys.executable, str(SCRIPT), "trixie", "test"]
     with subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL) as process:
         until(lambda: inside.exists() or process.poll() is not None)
         process.send_signal(signal.SIGTERM)
