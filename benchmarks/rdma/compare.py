@@ -1,4 +1,4 @@
-"""Ours beside C, Debian's pyverbs, and PyPI's where it is installed, in one guest, interleaved, as ratios.
+"""Ours beside C, Debian's pyverbs, and PyPI's where it works, in one guest, interleaved, as ratios.
 
 python -m benchmarks.rdma.compare [--rounds 5] [--json FILE]     boots the lab and measures there
 python -m benchmarks.rdma.compare --here ...                     measures on this host's Soft-RoCE ports
@@ -11,7 +11,6 @@ the ratio of a round is ours to the peer's of that round, and the figure is the 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
 import platform
@@ -30,8 +29,12 @@ BUILD = ROOT / "build" / "bench"
 PORTS = 4
 ADDRESSES = [f"10.77.0.{number}" for number in range(1, PORTS + 1)]
 PYVERBS = {"pyverbs": "/usr/bin/python3"}
-"""The name of a peer -> a Python that has its pyverbs: Debian's, and PyPI's where this environment has it."""
-if importlib.util.find_spec("pyverbs"):
+"""The name of a peer -> a Python that has its pyverbs: Debian's, and PyPI's if this one can import it."""
+try:  # it binds to private symbols: 59.0 needs the libibverbs of rdma-core 59, no older and no newer one
+    import pyverbs.cmid  # noqa: F401
+except ImportError:
+    pass
+else:
     PYVERBS["pyverbs-pypi"] = sys.executable
 
 Answer = dict[str, Any]
