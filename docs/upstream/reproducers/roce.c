@@ -89,9 +89,12 @@ static enum rdma_cm_event_type joined(struct end *end, const char *group)
 	struct sockaddr_storage to = address_of(group);
 	struct rdma_cm_event *event;
 	enum rdma_cm_event_type type;
+	int result = rdma_join_multicast(end->id, (struct sockaddr *)&to, NULL);
 
-	printf("rdma_join_multicast(%s): %d\n", group,
-	       rdma_join_multicast(end->id, (struct sockaddr *)&to, NULL));
+	printf("rdma_join_multicast(%s): %d%s%s\n", group, result, result ? ", " : "",
+	       result ? strerror(errno) : "");
+	if (result)
+		return RDMA_CM_EVENT_MULTICAST_ERROR;
 	errno = 0;
 	MUST(!rdma_get_cm_event(end->channel, &event));
 	printf("%s, status %d, errno %d, sgid_index %d\n", rdma_event_str(event->event), event->status,
