@@ -204,6 +204,29 @@ def test_a_verdict_that_does_not_fit_is_refused() -> None:
         rules.when(Messages(), Refuse(SaStatus.REQ_INVALID))  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="Requests cannot get Duplicate"):
         rules.when(Requests(), Duplicate())  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="str cannot get 2"):
+        rules.when("drop", 2)  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("which", "why"),
+    [
+        (Messages(source="10.0.0.1"), "source is '10.0.0.1': name a port of this fabric, ib0 to ib3"),
+        (Messages(target=["ib1", "roce1"]), "target is 'roce1': name a port of this fabric, ib0 to ib3"),
+        (Requests(port="ib4"), "port is 'ib4': name a port of this fabric, ib0 to ib3"),
+        (Messages(group="10.1.1.1"), "10.1.1.1 is a unicast address"),
+        (Messages(nth=0), "nth is 0: give numbers from 1"),
+        (Messages(nth=[]), r"nth is \[\]: give numbers from 1"),
+        (Requests(nth=[2, -1]), r"nth is \[2, -1\]: give numbers from 1"),
+        (Messages(rate=5), "rate is 5: give a share from 0 to 1"),
+    ],
+)
+def test_a_rule_that_fits_nothing_is_refused(which: Any, why: str) -> None:
+    """A test whose fault never happens would pass, and prove nothing."""
+    rules = Fabric.infiniband(ports=4).rules
+    with pytest.raises(ValueError, match=why):
+        rules.when(which, Drop())
+    assert rules.deliveries == rules.sa_requests == []
 
 
 def test_a_duplicated_message_comes_again() -> None:

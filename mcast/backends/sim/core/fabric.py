@@ -35,10 +35,10 @@ class Parts:
         self.random: Random = Random(options.seed)
         self.seeds: Random = Random(f"{options.seed}")
         """Draws the seeds of endpoints, apart from what the rules draw."""
-        self.rules: Rules = Rules(self.random)
         self.log: Log = Log(clock, Trace() if options.trace else None)
         self.id_numbers: Iterator[int] = count(1)
         self.topology: Topology = Topology(options)
+        self.rules: Rules = Rules(self.random, ports=[port.name for port in self.topology.ports])
         self.receivers: Receivers = Receivers()
         self.igmp: Igmp = Igmp(self.topology, self.receivers, clock, self.log)
         self.subnet: Subnet | None = None

@@ -14,7 +14,7 @@ Faults of a port, a switch or the SM are methods of `Fabric` (`incidents`). Time
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Generic, NamedTuple, Self, TypeVar, overload
@@ -116,7 +116,7 @@ class Messages:
     """The messages that a rule is for. A field that is left out fits all messages.
 
     group         a multicast address, or an MGID; the MGIDs of an address in every partition fit
-    source        the name of the sending port, or several
+    source        the name of the sending port, such as "roce0", or several
     target        the name of the receiving port, or several
     since, until  times in ns on the fabric's clock: since <= now < until
     nth           the number of the message, from 1, among those that fit the other fields since the rule was
@@ -146,7 +146,7 @@ class Messages:
 class Requests:
     """Which SA requests a rule is for; a field that is left out fits all. Fields as in `Messages`.
 
-    port    name of the port that asks, or several
+    port    the name of the port that asks, such as "ib0", or several
     method  SaMethod.SET for joins, SaMethod.DELETE for leaves
     """
 
@@ -174,6 +174,10 @@ def _within(since: int, until: int | None, now: int) -> bool:
 
 def _among(wanted: Names, name: str) -> bool:
     return wanted is None or (name == wanted if isinstance(wanted, str) else name in wanted)
+
+
+def _names_in(wanted: Names) -> tuple[str, ...]:
+    return (wanted,) if isinstance(wanted, str) else tuple(wanted or ())
 
 
 class _Picks:
@@ -225,11 +229,16 @@ class Installed(Generic[R]):
 
 @dataclass
 class Rules:
-    """The rules of a fabric, in the order in which they were installed. `random` is the fabric's."""
+    """The rules of a fabric, in the order in which they were installed.
+
+    random  the random numbers of the fabric
+    ports   the names of the fabric's ports, in order; without names, rules may name any port
+    """
 
     random: Random = field(default_factory=lambda: Random(0))
     deliveries: list[DeliveryRule] = field(default_factory=list)
     sa_requests: list[SaRule] = field(default_factory=list)
+    ports: Sequence[str] = ()
 
     def judge_delivery(self, delivery: Delivery) -> DeliveryVerdict | None:
         """The first rule's verdict, None if the message passes."""
@@ -248,23 +257,44 @@ class Rules:
     def when(
         self, which: Messages | Requests, verdict: DeliveryVerdict | SaVerdict
     ) -> Installed[DeliveryRule] | Installed[SaRule]:
-        """Give `which` this verdict. Raises TypeError for a verdict that they cannot get."""
-        picks = _Picks(which, self.random).picks
+        """Give `which` this verdict.
+
+        Raises TypeError for a verdict that they cannot get, and ValueError for a field that fits nothing.
+        """
         if isinstance(which, Messages) and isinstance(verdict, DeliveryVerdict):
-            message_verdict, messages = verdict, which
+            message_verdict, messages, picks = verdict, which, self._picks(which)
 
             def on_message(message: Delivery) -> DeliveryVerdict | None:
                 return message_verdict if messages.fits(message) and picks(message.number) else None
 
             return self.on_delivery(on_message)
         if isinstance(which, Requests) and isinstance(verdict, SaVerdict):
-            request_verdict, requests = verdict, which
+            request_verdict, requests, asks = verdict, which, self._picks(which)
 
             def on_request(request: SaRequest) -> SaVerdict | None:
-                return request_verdict if requests.fits(request) and picks(object()) else None
+                return request_verdict if requests.fits(request) and asks(object()) else None
 
             return self.on_sa_request(on_request)
         raise TypeError(f"{type(which).__name__} cannot get {verdict!r}")
+
+    def _picks(self, which: Messages | Requests) -> Callable[[object], bool]:
+        """Return what counts and draws for `which`.
+
+        Raises ValueError for a field that nothing can fit: a test whose fault never happens would pass.
+        """
+        for field_name in ("source", "target", "port"):
+            for name in _names_in(getattr(which, field_name, None)):
+                if self.ports and name not in self.ports:
+                    there = f"{self.ports[0]} to {self.ports[-1]}"
+                    raise ValueError(f"{field_name} is {name!r}: name a port of this fabric, {there}")
+        if which.group is not None:
+            McastAddress.of(which.group)
+        nth = (1,) if which.nth is None else (which.nth,) if isinstance(which.nth, int) else which.nth
+        if min(nth, default=0) < 1:
+            raise ValueError(f"nth is {which.nth!r}: give numbers from 1")
+        if not 0 <= which.rate <= 1:
+            raise ValueError(f"rate is {which.rate!r}: give a share from 0 to 1")
+        return _Picks(which, self.random).picks
 
     def on_delivery(self, rule: DeliveryRule) -> Installed[DeliveryRule]:
         """Ask `rule` for each message to each QP."""
