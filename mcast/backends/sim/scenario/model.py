@@ -389,6 +389,8 @@ FAULTS: dict[str, type[_Fault]] = {
 }
 """Name of a fault -> its model."""
 
+_PORTS = ("port", "source", "target")
+"""The fields of faults that name a port."""
 MOST_LIDS = 0xBFFF - 1
 _NEEDS_SA = (SaSilent, SaSlow, SaRefuses, RestartSm, LidChange, PkeyChange, LateSwitches)
 
@@ -462,6 +464,7 @@ _FAULT: TypeAdapter[ScenarioFault] = TypeAdapter(ScenarioFault)
 
 def fault_of(fields: Mapping[str, object], fabric: ScenarioTopology) -> ScenarioFault:
     """The fault with these fields, as a scenario has them. Raises BadScenario."""
+    _require_fields(fields, fabric.ports)
     try:
         fault = _FAULT.validate_python(fields)
         check_fault(fault, fabric)
@@ -472,9 +475,26 @@ def fault_of(fields: Mapping[str, object], fabric: ScenarioTopology) -> Scenario
     return fault
 
 
+def _require_fields(fields: Mapping[str, object], ports: int) -> None:
+    """Raise BadScenario for a field that the fault does not have, and for a port that is not a number.
+
+    The sentence lists what there is, because the author of a test's mark does not have the model at hand.
+    """
+    kind = fields.get("kind")
+    model = FAULTS.get(kind) if isinstance(kind, str) else None
+    if model is None:
+        return  # which the model refuses
+    known = [name for name in model.model_fields if name != "kind"]
+    for name, value in fields.items():
+        if name not in ("kind", *known):
+            raise BadScenario(f"there is no field {name} of {kind}: its fields are {', '.join(known)}")
+        if name in _PORTS and isinstance(value, str):
+            raise BadScenario(f"{name} of {kind} is {value!r}: give the port's number, from 0 to {ports - 1}")
+
+
 def check_fault(fault: ScenarioFault, fabric: ScenarioTopology) -> None:
     """Raise ValueError if the fault names something that the fabric does not have."""
-    for name in ("port", "source", "target"):
+    for name in _PORTS:
         if (port := getattr(fault, name, None)) is not None:
             _check_port(port, fabric.ports)
     switch = fault.switch if isinstance(fault, CutCable) else None
