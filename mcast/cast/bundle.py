@@ -27,6 +27,9 @@ _NO_TIME = -(1 << 63)
 ONE_ALONE = "this receiver takes one file alone"
 """What a sender of several files is told by a receiver that was given the name of one."""
 
+ONE_NAME = "another name is written as this one, too"
+"""Reason to refuse a file: characters that move a cursor become "_", so two names may become one."""
+
 _MOVES = {"Cc", "Cf", "Zl", "Zp"}
 """The categories of Unicode that move a cursor, or turn the direction of a line."""
 
@@ -112,7 +115,8 @@ class Bundle(NamedTuple):
 def bundle_of(paths: Iterable[str]) -> Bundle:
     """All that the paths name: a file, a pipe, "-" for stdin, and of a folder each file and folder in it.
 
-    Links to files are sent as the files that they lead to. Links to folders are skipped, and what is no file.
+    Links to files are sent as the files that they lead to. Links to folders are skipped, as are
+    named pipes, sockets and devices in a folder.
     Raises OSError for what cannot be read, ValueError for two things of one name, and for a path that is too
     long.
     """
@@ -168,7 +172,8 @@ def _unfit(path: Path) -> str:
         return "a link that leads nowhere"
     if stat.S_ISDIR(mode):
         return "a link to a folder"
-    return "" if stat.S_ISREG(mode) else "no file"
+    kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+    return "" if stat.S_ISREG(mode) else kinds.get(stat.S_IFMT(mode), "a device")
 
 
 def _file(path: str, name: str, status: os.stat_result) -> tuple[Item, int | None]:
@@ -225,6 +230,8 @@ class Folder:
         self._path, self._replace = path, replace
         self._times: dict[Path, int] = {}
         """Folders that have come, and when each was last changed."""
+        self._names: dict[Path, str] = {}
+        """What has come, and by which name it was offered."""
         there = path if path.exists() else path.parent
         if not there.is_dir():
             raise NotADirectoryError(E.ENOTDIR, os.strerror(E.ENOTDIR), str(there))
@@ -232,8 +239,7 @@ class Folder:
 
     def path_of(self, offered: Offered) -> Path:
         """Where the object goes, below the folder. Raises OSError if its name leads elsewhere."""
-        label = Label.of(offered.metadata)
-        name = label.name if label is not None else offered.name or f"object {offered.number}"
+        name = _name_of(offered, Label.of(offered.metadata))
         parts = [_harmless(part) for part in name.split("/")]
         if any(part in ("", ".", "..") for part in parts):
             raise OSError("the name leads out of the folder of this receiver")
@@ -251,6 +257,8 @@ class Folder:
             if label.mtime is not None:
                 self._times[target] = label.mtime
             return None
+        if self._names.setdefault(target, name := _name_of(offered, label)) != name:
+            raise OSError(ONE_NAME)
         if os.path.lexists(target) and not (self._replace and not target.is_dir()):
             return ThereAlready(target, offered.size)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -265,6 +273,10 @@ class Folder:
             path, mtime = self._times.popitem()  # the last first: a folder comes before what is in it
             with suppress(OSError):
                 os.utime(path, ns=(time.time_ns(), mtime), follow_symlinks=False)
+
+
+def _name_of(offered: Offered, label: Label | None) -> str:
+    return label.name if label is not None else offered.name or f"object {offered.number}"
 
 
 def _harmless(part: str) -> str:

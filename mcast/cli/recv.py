@@ -196,10 +196,12 @@ class Intake:
         return ""
 
     def _named(self, missed: Missed) -> tuple[str, str]:
-        from mcast.cast.bundle import ONE_ALONE
+        from mcast.cast.bundle import ONE_ALONE, ONE_NAME
 
         hints = {
             ONE_ALONE: "name a folder, such as -o in/",
+            ONE_NAME: "rename one of them at the sender",
+            os.strerror(errno.EACCES): "the file or its folder is read-only here",
             os.strerror(errno.EEXIST): "--overwrite replaces it",
         }
         words = [missed.why, hints.get(missed.why)]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mcast.cast.bundle import Bundle, Content, Folder, Item, Label, OneFile, bundle_of
+from mcast.cast.bundle import ONE_NAME, Bundle, Content, Folder, Item, Label, OneFile, bundle_of
 from mcast.cast.files import Sink, ThereAlready
 from mcast.cast.objects.bytes_in import Offered
 
@@ -62,7 +62,7 @@ def test_a_folder_is_its_files_and_folders(tree: Path) -> None:
     assert {(item.label.files, item.label.size) for item in bundle.items} == {(6, 20)}
     assert {Path(path).name: why for path, why in bundle.skipped.items()} == {
         "nowhere": "a link that leads nowhere",
-        "pipe": "no file",
+        "pipe": "a named pipe",
         "round": "a link to a folder",
     }
 
@@ -182,6 +182,22 @@ def test_a_name_moves_no_cursor(tmp_path: Path, said: str) -> None:
     placed(Folder(tmp_path)(offered(said)))
     (one,) = tmp_path.iterdir()
     assert one.name in ("a_b", "a_[2Jb")
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize(
+    "said", [("a\nb", "a_b"), ("a_b", "a\nb"), ("x/a\nb", "x/a\tb"), ("a\nb/x", "a_b/x")]
+)
+def test_two_names_never_share_a_file(tmp_path: Path, said: tuple[str, str], replace: bool) -> None:
+    """Without the refusal the second file replaces the first, and both ends report two copies."""
+    folder = Folder(tmp_path, replace)
+    first, second = said
+    placed(folder(offered(first)))
+    with pytest.raises(OSError, match=ONE_NAME):
+        folder(offered(second))
+    placed(folder(offered(first)), b"new")  # the same name again is the same file
+    (path,) = (one for one in tmp_path.rglob("*") if one.is_file())
+    assert path.read_bytes() == b"new"
 
 
 def test_files_that_are_there_stay_unless_they_may_go(tmp_path: Path) -> None:

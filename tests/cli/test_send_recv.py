@@ -475,6 +475,10 @@ def test_recv_fills_a_folder_and_replaces_nothing_unasked(with_others: Run, tmp_
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr == "mcast: file: File exists: --overwrite replaces it\n"
     assert (tmp_path / "in" / "file").read_bytes() == b"mine"
+    (tmp_path / "in" / "file").chmod(0o444)
+    refused = with_others("recv", "239.1.1.1", "-o", "in", "--overwrite")
+    assert refused.stderr == "mcast: file: Permission denied: the file or its folder is read-only here\n"
+    (tmp_path / "in" / "file").chmod(0o644)
     assert with_others("recv", "239.1.1.1", "-o", "in/", "--overwrite").returncode == 0
     assert (tmp_path / "in" / "file").read_bytes() == DATA
     assert [one.name for one in (tmp_path / "in").iterdir()] == ["file"]

@@ -226,7 +226,8 @@ def test_a_rule_that_fits_nothing_is_refused(which: Any, why: str) -> None:
     rules = Fabric.infiniband(ports=4).rules
     with pytest.raises(ValueError, match=why):
         rules.when(which, Drop())
-    assert rules.deliveries == rules.sa_requests == []
+    assert not rules.deliveries
+    assert not rules.sa_requests
 
 
 def test_a_duplicated_message_comes_again() -> None:

@@ -722,7 +722,7 @@ MISTAKES = {
     '@pytest.mark.mcast_faults("drop", rate=2)': "mcast_faults: rate of drop is 2: give 1 or less",
     '@pytest.mark.mcast_faults("drop", nht=2)': "mcast_faults: there is no field nht of drop: its fields are",
     '@pytest.mark.mcast_faults("drop", source="roce0")': "mcast_faults: source of drop is 'roce0': give the",
-    '@pytest.mark.mcast_faults(Messages(source="10.0.0.1"), Drop())': "mcast_faults: source is '10.0.0.1': name",
+    '@pytest.mark.mcast_faults(Messages(source="10.0.0.1"), Drop())': "mcast_faults: source is '10.0.0.1'",
     '@pytest.mark.mcast_faults("drop", 2)': "mcast_faults: str cannot get 2",
     '@pytest.mark.mcast_faults("drop", target=7)': "mcast_faults: port 7: this fabric has ports 0..3",
     '@pytest.mark.mcast_faults("sm-restart")': "mcast_faults: 'sm-restart' needs an SM: the fabric must",
