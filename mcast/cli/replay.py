@@ -226,8 +226,8 @@ def _show(outcome: dict[str, Any]) -> None:
 
     groups = ", ".join(dict.fromkeys(each["group"] for each in outcome["groups"]))
     console().print(
-        f"replay: {outcome['sent']:,} messages to {groups} in {outcome['seconds']:.3g} s, recorded in "
-        f"{outcome['recorded_seconds']:.3g} s",
+        f"replay: {outcome['sent']:,} messages to {groups} in {outcome['seconds']:.3g} s; the capture "
+        f"spans {outcome['recorded_seconds']:.3g} s",
         markup=False,
     )
     for why, count in outcome["skipped"].items():

@@ -98,8 +98,8 @@ def _lost(look: Look) -> str:
     stats = look.stats
     reasons = [f"{look.gaps:,} in gaps"] if look.gaps else []
     reasons += [f"{lost:,} {why}" for why, lost in look.dropped.items()]
-    free = f"{stats.receive_free:,} of {stats.receive_depth:,}, at the least {stats.receive_low_water:,}"
-    return f"receives free {free}; lost {', '.join(reasons) or 'nothing'}"
+    free = f"{stats.receive_free:,} of {stats.receive_depth:,} free, minimum {stats.receive_low_water:,}"
+    return f"receive queue {free}; lost {', '.join(reasons) or 'nothing'}"
 
 
 def _lines(look: Look, there: Sequence[Guest]) -> Iterator[str]:

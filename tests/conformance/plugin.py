@@ -343,4 +343,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     if counts:
         terminalreporter.section("not applicable")
         for (backend, reason), count in sorted(counts.items()):
-            terminalreporter.line(f"{backend}: {count} tests, {reason}")
+            terminalreporter.line(f"{backend}: {count} test{'s' * (count != 1)}, {reason}")

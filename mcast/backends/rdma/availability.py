@@ -39,8 +39,8 @@ FIXES = {
         "MCAST_LIBIBVERBS"
     ),
     UnavailableReason.NO_DEVICE: (
-        "load the driver of your card, or make a software one: rdma link add rxe0 type rxe netdev eth0 "
-        "(or use `mcast lab run`)"
+        "load the driver of your card, use `mcast lab run`, or make a device in software: "
+        "rdma link add rxe0 type rxe netdev eth0"
     ),
     UnavailableReason.NO_PERMISSION: (
         "give the process read and write access to /dev/infiniband (docker: --device=/dev/infiniband)"

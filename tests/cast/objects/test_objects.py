@@ -21,7 +21,7 @@ import mcast
 from mcast import Membership, TimedOut, aio, cast
 from mcast.api import Series
 from mcast.backends.sim import Fabric, open_fabric
-from mcast.backends.sim.faults import Drop, Duplicate, Messages, Reorder
+from mcast.backends.sim.faults import Delivery, Drop, Duplicate, Messages, Reorder
 from mcast.backends.sim.testbed import SimObserver
 from mcast.cast.nack import closed, parity
 from mcast.cast.nack.closed import ClosedLetters
@@ -150,6 +150,25 @@ def test_several_objects_reach_all_although_messages_get_lost(fabric: Fabric) ->
     for report in reports:
         assert report.kept
         assert [account.whole for account in report.receivers] == [True, True]
+
+
+def test_pieces_fit_the_smallest_mtu() -> None:
+    """On RoCE a message that is larger than the MTU of a receiver's port is lost in silence."""
+    fabric = Fabric.roce(3, mtu=[4096, 1024, 4096], clock="wall")
+    sizes = set[int]()
+
+    def note(delivery: Delivery) -> None:
+        sizes.add(delivery.size)
+
+    with (
+        fabric.rules.on_delivery(note),
+        others(lambda: gets(fabric, 1, 1), lambda: gets(fabric, 2, 1)) as receivers,
+        member(fabric, 0) as group,
+    ):
+        report = cast.send(group, DATA, receivers=2)
+        assert all(body(one) == DATA for end in receivers for one in end.result(BOUND))
+    assert report.kept
+    assert 900 < max(sizes) <= 1024
 
 
 def test_the_same_by_awaiting(fabric: Fabric) -> None:
