@@ -159,6 +159,8 @@ class EndpointView(Handle, Generic[M]):
             return make()
 
     def __repr__(self) -> str:
+        if "_session" not in vars(self):  # in the traceback of a failed open
+            return f"<{type(self).__name__}: not open>"
         groups = ", ".join(map(str, tuple(self._members))) or "no group"
         state = "closed" if self.closed else groups
         return f"<{type(self).__name__} {self.backend.name} {self.address}: {state}>"

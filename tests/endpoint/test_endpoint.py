@@ -192,6 +192,14 @@ def test_several_groups_on_one_endpoint_say_which(net: Net) -> None:
     assert repr(receiver).endswith(f": {one.group}, {two.group}>")
 
 
+def test_a_failed_open_has_a_repr() -> None:
+    """pytest shows the arguments of each frame of a traceback, `self` of the failed `__init__` too."""
+    with pytest.raises(ValueError, match="no port has") as caught:
+        mcast.open_endpoint("sim", "10.0.9.9")
+    frames = [entry.frame.f_locals.get("self") for entry in caught.traceback]
+    assert "<Endpoint: not open>" in [repr(one) for one in frames if isinstance(one, mcast.Endpoint)]
+
+
 def test_a_membership_receives_its_own_and_keeps_the_rest_for_the_others(net: Net) -> None:
     sender, receiver = net.open(0), net.open(1)
     one, two = receiver.join(GROUP), receiver.join(OTHER)

@@ -120,7 +120,8 @@ class Messages:
     target        the name of the receiving port, or several
     since, until  times in ns on the fabric's clock: since <= now < until
     nth           the number of the message, from 1, among those that fit the other fields since the rule was
-                  installed; or several. A message counts once, however many queue pairs get it
+                  installed; or several. A message counts once, however many queue pairs get it. The probes
+                  of `ready` count, too
     rate          the share of the remaining messages, 0..1, each drawn with the fabric's seed
     """
 
