@@ -90,6 +90,10 @@ def fixed() -> Any:
 
 
 _objects: Any = np.array(["text", 2, None], dtype=object)
+_records: Any = np.zeros(3, dtype=[("few", "i4"), ("any", "O"), ("more", "i4")])
+"""Of which a selection of fields is a view of all: numpy copies nothing, and the format does not name the
+others."""
+_FEW: Any = np.dtype({"names": ["few"], "formats": ["i4"], "offsets": [0], "itemsize": _records.itemsize})
 _numbers: Any = np.arange(6.0).reshape(2, 3)
 
 PAYLOADS: dict[str, Callable[[], Any]] = {
@@ -123,6 +127,7 @@ PAYLOADS: dict[str, Callable[[], Any]] = {
     "void": lambda: np.zeros(2, dtype="V3"),
     "structured": lambda: np.zeros(2, dtype=[("O", "i4"), ("aO", "f8"), ("sub", "u1", (2, 3))]),
     "structured and aligned": lambda: np.zeros(2, dtype=np.dtype([("a", "u1"), ("b", "f8")], align=True)),
+    "fields of records": lambda: np.zeros(2, dtype=[("a", "i4"), ("b", "f8"), ("c", "i4")])[["a", "c"]],
     "a record": lambda: np.ones(1, dtype=[("a", "i4"), ("b", "f8")])[0],
     "datetime64 as numbers": lambda: np.zeros(3, dtype="M8[s]").view("i8"),
     "one number": lambda: np.float64(2.5),
@@ -131,6 +136,7 @@ PAYLOADS: dict[str, Callable[[], Any]] = {
     "two dimensions, empty": lambda: np.zeros((0, 3)),
     "Fortran order": lambda: np.asfortranarray(_numbers),
     "memoryview in Fortran order": lambda: np.asfortranarray(_numbers).data,
+    "read-only memoryview in Fortran order": lambda: np.asfortranarray(_numbers).data.toreadonly(),
     "transposed": lambda: np.arange(24).reshape(2, 3, 4).T,
     "read-only array": fixed,
     "ctypes number": lambda: c.c_int32(7),
@@ -166,6 +172,10 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "structured with objects": lambda: np.zeros(2, dtype=[("few", "i4"), ("any", "O")]),
     "structured with objects inside": lambda: np.zeros(2, dtype=[("x", [("O", "u1"), ("y", "O")])]),
     "a record with an object": lambda: np.zeros(1, dtype=[("few", "i4"), ("any", "O")])[0],
+    "fields between which there are objects": lambda: _records[["few", "more"]],
+    "fields behind which there are objects": lambda: _records[["few"]],
+    "a record of such fields": lambda: _records[["few"]][0],
+    "such fields as a view": lambda: _records[["few"]].view(_FEW),
     "datetime64": lambda: np.zeros(3, dtype="M8[s]"),
     "timedelta64": lambda: np.zeros(3, dtype="m8[s]"),
     "structured with datetime64": lambda: np.zeros(3, dtype=[("when", "M8[s]")]),

@@ -47,7 +47,8 @@ def flat_bytes(buffer: Buffer, index: int | None = None) -> memoryview:
     # Fortran order, which `cast` refuses. Before 3.13 Python crashes when the garbage collector frees a
     # memoryview that something else has a buffer of; so this is of the object whose memory the view shows.
     is_view = sys.version_info < (3, 13) and isinstance(buffer, memoryview | PickleBuffer)
-    return PickleBuffer(_owner(view) if is_view else buffer).raw()
+    raw = PickleBuffer(_owner(view) if is_view else buffer).raw()
+    return raw.toreadonly() if view.readonly else raw  # the view may be read-only, and its owner not
 
 
 def writable_bytes(buffer: Buffer) -> memoryview:
@@ -86,9 +87,23 @@ def _why_no_view(buffer: object, error: Exception) -> str:
 def _has_objects(view: memoryview) -> bool:
     if "O" in view.format and "O" in _FIELD_NAME.sub("", view.format):
         return True
+    if "T" in view.format and _is_part_of_objects(_owner(view)):
+        return True
     # In a format of ctypes, B may also be a union or a packed structure, whatever their fields are
     ctypes: Any = sys.modules.get("ctypes") if "B" in view.format else None
     return ctypes is not None and _is_of_objects(type(_owner(view)), ctypes)
+
+
+def _is_part_of_objects(array: Any) -> bool:
+    """Return True for an array of numpy that shows some fields of records which have objects in others.
+
+    The memory of such an array has all fields, and its format names those that it shows alone.
+    """
+    while array is not None:
+        if getattr(getattr(array, "dtype", None), "hasobject", False):
+            return True
+        array = getattr(array, "base", None)
+    return False
 
 
 def _owner(view: memoryview) -> Any:

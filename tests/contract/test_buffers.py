@@ -13,7 +13,7 @@ import pytest
 
 import mcast
 from mcast.api import Backend, Headed, Message
-from mcast.contract.buffers import flat_bytes
+from mcast.contract.buffers import flat_bytes, writable_bytes
 
 from ..buffers import DATA, PAYLOADS, REFUSED, OrObject, content
 from ..card.ends import BOUND, GROUP, End
@@ -205,6 +205,15 @@ def test_the_view_of_a_memoryview_may_be_garbage() -> None:
     garbage.append(garbage)
     del view, garbage
     gc.collect()
+
+
+def test_a_read_only_view_stays_read_only() -> None:
+    """Of Fortran order, too, where the array behind it could be written."""
+    for array in (_NUMBERS, np.asfortranarray(_NUMBERS)):
+        view = array.data.toreadonly()
+        assert flat_bytes(view).readonly
+        with pytest.raises(TypeError, match="is read-only"):
+            writable_bytes(view)
 
 
 def test_both_parts_of_a_headed_batch_are_payloads() -> None:

@@ -72,14 +72,15 @@ static int finish_sending(struct payloads *payloads)
 }
 
 /* Whether the buffer is plainly one that mcast/contract/buffers.py takes. All else is for the contract to judge, because
- * Python objects may be in it: O is one, and & points to something. A B of more than a byte, or in a record, may be a
- * union or a packed structure of ctypes. What stands between two colons is the name of a field. */
+ * Python objects may be in it: O is one, and & points to something. A B of more than a byte may be a union or a packed
+ * structure of ctypes, and a record, T, may have fields that its format does not name. What stands between two colons
+ * is the name of a field. */
 static int is_plain(const Py_buffer *buffer)
 {
 	for (const char *at = buffer->format ? buffer->format : "B"; *at; at++) {
 		if (*at == ':')
 			at = strchr(at + 1, ':');
-		else if (*at == 'O' || *at == '&' || (*at == 'B' && buffer->itemsize != 1))
+		else if (*at == 'O' || *at == '&' || *at == 'T' || (*at == 'B' && buffer->itemsize != 1))
 			return 0;
 		if (!at)
 			return 0;
