@@ -53,7 +53,9 @@ def make_card_report(suite: SuiteReport, name: str, seconds: float, details: boo
         about_bed = _bed(bed)
         ports: dict[LocalAddress, int] = {port: place for place, port in enumerate(bed.ports)}
     interfaces = (interface for _, interface in socket.if_nameindex() if interface != "lo")
-    names = dict.fromkeys(interfaces, "interface") | {one.name: "device" for one in devices} | own_names()
+    # The backend may have left a device out, and an error names it
+    called = [*(one.name for one in devices), *identity.devices]
+    names = dict.fromkeys(interfaces, "interface") | dict.fromkeys(called, "device") | own_names()
     write = _Writer(None if details else Redactor(names), ports)
     column = suite.providers[name]
     clauses, facts = write.rows(column, CLAUSES), write.rows(column, FACTS)

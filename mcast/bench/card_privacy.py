@@ -16,27 +16,39 @@ from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 
-_GUID = r"0x[0-9a-fA-F]{12,}|\b[0-9a-fA-F]{16,}\b|\b(?:[0-9a-fA-F]{4}:){3}[0-9a-fA-F]{4}\b(?!:)"
+_GUID = r"0x[0-9a-fA-F]{12,}|(?<![0-9a-fA-F])[0-9a-fA-F]{12,}|\b(?:[0-9a-fA-F]{4}:){3}[0-9a-fA-F]{4}\b(?!:)"
+"""Also inside a word: udev calls interfaces and devices `enx` or `rocex` and a MAC address or GUID."""
 _MAC = r"\b(?:[0-9a-fA-F]{2}[:-]){5,19}[0-9a-fA-F]{2}\b"
 _IP = r"(?:(?<!\w)[0-9a-fA-F.]+)?:[0-9a-fA-F:.]+|(?<!\d)\d{1,3}(?:\.\d{1,3}){3}(?!\d)"
-_PATH = r"""(?<=')/[^'\n]+(?=')|(?<=")/[^"\n]+(?=")|(?<![\w/.<~])(?:~\w*)?/(?:[\w.+@-]+/)*[\w.+@-]+"""
+_QUOTED = r"""(?<=')/[^'\n]+(?=')|(?<=")/[^"\n]+(?=")"""
+_PATH = rf"""{_QUOTED}|(?<![\w/.~])(?:~\w*|\.\.?)?/+(?![/\s])[^\s'"<>|;]*[^\s'"<>|;/.,:!?()\[\]]"""
+"""Without quotes it ends at a space. A URL is one, too: it may name a host."""
 _FORMS = re.compile(f"(?P<hex>{_GUID})|(?P<mac>{_MAC})|(?P<ip>{_IP})|(?P<path>{_PATH})")
+_HEX = re.compile(_GUID)
 _GLUED = re.compile(r"[0-9a-fA-F.]*:[0-9a-fA-F:.]+")
 """An IPv6 address that letters stand before, with nothing between."""
 
-_NOBODY = {"", "root", "localhost", "(none)"}
-"""Names that say nothing of a host or a user."""
+_ZONE = re.compile(r"(?<=>%)\w[\w.-]*")
+"""The zone of an address that was replaced: an interface, perhaps of another host or network namespace."""
 
-_SYSTEM = ("/proc/", "/sys/", "/dev/")
-"""Paths that every host has."""
+_NOBODY = {"", "root", "localhost", "(none)", "local", "localdomain", "lan", "home", "internal"}
+"""Names that say nothing of a host, its domain or a user."""
+
+_SYSTEM = re.compile(r"/(?:proc|sys/class|sys/module|sys/kernel|dev/infiniband)/[\w./-]+")
+"""Paths that every host has. What is in others, as in /dev/shm or in control groups, users have named."""
+
+_MAX_ADDRESS = 45
+"""Maximum length of an address: an IPv6 address that ends like an IPv4 address."""
 
 
 def own_names() -> dict[str, str]:
     """Return the names of this host and of its user -> what they are. Nothing is asked on the network."""
     found: dict[str, str] = {}
     for host in (platform.node(), os.uname().nodename):
-        found |= {host: "host", host.partition(".")[0]: "host"}
-    found |= {user_name(): "user", Path.home().name: "user"}
+        name, _, domain = host.partition(".")
+        found |= {host: "host", name: "host", domain: "domain"}
+    # To measure a card often takes sudo, which makes a root of the user
+    found |= dict.fromkeys([user_name(), Path.home().name, os.environ.get("SUDO_USER", "")], "user")
     return {name: kind for name, kind in found.items() if name not in _NOBODY}
 
 
@@ -63,7 +75,8 @@ class Redactor:
     def text(self, text: str) -> str:
         """Return the text without addresses, GUIDs, paths and names."""
         formed = _FORMS.sub(self._form, text)
-        return self.words(_GLUED.sub(lambda found: self._addresses(found[0]), formed))
+        named = self.words(_GLUED.sub(lambda found: self._addresses(found[0]), formed))
+        return _ZONE.sub(lambda found: self._mark("interface", found[0].lower()), named)
 
     def words(self, text: str) -> str:
         """Return the text without names alone: a version may have the form of an address."""
@@ -81,7 +94,9 @@ class Redactor:
             case "mac":
                 return self._mark("address", said)
             case "path":
-                return said if said.startswith(_SYSTEM) else self._mark("path", said)
+                if _SYSTEM.fullmatch(said) is None or ".." in said:
+                    return self._mark("path", said)
+                return _HEX.sub(lambda found: self._mark("number", found[0]), said)
             case _:
                 return self._addresses(said)
 
@@ -90,7 +105,7 @@ class Redactor:
 
         Not all need be: a colon may end a word before the address, or a sentence behind it.
         """
-        for size in range(len(said), 2, -1):
+        for size in range(min(len(said), _MAX_ADDRESS), 2, -1):
             for start in range(len(said) - size + 1):
                 end = start + size
                 with suppress(ValueError):

@@ -6,6 +6,7 @@ import getpass
 import os
 import platform
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from functools import partial
@@ -290,6 +291,15 @@ def test_what_was_asked_for_is_named(somebody: None) -> None:
         ("cannot read /home/alicia/x/y.py: no", "cannot read <path 1>: no"),
         ("'/home/Bob Smith/x' is '~/x'", "'<path 1>' is '<path 2>'"),
         ("HOST7 of Alicia (host7.example.com)", "<host 1> of <user 1> (<host 2>)"),
+        ("fe80::1%eth7", "<address 1>%<interface 1>"),
+        ("no enx001122aabbcc, no rocex506b4b0300f4c8a2", "no enx<number 1>, no rocex<number 2>"),
+        ("/sys/class/infiniband/rocex506b4b0300f4c8a2", "/sys/class/infiniband/rocex<number 1>"),
+        ("file:///home/bob/x, at /home//bob/y.", "file:<path 1>, at <path 2>."),
+        ("/srv/acme,inc/x /srv/acme:key/x /srv/acme#1", "<path 1> <path 2> <path 3>"),
+        ("/proc/net/igmp,/home/bob/x /proc/../home/bob", "<path 1> <path 2>"),
+        ("</home/bob> (/home/bob) ../../bob/x ./bob/x", "<<path 1>> (<path 1>) <path 2> <path 3>"),
+        ("/dev/shm/bob /sys/fs/cgroup/bob.slice", "<path 1> <path 2>"),
+        ("/dev/infiniband/uverbs0: no", None),
         ("mlx5_0/1 on eth0", "<device 1>/1 on <interface 1>"),
         ("/proc/net/igmp of eth0", "/proc/net/igmp of <interface 1>"),
         ("/sys/class/infiniband/mlx5_0/ports", "/sys/class/infiniband/<device 1>/ports"),
@@ -328,6 +338,34 @@ def test_names_that_say_nothing_stay(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(variable, "root")
     monkeypatch.setenv("HOME", "/root")
     assert own_names() == {}
+
+
+def test_the_domain_and_who_called_sudo_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel may be named after another host of the domain; paths are of the user who called sudo."""
+    monkeypatch.setattr(platform, "node", lambda: "db1.corp.example.com")
+    monkeypatch.setenv("USER", "root")
+    monkeypatch.setenv("LOGNAME", "root")
+    monkeypatch.setenv("SUDO_USER", USER)
+    redactor = Redactor(own_names())
+    assert redactor.words("6.1-db2.corp.example.com") == "6.1-db2.<domain 1>"
+    assert redactor.words(f"6.1-{USER}+") == "6.1-<user 1>+"
+
+
+def test_a_device_that_was_left_out_is_not_named() -> None:
+    """A backend leaves out a device that it may not open; sysfs has it, and an error names it."""
+    identity = Identity({}, {"acme_hca7": DeviceIdentity()})
+    with acme(simulated(), identity):
+        found = make_card_report(suite(bad(F, "JEX-1", reason="acme_hca7: no permission")), "acme", 1.0)
+    text = found.model_dump_json()
+    assert "no permission" in text
+    assert "acme_hca7" not in text
+
+
+def test_a_long_text_takes_no_time() -> None:
+    """Digits, colons and dots of which no part is an address, as in a dump."""
+    start = time.thread_time()
+    Redactor({}).text("12.3:" * 800)
+    assert time.thread_time() - start < 4
 
 
 # --- what a device is --------------------------------------------------------------------------
