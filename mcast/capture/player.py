@@ -9,7 +9,7 @@ from typing import BinaryIO, NamedTuple
 from mcast.api import MULTICAST_QPN
 from mcast.endpoint.blocking import Endpoint, Sender
 from mcast.pcapng.dissect import Skipped, datagram, place_of
-from mcast.pcapng.reader import Frame, read_frames
+from mcast.pcapng.reader import Frame, leave_out, read_frames
 from mcast.wire.addresses import Gid
 from mcast.wire.packets import Datagram
 
@@ -26,7 +26,7 @@ _COPIES_WITHIN = 1_000_000_000
 another message's."""
 
 _MAX_REMEMBERED = 1 << 17
-"""Messages that are remembered for their copies, at most."""
+"""Maximum number of messages, and of interfaces that have shown them, that are remembered for copies."""
 
 
 class Changed(Exception):
@@ -79,21 +79,38 @@ class _Seen:
     """
 
     def __init__(self) -> None:
-        self._last: OrderedDict[object, tuple[int, Counter[object]]] = OrderedDict()
+        self._last: OrderedDict[object, _Shown] = OrderedDict()
+        self._remembered = 0
 
     def is_copy(self, frame: Frame, message: Datagram) -> bool:
         """Return True if another interface has shown the message as often as this one."""
         key = (message.source, message.src_qp, message.dest, message.psn, message.imm, hash(message.payload))
         place = place_of(frame)
-        t, times = self._last.pop(key, (frame.t, Counter[object]()))
-        if abs(frame.t - t) > _COPIES_WITHIN:
-            times = Counter()
-        before = max(times.values(), default=0)
-        times[place] += 1
-        self._last[key] = frame.t, times
-        if len(self._last) > _MAX_REMEMBERED:
-            self._last.popitem(last=False)
-        return before > 0 if place is None else times[place] <= before
+        shown = self._last.pop(key, None)
+        if shown is None or abs(frame.t - shown.t) > _COPIES_WITHIN:
+            self._remembered -= 0 if shown is None else len(shown.times)
+            shown = _Shown()
+        before = shown.most
+        self._remembered += place not in shown.times
+        shown.add(place, frame.t)
+        self._last[key] = shown
+        while self._remembered > _MAX_REMEMBERED:
+            self._remembered -= len(self._last.popitem(last=False)[1].times)
+        return before > 0 if place is None else shown.times[place] <= before
+
+
+class _Shown:
+    """How often each interface has shown a message, the most of these, and when one did last."""
+
+    __slots__ = ("most", "t", "times")
+
+    def __init__(self) -> None:
+        self.times = Counter[object]()
+        self.most = self.t = 0
+
+    def add(self, place: object, t: int) -> None:
+        self.times[place] += 1
+        self.most, self.t = max(self.most, self.times[place]), t
 
 
 def messages_of(
@@ -115,7 +132,7 @@ def messages_of(
             if not keep_copies and seen.is_copy(frame, found):
                 raise Skipped(COPY)
         except Skipped as why:
-            left_out[str(why)] += 1
+            leave_out(left_out, str(why))
         else:
             yield Recorded(frame.t, found.dest, found.payload, found.imm)
 

@@ -46,6 +46,12 @@ _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18"
 
 _MICROSECONDS = 6
 
+_MAX_INTERFACES = 1 << 16
+"""Maximum number of interfaces of a section. More mean a damaged file, and would fill the memory."""
+
+_MAX_REASONS = 64
+"""Maximum number of reasons for leaving something out, so that a damaged file fills no screen."""
+
 
 class CaptureError(ValueError):
     """The file is damaged, or has none of the formats; `offset` is where in the file, in bytes."""
@@ -110,6 +116,11 @@ def read_frames(file: BinaryIO, skipped: Counter[str] | None = None) -> Iterator
         raise CaptureError(0, f"the file is neither pcapng nor pcap: {looks}")
 
 
+def leave_out(skipped: Counter[str], why: str) -> None:
+    """Count what is left out, by its reason, or with all other reasons if there are too many."""
+    skipped[why if why in skipped or len(skipped) < _MAX_REASONS else "of other kinds"] += 1
+
+
 class _Source:
     """The file, and how far it has been read."""
 
@@ -152,15 +163,17 @@ def _pcapng(source: _Source, skipped: Counter[str]) -> Iterator[Frame]:
             (length,) = struct.unpack(f"{order}I", source.take(4, "a block's length"))
             body = _body(source, start, order, length, 8)
         except _CutShort:
-            skipped[_ends_in("packet" if kind in _PACKETS else "block", start)] += 1
+            leave_out(skipped, _ends_in("packet" if kind in _PACKETS else "block", start))
             return
         if kind == INTERFACE:
+            if len(interfaces) >= _MAX_INTERFACES:
+                raise CaptureError(start, f"more than {_MAX_INTERFACES:,} interfaces are described")
             interfaces.append(_interface(body, order, start))
         elif kind in _PACKETS:
             frame = _packet(kind, body, order, interfaces, start)
             yield frame._replace(interface=before + frame.interface)
         else:
-            skipped[f"a block of {_OTHER_BLOCKS.get(kind, f'the unknown type {kind:#x}')}"] += 1
+            leave_out(skipped, f"a block of {_OTHER_BLOCKS.get(kind, f'the unknown type {kind:#x}')}")
 
 
 def _ends_in(what: str, start: int) -> str:
@@ -250,6 +263,6 @@ def _pcap(source: _Source, skipped: Counter[str], order: str, unit: int) -> Iter
                 raise CaptureError(start + 8, f"a packet of {size} bytes cannot be")
             data = source.take(size, "a packet")
         except _CutShort:
-            skipped[_ends_in("packet", start)] += 1
+            leave_out(skipped, _ends_in("packet", start))
             return
         yield Frame(seconds * NS + fraction * unit, link_type & 0xFFFF, data, length, start)

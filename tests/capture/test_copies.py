@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import time
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
+from mcast.capture import player
 from mcast.capture.player import COPY, contents_of, messages_of
 
 from .captures import Made, cooked, frame
@@ -110,3 +112,21 @@ def test_the_longest_pause_is_known(times: list[float], pause: float) -> None:
     """Of those that a replay waits for: not after a time that has run back."""
     data = Made().pcap(*((t, frame(b"x", psn)) for psn, t in enumerate(times)))
     assert contents_of(io.BytesIO(data)).pause == pause * 1e9
+
+
+def test_many_interfaces_take_no_time() -> None:
+    """The time for a packet does not grow with the interfaces that have shown the message."""
+    seen = [(1.0, frame(b"one"), IN, number) for number in range(30_000)]
+    data, start = sll2(Made(), *seen), time.thread_time()
+    assert payloads(data) == ([b"one"], {COPY: 29_999})
+    assert time.thread_time() - start < 3
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message is forgotten with its interfaces, the one that was seen last at the end."""
+    one, two = bridged(1.0, frame(b"one", 1)), bridged(1.0, frame(b"two", 2))
+    data = sll2(Made(), *one[:2], *two, *one[2:])
+    monkeypatch.setattr(player, "_MAX_REMEMBERED", 6)
+    assert payloads(data) == ([b"one", b"two"], {COPY: 6})
+    monkeypatch.setattr(player, "_MAX_REMEMBERED", 5)
+    assert payloads(data) == ([b"one", b"two", b"one"], {COPY: 5})

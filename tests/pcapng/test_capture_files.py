@@ -417,6 +417,25 @@ def test_an_interface_has_one_number_in_the_file() -> None:
     assert [frame.interface for frame in read(data)] == [1, 3]
 
 
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_kinds_without_number_are_counted_together(order: str) -> None:
+    """Each reason is a line for the reader, so a damaged file may not have one for each block."""
+    made = Made(order)
+    blocks = b"".join(made.block(1_000 + number, b"") for number in range(1_000))
+    frames, skipped = counted(made.section() + blocks + made.interface() + made.packet(1.0, b"data"))
+    assert frames == [b"data"]
+    assert (len(skipped), sum(skipped.values())) == (65, 1_000)
+    assert skipped["of other kinds"] == 936
+
+
+def test_interfaces_without_number_are_damage() -> None:
+    made = Made()
+    most = made.section() + made.interface() * 65_536 + made.packet(1.0, b"data", 65_535)
+    assert counted(most) == ([b"data"], {})
+    with pytest.raises(CaptureError, match="more than 65,536 interfaces"):
+        counted(most + made.interface())
+
+
 def drain(data: bytes) -> None:
     """Read everything there is. Raises CaptureError, and nothing else."""
     for frame in read_frames(io.BytesIO(data)):
