@@ -55,6 +55,8 @@ MOST_OF_ADDRESS = 4
 MAX_PAST = 1024
 """Maximum number of sessions that are remembered after they have ended here, or whose sender is silent.
 
+One more pushes out the oldest of the address that has the most.
+
 One takes some KB, and 16 KB more if its sender cycles through 65,536 objects. Of ordinary objects, however
 many the session has, the number of the last one is enough.
 """
@@ -421,6 +423,8 @@ class ObjectsIn:
 
         None for one that has ended; else its sender is silent, and it goes on when that is heard again.
         """
+        self._past_of: dict[tuple[int, int], str] = {}
+        """The address of each of them."""
         self._whole: deque[Received] = deque()
         self._choice = _Choice(alone)
         self._progress = progress
@@ -555,7 +559,7 @@ class ObjectsIn:
             core = ObjectReceiver(offer.session, who, SystemRandom(), now)
             past = _Incoming(core, offer.name, address, offer.nonce)
         else:
-            del self._past[key]
+            del self._past[key], self._past_of[key]
             past.core.returns(nonce, now)
         self._letters.begin(offer.session, offer.nonce)
         self.sessions[offer.session] = past
@@ -571,8 +575,12 @@ class ObjectsIn:
         else:
             self._letters.end(session)
         self._past[session, one.nonce] = one if one.core.silent else None
+        self._past_of[session, one.nonce] = one.address
         if len(self._past) > MAX_PAST:
-            oldest, _ = self._past.popitem(last=False)
+            # Of the host with the most: one that ends sessions without number pushes out its own.
+            ((most, _),) = Counter(self._past_of.values()).most_common(1)
+            oldest = next(key for key in self._past if self._past_of[key] == most)
+            del self._past[oldest], self._past_of[oldest]
             self._letters.forget(*oldest)
 
     def _begin(self, one: _Incoming, about: Describe, now: float) -> None:

@@ -694,6 +694,19 @@ def test_sessions_that_have_ended_are_remembered_and_the_oldest_forgotten(
     assert [session in alone.receiving.sessions for session in ended] == [True, False, False]
 
 
+def test_a_host_pushes_out_its_own_past_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a stranger that ends sessions without number makes objects of others come twice."""
+    monkeypatch.setattr(receiving, "MAX_PAST", 4)
+    alone = Alone(None, 900)
+    other, many = number_at("10.0.0.3", 2), [number_at("10.0.0.4", salt) for salt in range(20)]
+    alone.hears(Offer(other, 0, 1, 1, 1000, 0, "one"), Bye(other, ALL, ""))
+    for session in many:
+        alone.hears(Offer(session, 0, 1, 1, 1000, 0, "one"), Bye(session, ALL, ""), address="10.0.0.4")
+    assert [session for session, _ in alone.receiving._past] == [other, *many[-3:]]
+    alone.hears(Offer(other, 0, 1, 1, 1000, 0, "one"))
+    assert other not in alone.receiving.sessions
+
+
 def test_a_session_is_known_by_its_nonce_and_the_oldest_are_forgotten(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
