@@ -254,6 +254,7 @@ class NewFile(Sink):
     The hidden file `.NAME.part` has what an earlier run has left, if that was killed or `keep` was called.
     One run at a time has that file; others have one of a random name, and leave nothing.
 
+    path      of which the folder has no link on its way, and gets none meanwhile
     replaces  whether a file may be replaced that has come to be there meanwhile, and differs
     """
 
@@ -272,6 +273,15 @@ class NewFile(Sink):
         if self._part is None:
             with _signals_held():  # a signal between its lines would leave the file behind
                 self._part = HiddenFile(self._target)
+        self._require_folder()
+
+    def _require_folder(self) -> None:
+        """Raise OSError if a link has taken the place of a folder on the way, and may lead anywhere."""
+        folder = self._target.parent
+        if folder.is_absolute() and Path(os.path.realpath(folder)) != folder:
+            raise NotADirectoryError(
+                E.ENOTDIR, "a link has come to be there instead of a folder", str(folder)
+            )
 
     @property
     def left(self) -> int:
@@ -326,6 +336,7 @@ class NewFile(Sink):
                     os.utime(part.file.fileno(), ns=(time.time_ns(), self.mtime))
             os.fsync(part.file.fileno())
             os.fchmod(part.file.fileno(), mode)  # not before: another run goes on if this one is killed
+            self._require_folder()
             if not part.there:
                 raise FileNotFoundError(E.ENOENT, os.strerror(E.ENOENT), str(part.path))
             if not self._replaces and os.path.lexists(self._target) and not self._same(part.path):

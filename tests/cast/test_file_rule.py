@@ -163,6 +163,26 @@ def test_a_link_that_a_sender_names_is_replaced(tmp_path: Path) -> None:
     assert stat.S_ISFIFO((tmp_path / "out").stat().st_mode)
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_link_in_place_of_a_folder_is_not_followed(begun: bool, tmp_path: Path) -> None:
+    """Somebody who may write in the folder exchanges a folder in it, before or while the file comes."""
+    here, there = tmp_path / "in", tmp_path / "there"
+    (here / "sub").mkdir(parents=True)
+    there.mkdir()
+    (there / "file").write_bytes(b"old")
+    sink = Folder(here, replace=True)(offered("sub/file"))
+    assert sink is not None
+    with closing(sink):
+        if begun:
+            sink.open()
+            sink.write(DATA)
+        (here / "sub").rename(here / "other")
+        (here / "sub").symlink_to(there)
+        with pytest.raises(NotADirectoryError, match="a link has come to be there"):
+            write(sink)
+    assert [(one.name, one.read_bytes()) for one in there.iterdir()] == [("file", b"old")]
+
+
 def test_another_name_of_a_file_keeps_the_old_bytes(way: Callable[[Path], Sink], tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"old")
     (tmp_path / "other").hardlink_to(tmp_path / "file")
