@@ -80,7 +80,7 @@ BAD_INPUT = {
         ("--service-level", "8"),
         "roce0/1: --service-level is 8: allowed are 0..7 (Ethernet has eight priorities)",
     ),
-    "negative time": (("--busy-poll", "-1"), "-1 is out of range: give 0 to inf s"),
+    "negative time": (("--busy-poll", "-1"), "'-1' is no time: write seconds"),
     "no time": (("--seconds", "0"), "0 is out of range: give 0.01 to 3,600 s"),
     "both ends": (("--server", "--client"), "--server and --client are two ends"),
     "p99 of a client": (("--client", "--max-p99", "5"), "--max-p99 is for one command alone"),

@@ -24,7 +24,7 @@ from typing import Any, cast
 import typer
 from blake3 import blake3
 
-from mcast.api import Backend, DeviceInfo, Series, TimedOut
+from mcast.api import Backend, DeviceInfo, Series, TimedOut, UnusableDevice
 from mcast.backends.rdma.sa import umad
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.scenario import model as scenario_model
@@ -348,6 +348,9 @@ class _Devices:
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         return self._devices
+
+    def unusable_devices(self) -> tuple[UnusableDevice, ...]:
+        return ()
 
 
 @cache

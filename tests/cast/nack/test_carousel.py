@@ -480,7 +480,7 @@ def test_a_carousel_in_words() -> None:
     assert Strategy.of("carousel:10min") == carousel(seconds=600)
     for text, says in {
         "carousel:0": "^a carousel of 0 rounds: at least 1$",
-        "carousel:-1": "^a carousel of -1 rounds: at least 1$",
+        "carousel:-1": "is no strategy",
         "carousel:0s": "^a carousel for 0 s: more than 0$",
         "carousel:x": "is no strategy",
         "carousel:nan": "is no strategy",
