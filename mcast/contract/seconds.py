@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import fsum, inf
+from math import fsum, inf, nan
 
 from mcast.contract.amounts import amount_in
 from mcast.wire.arguments import shown
@@ -12,6 +12,9 @@ LONGEST = float(((1 << 63) - 1) // 1_000_000_000)
 
 PLAIN = frozenset({float, int})
 """The types of nearly all timeouts."""
+
+_NO_TIMES = ("b", "c", "V")
+"""Kinds of numpy's flags, complex numbers and records, each of which has `__float__`."""
 
 UNITS = {"US": 1e-6, "MS": 1e-3, "S": 1.0, "MIN": 60.0, "H": 3600.0}
 """Unit of a time in words -> seconds."""
@@ -37,13 +40,15 @@ def seconds_of(given: float, name: str = "timeout") -> float:
     if given.__class__ in PLAIN and 0.0 <= given <= LONGEST:
         return given
     try:
-        if isinstance(given, bool):
+        if isinstance(given, bool) or getattr(getattr(given, "dtype", None), "kind", "") in _NO_TIMES:
             raise TypeError("a flag is no time")
         seconds = fsum((given,))  # takes whatever has `__float__`, but no text as `float` does
     except TypeError as error:
         raise TypeError(f"{name} is {shown(given)}: give a number of seconds") from error
     except OverflowError:
         seconds = inf if given > 0 else 0.0
+    except ValueError:  # a signaling NaN
+        seconds = nan
     if seconds != seconds:
-        raise ValueError(f"{name} is {given}: give a number of seconds")
+        raise ValueError(f"{name} is {shown(given)}: give a number of seconds")
     return min(max(seconds, 0.0), LONGEST)

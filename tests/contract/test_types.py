@@ -83,8 +83,15 @@ NUMBERS: dict[str, Any] = {
     "index": Index(),
 }
 NO_TIME = {
-    name: NO_NUMBER[name] for name in ("text", "bytes", "bool", "list", "complex", "object", "np.array")
-} | {"nan": float("nan")}
+    name: NO_NUMBER[name]
+    for name in ("text", "bytes", "bool", "list", "complex", "object", "np.bool", "np.array")
+} | {
+    "nan": float("nan"),
+    "signaling nan": Decimal("sNaN"),
+    "np.complex": np.complex64(1),
+    "np.flags": np.array(True),
+    "np.timedelta": np.timedelta64(1, "s"),
+}
 TIMES: dict[str, Any] = {
     "np.float32": np.float32(0.001),
     "np.int64": np.int64(0),

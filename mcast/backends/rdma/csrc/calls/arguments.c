@@ -54,12 +54,11 @@ int calls_read_timeout(PyObject *timeout, int64_t *out)
 	*out = -1;
 	if (!timeout || timeout == Py_None)
 		return 1;
-	if (PyBool_Check(timeout))
-		return 0; /* a flag is no time, as the contract says */
+	if (!PyFloat_Check(timeout) && !PyLong_CheckExact(timeout))
+		return 0; /* the contract says whether it is a time: a flag, of Python or numpy, is none */
 	seconds = PyFloat_AsDouble(timeout);
 	if (seconds == -1.0 && PyErr_Occurred()) {
-		if (PyErr_ExceptionMatches(PyExc_Exception))
-			PyErr_Clear(); /* the contract meets the error again, and says what is wrong; Ctrl-C is no error of the argument */
+		PyErr_Clear(); /* more than a float can say: the contract takes it for the longest time */
 		return 0;
 	}
 	*out = seconds <= 0 ? 0 : seconds > 1e9 ? -1 : (int64_t)(seconds * 1e9);
