@@ -954,6 +954,17 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         Phase.SEND,
+        E.EACCES,
+        Cause(
+            "the process has changed its user or its rights since RDMA was first used in it",
+            "dmesg | grep 'changed security contexts'",
+            "call setuid first, or use RDMA only in a process that has not changed them",
+        ),
+        "ib_safe_file_access in drivers/infiniband/core/rdma_core.h of Linux",
+        only=_REAL,
+    ),
+    Row(
+        Phase.SEND,
         E.ENODATA,
         Cause(
             "the source GID that the destination names has gone with its address",

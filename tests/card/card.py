@@ -11,6 +11,7 @@ assert card.reports() == () and card.leftovers() == ()
 from __future__ import annotations
 
 import ctypes as c
+import os
 import re
 from collections.abc import Iterator, Mapping
 from enum import IntEnum, IntFlag
@@ -222,7 +223,7 @@ class Card:
         device = Device(**{**usual, **fields, "ports": len(ports)})
         number = int(self._lib.card_add_device(c.byref(device), (Port * len(ports))(*ports)))
         assert number >= 0, "too many devices"
-        name = device.name.decode()
+        name = os.fsdecode(device.name)
         self.numbers[name] = number
         for index, port in enumerate(ports, 1):
             self._write_sysfs(name, index, port)

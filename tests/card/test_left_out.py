@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import errno as E
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mcast import open_endpoint
 from mcast.api import (
+    AddressNotAvailable,
     CmEventType,
     DeviceGone,
     Gid,
@@ -20,12 +25,13 @@ from mcast.api import (
     QpInit,
     UnavailableReason,
 )
-from mcast.backends.rdma import devices
+from mcast.backends.rdma import availability, devices, native
 from mcast.backends.rdma.drivers import DRIVERS
 from mcast.backends.rdma.kernel_devices import KernelDevice, why_closed
+from mcast.backends.rdma.native import Native
 from mcast.backends.rdma.net import ipoib
 
-from .card import Card
+from .card import Card, ethernet_port
 from .provider import CardBackend
 
 GROUP = "239.1.1.1"
@@ -192,6 +198,101 @@ def test_its_addresses_are_known_without_asking(
     assert HERE in left_out.addresses
 
 
+def test_a_device_that_is_renamed_is_not_left_out(
+    card: Card, known: dict[str, KernelDevice], backend: CardBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What has changed during the look is looked at again: udev renames a device soon after it has come."""
+    before = {"card9": known["card0"]._replace(here=False), "card1": known["card1"]}
+    answers = iter((before, known))
+    monkeypatch.setattr(devices, "kernel_devices", lambda: next(answers, known))
+    assert backend.unusable_devices() == ()
+
+
+def test_a_look_ends_while_devices_come_and_go(
+    known: dict[str, KernelDevice], backend: CardBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = count()
+    monkeypatch.setattr(devices, "kernel_devices", lambda: {f"new{next(numbers)}": KernelDevice(None)})
+    assert [device.name for device in backend.devices()] == ["card0", "card1"]
+
+
+def test_a_name_that_is_no_text(card: Card, backend: CardBackend) -> None:
+    """The kernel takes any bytes; the device is left out alone, and named as a shell takes it."""
+    card.add(ethernet_port("10.0.0.1"), name=b"card\xff", guid=1)
+    card.add(ethernet_port("10.0.0.2"), name="kärtchen".encode(), guid=2)
+    assert [device.name for device in backend.devices()] == ["kärtchen"]
+    (left_out,) = backend.unusable_devices()
+    assert (left_out.name, left_out.reason) == ("card\\xff", UnavailableReason.BROKEN)
+    assert left_out.fix == "rename it: rdma dev set $'card\\xff' name NAME"
+
+
+def test_folders_that_go_during_the_look(
+    card: Card, known: dict[str, KernelDevice], backend: CardBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a device that is removed: sysfs has shown them a moment before."""
+    assert card.sysfs is not None
+    (card.sysfs / "card0/device/net").mkdir(parents=True)
+
+    def gone(*_: object) -> Iterator[Path]:
+        raise FileNotFoundError(E.ENOENT, "No such file or directory")
+
+    missing(known, monkeypatch)
+    monkeypatch.setattr(ipoib, "port_gids", dict)
+    monkeypatch.setattr(Path, "iterdir", gone)
+    monkeypatch.setattr(Path, "glob", gone)
+    assert [device.name for device in backend.devices()] == ["card1"]
+    assert backend._port_counters("card0", 1) == {}
+
+
+# --- a process that can open no more files ---------------------------------------------------------
+
+
+def full(*_: object) -> dict[str, KernelDevice]:
+    raise OSError(E.EMFILE, "Too many open files")
+
+
+def test_a_process_without_descriptors_is_told(
+    known: dict[str, KernelDevice], backend: CardBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither devices nor permissions are at fault, so the fix is another."""
+    monkeypatch.setattr(availability, "why_closed", lambda file: None)
+    monkeypatch.setattr(devices, "kernel_devices", full)
+    by_devices = availability.judge(availability.gather())
+    monkeypatch.setattr(availability, "why_closed", lambda file: OSError(E.EMFILE, "Too many open files"))
+    for status in (by_devices, availability.judge(availability.gather())):
+        assert (status.available, status.reason) == (False, UnavailableReason.BROKEN)
+        assert "Too many open files" in status.detail
+        assert "\n" not in status.detail
+        assert "ulimit -n" in status.fix
+    with pytest.raises(McastError, match=r"devices\(.*EMFILE"):
+        backend.devices()
+
+
+def test_the_error_of_a_bind_is_not_hidden(
+    card: Card, backend: CardBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By that of the search for its reason."""
+    card.ethernet(1)
+    cm_id = backend.event_channel().create_id()
+    monkeypatch.setattr(devices, "kernel_devices", full)
+    with pytest.raises(AddressNotAvailable, match="bind_addr"):
+        cm_id.bind_addr("10.9.9.9")
+
+
+def test_hundreds_of_devices_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those beyond the room would seem to have no provider."""
+    there = [f"mlx5_{number}" for number in range(1000)]
+
+    def names(out: Any, room: int) -> int:
+        for number, name in enumerate(there[:room]):
+            out[number] = name.encode()
+        return min(room, len(there))
+
+    loaded = native.load()
+    monkeypatch.setattr(loaded, "_lib", SimpleNamespace(mcast_device_names=names))
+    assert loaded.device_names() == tuple(there)
+
+
 # --- drivers without multicast ---------------------------------------------------------------------
 
 
@@ -204,6 +305,21 @@ def test_a_driver_without_multicast_is_named_first(
     assert (first.driver, bool(first.no_multicast), second.driver) == ("siw", True, "")
     with pytest.raises(NotSupported, match="its driver siw does not implement ibv_attach_mcast"):
         open_endpoint(backend, "10.0.0.1")
+
+
+def test_a_newer_driver_is_tried(
+    known: dict[str, KernelDevice], backend: CardBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have multicast by now; doctor says that it is not known, and a failed join names the driver."""
+    monkeypatch.setattr(Native, "verbs_library", lambda self: "/usr/lib/libibverbs.so.1.20.99.0")
+    known["card0"] = known["card0"]._replace(driver=SIW)
+    assert {(one.driver, one.no_multicast) for one in backend.devices()} == {("siw", ""), ("", "")}
+    with open_endpoint(backend, "10.0.0.1") as endpoint:
+        endpoint.join(GROUP).send(b"hello")
+
+
+def test_the_library_is_known_by_its_file(card: Card) -> None:
+    assert native.load().verbs_library() == os.environ["MCAST_LIBIBVERBS"]
 
 
 def test_an_unknown_driver_is_tried(known: dict[str, KernelDevice], backend: CardBackend) -> None:

@@ -537,6 +537,7 @@ def test_each_errno_that_a_rule_names_has_a_row() -> None:
 
 NOT_TOLD = {
     "EAGAIN": "means: nothing yet",
+    "EBADMSG": "of an answer by netlink that is cut off: sysfs is read instead",
     "ECONNREFUSED": "of the socket of a served fabric: becomes BackendUnavailable",
     "ECONNRESET": "of that socket: ends the client's session",
     "EPIPE": "of that socket: becomes the removal of the devices",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno as E
 import os
+import socket
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from mcast.backends.rdma import kernel_devices
-from mcast.backends.rdma.drivers import DRIVERS, RDMA_CORE
+from mcast.backends.rdma.drivers import DRIVERS, RDMA_CORE, is_newer
 from mcast.backends.rdma.kernel_devices import KernelDevice, why_closed
 from mcast.backends.rdma.net import netlink
 from mcast.backends.rdma.net.netlink import RdmaDevice
@@ -113,6 +115,78 @@ def test_netlink_tells_file_and_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked[1] == (20, 5 << 10 | 15, attribute(1, bytes(4)) + attribute(69, b"uverbs\0"))
 
 
+class Answering:
+    """A netlink socket of which the kernel's answer is made up."""
+
+    def __init__(self, answer: bytes) -> None:
+        self.answer = answer
+
+    def __enter__(self) -> Answering:
+        return self
+
+    def __exit__(self, *raised: object) -> None: ...
+
+    def send(self, request: bytes) -> int:
+        return len(request)
+
+    def recv(self, size: int) -> bytes:
+        return self.answer[:size]
+
+
+CUT_OFF = {
+    "no length": bytes(16),
+    "longer than all": struct.pack("@IHHII", 64, 5121, 0, 1, 0) + bytes(8),
+    "half a header": b"\x10\0\0",
+}
+
+
+@pytest.mark.parametrize("answer", CUT_OFF.values(), ids=CUT_OFF)
+def test_a_cut_off_answer_is_none(
+    answer: bytes, plant: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one without a length would be read for ever."""
+    plant({"uverbs0": "rxe0"}, netlink.rdma_devices, shown=("rxe0",))
+    monkeypatch.setattr(socket, "socket", lambda *kind: Answering(answer))
+    assert kernel_devices.kernel_devices() == {"rxe0": KernelDevice(tmp_path / "dev/uverbs0")}
+
+
+def test_an_answer_without_details_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the kernel leaves out is not known."""
+
+    def answer(family: int, request: int, flags: int, payload: bytes) -> Iterator[bytes]:
+        if request == 5 << 10 | 1:
+            yield attribute(1, bytes(4)) + attribute(2, b"rxe0\0")
+            yield attribute(1, bytes(4))
+        else:
+            yield attribute(73, b"\x0e")
+
+    monkeypatch.setattr(netlink, "_ask", answer)
+    assert netlink.rdma_devices() == {"rxe0": RdmaDevice("", RXE if sys.byteorder == "little" else 0)}
+
+
+def test_nobody_knows_which_devices_are_elsewhere(plant: Callable[..., None], tmp_path: Path) -> None:
+    """A container without netlink of RDMA, and with half of /sys: the devices are taken for its own."""
+    plant({"uverbs0": "rxe0"}, no_answer)
+    assert kernel_devices.kernel_devices() == {"rxe0": KernelDevice(tmp_path / "dev/uverbs0")}
+
+
+def test_a_process_without_descriptors_learns_nothing(plant: Callable[..., None]) -> None:
+    """That is an error of the process, and no device is in another namespace by it."""
+
+    def full() -> dict[str, RdmaDevice]:
+        raise OSError(E.EMFILE, "Too many open files")
+
+    plant({"uverbs0": "rxe0"}, full, shown=("rxe0",))
+    with pytest.raises(OSError, match="Too many open files"):
+        kernel_devices.kernel_devices()
+
+
+def test_a_name_that_is_no_text_is_read(plant: Callable[..., None], tmp_path: Path) -> None:
+    plant({"uverbs0": "rxe0", "uverbs1": ""}, dict)
+    (tmp_path / "infiniband_verbs/uverbs0/ibdev").write_bytes(b"rxe\xff \n")
+    assert list(kernel_devices.kernel_devices()) == [os.fsdecode(b"rxe\xff ")]
+
+
 # --- the table of drivers ------------------------------------------------------------------
 
 WITHOUT = {"bnxt_re", "efa", "erdma", "hns", "ionic", "mana", "qedr", "siw", "vmw_pvrdma"}
@@ -125,3 +199,21 @@ def test_the_drivers_without_multicast_are_named() -> None:
         assert bool(one.no_multicast) is (one.name in WITHOUT)
         assert not one.no_multicast or (one.name in one.no_multicast and RDMA_CORE in one.no_multicast)
     assert len({one.name for one in DRIVERS.values()}) == len(DRIVERS)
+
+
+NAMES = {
+    "/usr/lib/libibverbs.so.1.14.44.0": False,
+    "/usr/lib/libibverbs.so.1.16.65.0": False,
+    "/usr/lib/libibverbs.so.1.16.65.1": True,
+    "/opt/lib/libibverbs.so.1.20.100.0": True,
+    "/opt/lib/libibverbs.so.1": False,
+    "card.so": False,
+    "": False,
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_name_of_a_library_tells_its_version(name: str, tmp_path: Path) -> None:
+    link = tmp_path / "libibverbs.so.1"
+    link.symlink_to(name or "nothing")
+    assert (is_newer(name), is_newer(str(link))) == (NAMES[name], NAMES[name])

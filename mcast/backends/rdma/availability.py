@@ -22,9 +22,10 @@ from mcast.api import (
 )
 from mcast.backends.rdma import memlock, native, slab
 from mcast.backends.rdma.devices import survey
-from mcast.backends.rdma.kernel_devices import DEVICE_FILES, why_closed
+from mcast.backends.rdma.kernel_devices import DEVICE_FILES, OF_THE_PROCESS, why_closed
 
 _ROCE_MAX_MTU = 4096
+_MORE_FILES = "close files that the process does not need, or raise its limit: ulimit -n"
 
 FIXES = {
     UnavailableReason.NOT_BUILT: (
@@ -56,7 +57,7 @@ class Facts(NamedTuple):
     """What was found on this host.
 
     `lack`      the extension or library that is missing, and how loading it failed
-    `failed`    why the devices could not be listed, "" if they could
+    `failed`    why the devices could not be listed, "" if they could; `failed_fix` repairs that
     `absent`    the device file of the connection manager if it does not exist, else ""
     `barred`    why this process cannot open that file, "" if it can
     `memlock`   how many bytes this process may lock, None without limit
@@ -67,6 +68,7 @@ class Facts(NamedTuple):
 
     lack: tuple[UnavailableReason, str] | None = None
     failed: str = ""
+    failed_fix: str = "look at `ibv_devinfo -v` and `dmesg`"
     absent: str = ""
     barred: str = ""
     memlock: int | None = None
@@ -87,8 +89,7 @@ def _lack(facts: Facts) -> Status | None:
 
 
 def _unreadable(facts: Facts) -> Status | None:
-    fix = "look at `ibv_devinfo -v` and `dmesg`"
-    return _no(UnavailableReason.BROKEN, facts.failed, fix) if facts.failed else None
+    return _no(UnavailableReason.BROKEN, facts.failed, facts.failed_fix) if facts.failed else None
 
 
 def _no_device(facts: Facts) -> Status | None:
@@ -178,6 +179,8 @@ def gather() -> Facts:
         return Facts(lack=(error.reason, error.detail))
     manager = DEVICE_FILES / "rdma_cm"
     closed = why_closed(manager)
+    if closed and closed.errno in OF_THE_PROCESS:
+        return Facts(failed=f"cannot open {manager}: {closed.strerror}", failed_fix=_MORE_FILES)
     is_absent = closed is not None and closed.errno == E.ENOENT
     facts = Facts(
         absent=str(manager) if is_absent else "",
@@ -188,5 +191,6 @@ def gather() -> Facts:
     try:
         usable, unusable = survey(loaded)
     except McastError as error:
-        return facts._replace(failed=str(error))
+        failed = facts._replace(failed=str(error).splitlines()[0])
+        return failed._replace(failed_fix=_MORE_FILES) if error.errno in OF_THE_PROCESS else failed
     return facts._replace(devices=usable, unusable=unusable)

@@ -23,6 +23,7 @@ from mcast.api import (
     QpInit,
     QueuePair,
     UdParam,
+    UnusableDevice,
     mcast_error,
 )
 from mcast.backends.rdma import sockaddr
@@ -198,9 +199,11 @@ class RdmaCmId(Shared, CmId):
             try:
                 self.native.bind_addr(self.handle, sockaddr.source(src), {"src": src})
             except McastError:
-                for device in survey(self.native).unusable:
-                    if src in device.addresses:
-                        raise device.error("bind_addr", {"src": src}) from None
+                left_out = list[UnusableDevice]()
+                with suppress(McastError):  # why the devices cannot be listed would hide this error
+                    left_out = [one for one in survey(self.native).unusable if src in one.addresses]
+                for device in left_out:
+                    raise device.error("bind_addr", {"src": src}) from None
                 raise
             self._source = src
 

@@ -8,6 +8,7 @@ import socket
 from contextlib import suppress
 from functools import cached_property
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from pathlib import Path
 from typing import NamedTuple
 
 from mcast.api import (
@@ -22,14 +23,21 @@ from mcast.api import (
     UnusableDevice,
     mcast_error,
 )
-from mcast.backends.rdma.kernel_devices import SYSFS, KernelDevice, kernel_devices, why_closed
+from mcast.backends.rdma.drivers import is_newer
+from mcast.backends.rdma.kernel_devices import (
+    OF_THE_PROCESS,
+    SYSFS,
+    KernelDevice,
+    kernel_devices,
+    why_closed,
+)
 from mcast.backends.rdma.native import Context, Native
 from mcast.backends.rdma.net import ipoib
 from mcast.interrupts import uninterrupted
 from mcast.wire.addresses import needs_interface
 
-_OF_THE_PROCESS = frozenset({E.EMFILE, E.ENFILE})
-"""Errnos of opening a device that say nothing about the device."""
+_MAX_LOOKS = 3
+"""Devices may come, go or be renamed during a survey; then it is done again, but not for ever."""
 _LOOK = "look at `ibv_devinfo -v` and `dmesg`"
 
 
@@ -66,12 +74,36 @@ def survey(native: Native) -> Survey:
 
     A device that libibverbs does not list is judged by what the kernel knows of it.
     """
+    known = _known()
+    for _ in range(_MAX_LOOKS):
+        before, (usable, unusable, is_complete) = known, _judge_all(native, known)
+        if is_complete or (known := _known()) == before:
+            break
+    return Survey(tuple(usable), tuple(unusable))
+
+
+def _known() -> dict[str, KernelDevice]:
+    try:
+        return kernel_devices()
+    except OSError as error:
+        raise mcast_error(error.errno or E.EIO, "devices", Phase.OPEN) from error
+
+
+def _judge_all(
+    native: Native, known: dict[str, KernelDevice]
+) -> tuple[list[DeviceInfo], list[UnusableDevice], bool]:
+    """The usable devices, the others, and True if all are usable."""
     host = _Netdevs(native)
-    listed, known = native.device_names(), kernel_devices()
-    if known.keys() - set(listed):  # one may have come since
-        listed = native.device_names()
+    listed = native.device_names()
     usable, unusable = list[DeviceInfo](), list[UnusableDevice]()
-    for name in dict.fromkeys((*listed, *known)):
+    names = dict.fromkeys((*listed, *known))
+    for name in names:
+        if not name.isprintable():  # bytes that are no text can be no part of a value
+            shown = repr(os.fsencode(name))[2:-1]
+            fix = f"rename it: rdma dev set $'{shown}' name NAME"
+            about_it = UnavailableReason.BROKEN, "its name is not text", fix, E.ENODEV
+            unusable.append(UnusableDevice(shown, *about_it, _addresses_in_sysfs(name, host)))
+            continue
         about = known.get(name)
         lack = _lack(name, about, name in listed, host)
         if lack is not None:
@@ -80,12 +112,12 @@ def survey(native: Native) -> Survey:
         try:
             usable.append(_read_device(native, name, host, about))
         except McastError as error:
-            if error.errno in _OF_THE_PROCESS:
+            if error.errno in OF_THE_PROCESS:
                 raise
             if name in native.device_names():  # else it has gone since it was listed
                 about_it = UnavailableReason.BROKEN, str(error).splitlines()[0], _LOOK, error.errno or E.EIO
                 unusable.append(UnusableDevice(name, *about_it, _addresses_in_sysfs(name, host)))
-    return Survey(tuple(usable), tuple(unusable))
+    return usable, unusable, len(usable) == len(names)
 
 
 def no_multicast(name: str) -> str:
@@ -120,7 +152,7 @@ def _lack(name: str, about: KernelDevice | None, listed: bool, host: _Netdevs) -
         driver = f" for the driver {about.driver.name}" if about.driver else ""
         detail, fix = f"no provider in libibverbs{driver}", "apt-get install ibverbs-providers"
         return None if listed else left_out(UnavailableReason.NO_PROVIDER, detail, fix)
-    if closed.errno in _OF_THE_PROCESS:
+    if closed.errno in OF_THE_PROCESS:
         raise mcast_error(closed.errno or E.EIO, "open_device", Phase.OPEN, {"device": name})
     if closed.errno == E.ENOENT:
         fix = f"give the container the file: docker --device={file}"
@@ -136,7 +168,7 @@ def read_counters(device: str, port: int) -> dict[str, int]:
     """The port's counters as sysfs has them, standard ones and the driver's own."""
     base = SYSFS / device / "ports" / str(port)
     counters = {}
-    for path in sorted([*base.glob("counters/*"), *base.glob("hw_counters/*")]):
+    for path in (*_paths(base, "counters/*"), *_paths(base, "hw_counters/*")):
         with suppress(OSError, ValueError):  # `lifespan` is a setting; some may not be read
             counters[path.name] = int(path.read_text())
     counters.pop("lifespan", None)
@@ -166,20 +198,21 @@ def _read_device(native: Native, name: str, host: _Netdevs, about: KernelDevice 
         ports=tuple(ports),
         num_comp_vectors=vectors,
         driver="" if driver is None else driver.name,
-        no_multicast="" if driver is None else driver.no_multicast,
+        # a newer provider may have it: that is tried
+        no_multicast="" if driver is None or is_newer(native.verbs_library()) else driver.no_multicast,
     )
 
 
 def _addresses_in_sysfs(device: str, host: _Netdevs) -> tuple[IPv4Address | IPv6Address, ...]:
     """The addresses of the interfaces of a device that cannot be asked."""
     home = SYSFS / device
-    netdevs = {path.name for path in home.glob("device/net/*")}
+    netdevs = {path.name for path in _paths(home, "device/net/*")}
     # Soft-RoCE names its interface as its parent
-    for file in (home / "parent", *home.glob("ports/*/gid_attrs/ndevs/*")):
+    for file in (home / "parent", *_paths(home, "ports/*/gid_attrs/ndevs/*")):
         with suppress(OSError):
             netdevs.add(os.fsdecode(file.read_bytes().strip()))
     gids = set()
-    for file in home.glob("ports/*/gids/0"):
+    for file in _paths(home, "ports/*/gids/0"):
         with suppress(OSError, ValueError):
             gids.add(Gid(file.read_text().strip()))
     netdevs |= {netdev for netdev, gid in host.port_gids.items() if gid in gids}
@@ -237,5 +270,11 @@ def _netdevs(device: str, ifindexes: set[int]) -> list[str]:
     for ifindex in sorted(ifindexes - {0}):
         with suppress(OSError):  # it went away meanwhile
             names.append(socket.if_indextoname(ifindex))
-    net = SYSFS / device / "device" / "net"
-    return names or (sorted(path.name for path in net.iterdir()) if net.is_dir() else [])
+    return names or [path.name for path in _paths(SYSFS / device, "device/net/*")]
+
+
+def _paths(folder: Path, pattern: str) -> list[Path]:
+    """The paths in sysfs; none if the device goes meanwhile, or the folder may not be read."""
+    with suppress(OSError):
+        return sorted(folder.glob(pattern))
+    return []

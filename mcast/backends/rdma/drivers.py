@@ -4,11 +4,14 @@ librdmacm attaches the queue pair of a full member by ibv_attach_mcast. Where a 
 `attach_mcast`, libibverbs itself answers EOPNOTSUPP (`libibverbs/dummy_ops.c`), whatever the device can do.
 
 Read in rdma-core 65.0, commit 691953d8d50 of 2026-08-20: each `verbs_context_ops` of `providers/*/`. To renew
-the table, run `git grep -l attach_mcast -- providers` there. A driver that the table lacks is tried.
+the table, run `git grep -l attach_mcast -- providers` there. A driver that the table lacks is tried, and each
+driver of a newer libibverbs.
 """
 
 from __future__ import annotations
 
+import os
+import re
 from typing import NamedTuple
 
 RDMA_CORE = "65.0"
@@ -31,6 +34,17 @@ class Driver(NamedTuple):
         if self.attaches:
             return ""
         return f"its driver {self.name} does not implement ibv_attach_mcast, as of rdma-core {RDMA_CORE}"
+
+
+def doubt_of(name: str) -> str:
+    """Reason why that driver may have no multicast; "" if none is known."""
+    return next((one.no_multicast for one in DRIVERS.values() if one.name == name), "")
+
+
+def is_newer(library: str) -> bool:
+    """Return True if that libibverbs is newer than the table, by its file's name: libibverbs.so.1.14.65.0."""
+    found = re.search(r"libibverbs\.so\.1\.\d+\.(\d+)\.(\d+)", os.path.realpath(library))
+    return found is not None and (int(found[1]), int(found[2])) > tuple(map(int, RDMA_CORE.split(".")))
 
 
 DRIVERS = {

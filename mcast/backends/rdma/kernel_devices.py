@@ -7,6 +7,7 @@ has no device file, or has no provider. The kernel knows more: netlink names the
 
 from __future__ import annotations
 
+import errno as E
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,9 @@ from mcast.backends.rdma.net import netlink
 SYSFS = Path("/sys/class/infiniband")
 VERBS = Path("/sys/class/infiniband_verbs")
 DEVICE_FILES = Path("/dev/infiniband")
+
+OF_THE_PROCESS = frozenset({E.EMFILE, E.ENFILE})
+"""Errnos of opening a file that say nothing about it."""
 
 
 class KernelDevice(NamedTuple):
@@ -34,9 +38,14 @@ class KernelDevice(NamedTuple):
 
 
 def kernel_devices() -> dict[str, KernelDevice]:
-    """Name -> the device, of all network namespaces as far as the kernel shows them."""
+    """Name -> the device, of all network namespaces as far as the kernel shows them.
+
+    Raises OSError if this process can open no more files, because the kernel cannot be asked then.
+    """
     files = _verbs_names()
     here = _devices_here()
+    if here is None:  # nobody says which are elsewhere
+        here = dict.fromkeys(files, netlink.RdmaDevice())
     found = {}
     for name in sorted(here.keys() | files.keys()):
         about = here.get(name)
@@ -61,13 +70,19 @@ def why_closed(file: Path) -> OSError | None:
     return None
 
 
-def _devices_here() -> dict[str, netlink.RdmaDevice]:
-    """The devices of this network namespace; from sysfs where the kernel does not answer by netlink."""
-    with suppress(OSError):
+def _devices_here() -> dict[str, netlink.RdmaDevice] | None:
+    """The devices of this network namespace; from sysfs where the kernel does not answer by netlink.
+
+    None where that cannot be read either.
+    """
+    try:
         return netlink.rdma_devices()
+    except OSError as error:
+        if error.errno in OF_THE_PROCESS:
+            raise
     with suppress(OSError):
         return {path.name: netlink.RdmaDevice() for path in SYSFS.iterdir()}
-    return {}
+    return None
 
 
 def _verbs_names() -> dict[str, str]:
@@ -75,5 +90,7 @@ def _verbs_names() -> dict[str, str]:
     found = {}
     for entry in VERBS.glob("uverbs*"):
         with suppress(OSError):  # the device is gone since the entry was listed
-            found[(entry / "ibdev").read_text().strip()] = entry.name
+            name = os.fsdecode((entry / "ibdev").read_bytes().rstrip(b"\n"))
+            if name:
+                found[name] = entry.name
     return found

@@ -38,6 +38,7 @@ class Lib(Protocol):
 
     def mcast_load(self, rdmacm: bytes, ibverbs: bytes, reason: Pointer, size: int, /) -> int: ...
     def mcast_has_join_ex(self) -> int: ...
+    def mcast_verbs_library(self) -> Pointer: ...
     def mcast_fork_init(self) -> int: ...
     def mcast_device_names(self, names: Pointer, max: int, /) -> int: ...
     def mcast_open_device(self, name: bytes, context: Pointer, /) -> int: ...
@@ -203,7 +204,8 @@ class QpPlan(NamedTuple):
     busy_poll: int = 0
 
 
-_MAX_DEVICES = 256
+_FIRST_DEVICES = 128
+"""Twice as many names are asked for first."""
 _MAX_ADDRESSES = 4096
 _MAX_GIDS = 2000
 """The most GIDs of one device, because the answer to a query is at most 64 KiB of 32-byte entries."""
@@ -226,16 +228,23 @@ class Native:
         """Whether this librdmacm has rdma_join_multicast_ex."""
         return bool(self._lib.mcast_has_join_ex())
 
+    def verbs_library(self) -> str:
+        """The file that libibverbs was loaded from; "" if it is not known."""
+        return self._text(self._lib.mcast_verbs_library())
+
     # --- devices ---
 
     def device_names(self) -> tuple[str, ...]:
-        names = self._ffi.new("char[][64]", _MAX_DEVICES)
-        count = self._check(self._lib.mcast_device_names(names, _MAX_DEVICES), "devices", Phase.OPEN)
+        room = count = _FIRST_DEVICES
+        while count == room:  # there may be more: hundreds of virtual functions, say
+            room *= 2
+            names = self._ffi.new("char[][64]", room)
+            count = self._check(self._lib.mcast_device_names(names, room), "devices", Phase.OPEN)
         return tuple(self._text(names[index]) for index in range(count))
 
     def open_device(self, name: str) -> Context:
         out = self._ffi.new("struct ibv_context **")
-        result = self._lib.mcast_open_device(name.encode(), out)
+        result = self._lib.mcast_open_device(os.fsencode(name), out)
         self._check(result, "open_device", Phase.OPEN, {"device": name})
         return cast(Context, out[0])
 

@@ -15,6 +15,7 @@ struct mcast_qp;
 
 int mcast_load(const char *rdmacm, const char *ibverbs, char *reason, size_t size);
 int mcast_has_join_ex(void);
+const char *mcast_verbs_library(void); /* the file that libibverbs was loaded from, "" if it is not known */
 int mcast_fork_init(void);
 
 /* --- devices.c --- */

@@ -74,6 +74,15 @@ int mcast_load(const char *rdmacm, const char *ibverbs, char *reason, size_t siz
 	return 0;
 }
 
+const char *mcast_verbs_library(void)
+{
+	Dl_info info;
+	void *symbol;
+
+	memcpy(&symbol, &mcast_sym.ibv_open_device, sizeof(symbol));
+	return dladdr(symbol, &info) && info.dli_fname ? info.dli_fname : "";
+}
+
 int mcast_has_join_ex(void)
 {
 	return mcast_sym.rdma_join_multicast_ex != NULL;

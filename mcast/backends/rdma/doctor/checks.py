@@ -14,6 +14,7 @@ from mcast.api import Finding, Level, LinkLayer, PortState
 from mcast.backends.rdma.availability import HURDLES
 from mcast.backends.rdma.doctor.firewall import dropping_rule
 from mcast.backends.rdma.doctor.host import HostFacts, PortFacts, gather
+from mcast.backends.rdma.drivers import doubt_of
 from mcast.backends.rdma.net.ipoib import IpoibInterface
 from mcast.wire.packets import ROCE_HEADERS, ROCE_UDP_PORT
 from mcast.wire.partition import find_pkey
@@ -312,6 +313,9 @@ def _limits(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
     if why:
         make = _problem if all(one.why_no_multicast for one in facts.devices) else _warning
         yield make("limits", f"no multicast: {why}", "use another device", port.device)
+    elif doubt := doubt_of(device.driver):
+        seen = f"multicast is tried with a newer rdma-core: {doubt}"
+        yield _warning("limits", seen, "join a group; if that fails, use another device", port.device)
     else:
         yield _ok("limits", f"{groups} groups, {qps} QPs in each", port.device)
 

@@ -7,9 +7,11 @@ the question itself. The numbers are those of <linux/if_bridge.h>, <linux/rtnetl
 
 from __future__ import annotations
 
+import errno as E
 import os
 import socket
 import struct
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
@@ -21,6 +23,8 @@ _ROUTE, _RDMA = 0, 20
 _DUMP, _ACK = 0x301, 0x5
 """Flags of a request: NLM_F_REQUEST with NLM_F_DUMP, or with NLM_F_ACK."""
 _ERROR, _DONE = 2, 3
+_HEADER = 16
+"""Bytes of struct nlmsghdr."""
 _DELMDB, _GETMDB = 85, 86
 """Requests: RTM_DELMDB, RTM_GETMDB."""
 _DEV_GET, _RES_GET, _GET_CHARDEV = (5 << 10 | command for command in (1, 9, 15))
@@ -73,7 +77,11 @@ def snooping_table() -> list[SnoopingEntry]:
 def rdma_devices() -> dict[str, RdmaDevice]:
     """Name -> RDMA device, of this network namespace alone. Raises OSError with the kernel's answer."""
     devices = [dict(_attributes(message)) for message in _ask(_RDMA, _DEV_GET, _DUMP, b"")]
-    return {_text(device[_DEV_NAME]): _with_file(device[_DEV_INDEX]) for device in devices}
+    return {
+        _text(device[_DEV_NAME]): _with_file(device[_DEV_INDEX])
+        for device in devices
+        if _DEV_NAME in device and _DEV_INDEX in device
+    }
 
 
 def _with_file(index: bytes) -> RdmaDevice:
@@ -84,8 +92,8 @@ def _with_file(index: bytes) -> RdmaDevice:
     with suppress(OSError):
         for message in _ask(_RDMA, _GET_CHARDEV, _ACK, wanted):
             found = dict(_attributes(message))
-            (driver,) = struct.unpack_from("@I", found.get(_DRIVER_ID, bytes(4)))
-            return RdmaDevice(_text(found[_CHARDEV_NAME]), driver)
+            driver = int.from_bytes(found.get(_DRIVER_ID, b"")[:4], sys.byteorder)
+            return RdmaDevice(_text(found.get(_CHARDEV_NAME, b"")), driver)
     return RdmaDevice()
 
 
@@ -148,17 +156,19 @@ def _object_counts(messages: Iterator[bytes]) -> Iterator[tuple[tuple[str, str],
 def _ask(family: int, request: int, flags: int, payload: bytes) -> Iterator[bytes]:
     """The messages that answer a request, without their netlink headers. Raises OSError with the kernel's."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, family) as kernel:
-        kernel.send(struct.pack("@IHHII", 16 + len(payload), request, flags, 1, 0) + payload)
+        kernel.send(struct.pack("@IHHII", _HEADER + len(payload), request, flags, 1, 0) + payload)
         while True:
             data = kernel.recv(1 << 18)
             while data:
-                length, kind = struct.unpack_from("@IH", data)
+                length, kind = struct.unpack("@IH", data[:6].ljust(6, b"\0"))
+                if not _HEADER <= length <= len(data):
+                    raise OSError(E.EBADMSG, f"netlink request {request}: the answer is cut off")
                 if kind in (_ERROR, _DONE):
-                    (status,) = struct.unpack_from("@i", data, 16)
+                    (status,) = struct.unpack("@i", data[_HEADER:length][:4].ljust(4, b"\0"))
                     if status < 0:
                         raise OSError(-status, f"netlink request {request}: {os.strerror(-status)}")
                     return
-                yield data[16:length]
+                yield data[_HEADER:length]
                 data = data[_aligned(length) :]
 
 
