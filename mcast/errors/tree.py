@@ -35,6 +35,7 @@ from types import MappingProxyType
 
 from mcast.errors.cause import ENOTSUPP, Cause, Phase
 from mcast.errors.causes import errno_name, likely_causes
+from mcast.wire.arguments import shown
 from mcast.wire.kinds import LinkLayer
 
 
@@ -109,7 +110,11 @@ class McastError(OSError):
 
     def __reduce__(self) -> tuple[object, ...]:
         # All state is in the instance's dict, so no subclass needs a __reduce__ for its own constructor.
-        return _remade, (type(self), self.args), self.__dict__
+        state = {
+            name: value if name == "_arguments" else _portable(value) for name, value in vars(self).items()
+        }
+        state["_arguments"] = {name: _portable(value) for name, value in self._arguments.items()}
+        return _remade, (type(self), self.args), state
 
     @property
     def causes(self) -> tuple[Cause, ...]:
@@ -129,6 +134,17 @@ class McastError(OSError):
         for cause in self.causes:
             lines += [f"  {sure}: {cause.why} -> {cause.next_step}", f"    check: {cause.check}"]
         return "\n".join(lines)
+
+
+def _portable(value: object) -> object:
+    """Return the value, or its text if it cannot be pickled: its failure would hide the error itself."""
+    import pickle  # takes a while
+
+    try:
+        pickle.dumps(value)
+    except Exception:  # a socket, a lock, or an object of a program
+        return shown(value)
+    return value
 
 
 def _remade(cls: type[McastError], args: tuple[object, ...]) -> McastError:

@@ -7,6 +7,8 @@ import copy
 import inspect
 import pickle
 import pkgutil
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from enum import Enum
@@ -19,7 +21,18 @@ import pytest
 
 import mcast
 from mcast import aio, api, cast, open_backend, open_endpoint
-from mcast.api import Cause, CmEvent, Gid, Headed, LinkLayer, McastError, Message, Phase, Series
+from mcast.api import (
+    AlreadyJoined,
+    Cause,
+    CmEvent,
+    Gid,
+    Headed,
+    LinkLayer,
+    McastError,
+    Message,
+    Phase,
+    Series,
+)
 from mcast.contract.closing import Handle
 
 GROUP = "239.1.1.1"
@@ -122,6 +135,21 @@ def test_errors_keep_their_state(cls: type[BaseException], way: str) -> None:
     if isinstance(again, McastError) and isinstance(error, McastError):
         assert again.arguments == error.arguments
         assert again.causes == error.causes
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_cannot_be_pickled_becomes_text(way: str) -> None:
+    """Else a process pool would raise that it cannot pickle a lock, in place of the error."""
+    lock, end = threading.Lock(), socket.socket()
+    with end:
+        error = AlreadyJoined("join_multicast", end)
+        error._arguments["lock"] = lock
+        error.add_note("a note")
+        again = WAYS[way](error)
+    assert isinstance(again, AlreadyJoined)
+    assert (again.errno, again.call, again.__notes__) == (error.errno, "join_multicast", ["a note"])
+    assert again.arguments["lock"] == repr(lock)
+    assert "<socket.socket" in str(again.address)
 
 
 def test_an_error_of_a_program_needs_no_reduce() -> None:
