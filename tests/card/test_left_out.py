@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno as E
 import os
+import socket
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address
 from itertools import count
@@ -208,6 +209,15 @@ def test_a_device_that_is_renamed_is_not_left_out(
     assert backend.unusable_devices() == ()
 
 
+def test_an_old_name_is_no_missing_provider(known: dict[str, KernelDevice], backend: CardBackend) -> None:
+    """libibverbs lists a device by the name that it had when the process listed it first."""
+    known["new0"] = known.pop("card0")
+    (left_out,) = backend.unusable_devices()
+    assert (left_out.name, left_out.fix) == ("new0", "start the process again")
+    assert left_out.detail == "renamed since this process has listed it: libibverbs lists card0"
+    assert [device.name for device in backend.devices()] == ["card0", "card1"]
+
+
 def test_a_look_ends_while_devices_come_and_go(
     known: dict[str, KernelDevice], backend: CardBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -266,6 +276,13 @@ def test_a_process_without_descriptors_is_told(
         assert "ulimit -n" in status.fix
     with pytest.raises(McastError, match=r"devices\(.*EMFILE"):
         backend.devices()
+
+
+def test_interfaces_that_cannot_be_asked_are_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a port would seem to have no address."""
+    monkeypatch.setattr(socket, "if_indextoname", full)
+    with pytest.raises(McastError, match="EMFILE"):
+        devices._netdevs("card0", {1})
 
 
 def test_the_error_of_a_bind_is_not_hidden(

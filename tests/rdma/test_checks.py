@@ -88,11 +88,10 @@ def host(*ports: PortFacts, groups: int = 8192, **facts: Any) -> HostFacts:
     return HostFacts(**({"available": found, "release": "6.1.0-56-amd64", "ports": ports} | facts))
 
 
-def without(facts: HostFacts, name: str, why: str) -> HostFacts:
-    """The host, with a device whose driver has no multicast."""
-    devices = (
-        one.model_copy(update={"no_multicast": why}) if one.name == name else one for one in facts.devices
-    )
+def without(facts: HostFacts, name: str, why: str, driver: str = "") -> HostFacts:
+    """The host, with a device whose driver has no multicast, or with "" one whose driver is tried."""
+    changed = {"no_multicast": why, "driver": driver}
+    devices = (one.model_copy(update=changed) if one.name == name else one for one in facts.devices)
     return facts._replace(available=facts.available._replace(devices=tuple(devices)))
 
 
@@ -357,6 +356,11 @@ def test_each_link_layer_has_its_checks() -> None:
             "messages are lost here in silence",
         ),
         (without(host(roce()), "rxe1", "its driver siw has none"), "limits", "no multicast: its driver siw"),
+        (
+            without(host(roce()), "rxe1", "", "siw"),
+            "limits",
+            "multicast is tried with a newer rdma-core: its driver siw does not implement",
+        ),
         (host(roce(), groups=0), "limits", "no multicast: it allows no groups (max_mcast_grp 0)"),
         (host(roce(), available={"unusable": (LEFT_OUT,)}), "device", "left out: no provider"),
         (host(roce(), route="e1"), "route", "groups go over e1; used only by resolve_addr without a source"),

@@ -97,6 +97,7 @@ def _judge_all(
     listed = native.device_names()
     usable, unusable = list[DeviceInfo](), list[UnusableDevice]()
     names = dict.fromkeys((*listed, *known))
+    old_names = [name for name in listed if name not in known]
     for name in names:
         if not name.isprintable():  # bytes that are no text can be no part of a value
             shown = repr(os.fsencode(name))[2:-1]
@@ -106,6 +107,11 @@ def _judge_all(
             continue
         about = known.get(name)
         lack = _lack(name, about, name in listed, host)
+        if lack is not None and lack.reason is UnavailableReason.NO_PROVIDER and old_names:
+            # libibverbs keeps the name that a device had when this process listed it first
+            detail = f"renamed since this process has listed it: libibverbs lists {', '.join(old_names)}"
+            fix = "start the process again"
+            lack = lack._replace(reason=UnavailableReason.BROKEN, detail=detail, fix=fix)
         if lack is not None:
             unusable.append(lack)
             continue
@@ -268,8 +274,11 @@ def _netdevs(device: str, ifindexes: set[int]) -> list[str]:
     """The interfaces of an Ethernet port: those that its GIDs belong to, or else all of its device."""
     names = []
     for ifindex in sorted(ifindexes - {0}):
-        with suppress(OSError):  # it went away meanwhile
+        try:
             names.append(socket.if_indextoname(ifindex))
+        except OSError as error:  # it went away meanwhile
+            if error.errno in OF_THE_PROCESS:
+                raise mcast_error(error.errno, "devices", Phase.OPEN) from error
     return names or [path.name for path in _paths(SYSFS / device, "device/net/*")]
 
 
