@@ -273,7 +273,7 @@ def test_a_queue_pair_state_that_does_not_exist(card: Card, end: End, state: int
 # --- events ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [16, 99, BIG, -BIG])
+@pytest.mark.parametrize("kind", [20, 99, BIG, -BIG])
 def test_an_event_without_a_name(card: Card, end: End, kind: int) -> None:
     card.event(kind)
     event = end.channel.get_event(BOUND)

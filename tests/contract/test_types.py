@@ -82,11 +82,11 @@ NUMBERS: dict[str, Any] = {
     "subclass": Flagged(1),
     "index": Index(),
 }
-NO_TIME = {
-    name: NO_NUMBER[name]
-    for name in ("text", "bytes", "bool", "list", "complex", "object", "np.bool", "np.array")
-} | {
-    "nan": float("nan"),
+NO_TIME_OF_VALUES = {
+    name: NO_NUMBER[name] for name in ("text", "bytes", "bool", "list", "complex", "object", "np.array")
+} | {"nan": float("nan")}
+NO_TIME = NO_TIME_OF_VALUES | {
+    "np.bool": NO_NUMBER["np.bool"],
     "signaling nan": Decimal("sNaN"),
     "np.complex": np.complex64(1),
     "np.flags": np.array(True),
@@ -359,7 +359,7 @@ VALUES: dict[str, tuple[Callable[[Any], object], Mapping[str, object]]] = {
     "QpInit comp_vector": (lambda x: QpInit(comp_vector=x), without_none(NO_NUMBER)),
     "QpInit block_loopback": (lambda x: QpInit(block_loopback=x), NO_FLAG),
     "QpInit timestamps": (lambda x: QpInit(timestamps=x), NO_FLAG),
-    "QpInit busy_poll": (lambda x: QpInit(busy_poll=x), {**NO_TIME, "none": None, "-1": -1}),
+    "QpInit busy_poll": (lambda x: QpInit(busy_poll=x), {**NO_TIME_OF_VALUES, "none": None, "-1": -1}),
     "QpInit qp_type": (lambda x: QpInit(qp_type=x), {**NO_NUMBER, "state": QpState.RTS}),
     "QpInit moderation": (lambda x: QpInit(moderation=x), without_none(NO_OBJECT) | {"dict": 5}),
     "CqModeration count": (lambda x: CqModeration(count=x, period=1), NO_NUMBER),
@@ -372,7 +372,7 @@ VALUES: dict[str, tuple[Callable[[Any], object], Mapping[str, object]]] = {
         without_none(NO_NUMBER) | out_of(-1, 65536),
     ),
     "McastAddress port": (lambda x: McastAddress(address=GROUP, port=x), {**NO_NUMBER, **out_of(-1, 65536)}),
-    "RejoinPolicy first": (lambda x: RejoinPolicy(first=x), {**NO_TIME, "none": None}),
+    "RejoinPolicy first": (lambda x: RejoinPolicy(first=x), {**NO_TIME_OF_VALUES, "none": None}),
 }
 Index6: Any = "ff12::1"
 
