@@ -34,7 +34,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 from typing_extensions import Buffer
 
-from mcast.api import Batch, Closed, McastError, Message, Phase, QpError, QueuePair, TimedOut
+from mcast.api import Batch, Closed, Destination, McastError, Message, Phase, QpError, QueuePair, TimedOut
 from mcast.contract.batch import CopiedBatch
 from mcast.contract.seconds import LONGEST, PLAIN, seconds_of
 from mcast.endpoint.membership import EndpointGroup, GroupState
@@ -586,9 +586,12 @@ class Sender(AsyncEnterable, MemberView):
             await self._post(send, batch, imm, timeout, several=True)
             return count
         now = endpoint._loop.time
-        end = None if timeout is None else now() + seconds_of(timeout)
+        end = inf if timeout is None else now() + seconds_of(timeout)
+        endpoint._require_loop()
+        if isinstance(batch, list):  # each part would be checked by itself, when others are on their way
+            batch = [*endpoint._session.sending.checked(*await self._route(end), batch)]
         for start in range(0, count, chunk):
-            left = None if end is None else max(0.0, end - now())
+            left = None if end == inf else max(0.0, end - now())
             try:
                 await self._post(send, batch[start : start + chunk], imm, left, several=True)
             except McastError as error:
@@ -630,11 +633,7 @@ class Sender(AsyncEnterable, MemberView):
             await endpoint._next_turn()
             endpoint._look()  # the loop does not watch for port events while nobody receives
         while True:
-            if group.state is _JOINED and group.destination is not None:
-                qp, destination = session.station.qp, group.destination
-            else:
-                left = None if end == inf else max(0.0, end - now())
-                qp, destination = await endpoint._run(session.sending.route_to(group, left))
+            qp, destination = await self._route(end)
             try:
                 post(group, qp, destination, what, imm, 0)
                 break
@@ -656,6 +655,14 @@ class Sender(AsyncEnterable, MemberView):
                     session.memberships.require_joined(group, "send", Phase.SEND)
                 else:
                     raise
+
+    async def _route(self, end: float) -> tuple[QueuePair, Destination]:
+        """Return the queue pair and the destination to send with, once the group is joined."""
+        endpoint, group = self._endpoint, self._group
+        if group.state is _JOINED and group.destination is not None:
+            return endpoint._session.station.qp, group.destination
+        left = None if end == inf else max(0.0, end - endpoint._loop.time())
+        return await endpoint._run(endpoint._session.sending.route_to(group, left))
 
     async def ready(self, members: int = 1, timeout: float | None = 10.0) -> frozenset[Peer]:
         """Wait until the fabric delivers to `members` other members: until so many have answered a probe.

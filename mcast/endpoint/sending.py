@@ -147,16 +147,26 @@ class Sending:
     ) -> int:
         """Send within the user's limit, with sequence headers if the endpoint has them; return the payload
         bytes."""
+        flat = self.checked(qp, destination, payloads)
+        if self._numbers:
+            group.numbering.send(flat, lambda numbered: qp.send(destination, numbered, imm, timeout))
+        else:
+            qp.send(destination, flat, imm, timeout)
+        return sum(map(len, flat))
+
+    def checked(
+        self, qp: QueuePair, destination: Destination, payloads: list[Buffer]
+    ) -> list[bytes | memoryview]:
+        """Return the payloads as flat bytes.
+
+        Raises TypeError or MessageTooLarge for the first that cannot be sent, with its place in the list.
+        """
         flat = [one if type(one) is bytes else flat_bytes(one, i) for i, one in enumerate(payloads)]
         sizes = list(map(len, flat))
         limit = self._station.max_message_to(qp, destination)
         if sizes and max(sizes) > limit:
             raise qp.too_large(destination, sizes, limit)
-        if self._numbers:
-            group.numbering.send(flat, lambda numbered: qp.send(destination, numbered, imm, timeout))
-        else:
-            qp.send(destination, flat, imm, timeout)
-        return sum(sizes)
+        return flat
 
     def _count_sent(self, group: EndpointGroup, count: int, size: int) -> None:
         with self._counting:

@@ -225,6 +225,29 @@ def test_tasks_wait_for_different_groups(network: Network) -> None:
     run(main)
 
 
+@pytest.mark.parametrize("wrong", [b"y" * 5000, "text"], ids=["too large", "no bytes"])
+@pytest.mark.parametrize("options", [{}, {"sequence": True}], ids=["plain", "numbered"])
+def test_a_wrong_batch_is_refused_whole(options: dict[str, Any], wrong: Any) -> None:
+    """A long batch is posted in parts, and checked before the first: nothing is sent, and the error has the
+    message's place in the batch."""
+
+    async def main() -> None:
+        async with pair(Fabric.roce(clock="wall"), **options) as (one, other):
+            out, group = await one.sender(GROUP), await other.join(GROUP)
+            batch: list[Any] = [b"x"] * 200
+            batch[100] = wrong
+            with pytest.raises((MessageTooLarge, TypeError), match="message 100") as refused:
+                await out.send_batch(batch)
+            assert getattr(refused.value, "posted", 0) == 0
+            assert await group.recv(timeout=0) is None
+            assert out.stats().sent == 0
+            del batch[100]
+            assert await out.send_batch(batch) == 199
+            assert out.stats().sent == 199
+
+    run(main)
+
+
 def test_a_task_is_woken_by_another_that_has_read_its_message(network: Network) -> None:
     async def main() -> None:
         async with pair(network) as (one, other):
