@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from mcast.endpoint.policy import ReceiveQueueLow as ReceiveQueueLow
     from mcast.endpoint.policy import Rejoined as Rejoined
     from mcast.endpoint.policy import RejoinPolicy as RejoinPolicy
-    from mcast.endpoint.probe import Peer as Peer
     from mcast.endpoint.stats import EndpointStats as EndpointStats
     from mcast.endpoint.stats import GroupStats as GroupStats
     from mcast.endpoint.stats import SourceStats as SourceStats
@@ -80,6 +79,7 @@ if TYPE_CHECKING:
     from mcast.wire.addresses import Gid as Gid
     from mcast.wire.addresses import McastAddress as McastAddress
     from mcast.wire.addresses import Mgid as Mgid
+    from mcast.wire.probe import Peer as Peer
 
     __version__: str
 
@@ -91,7 +91,7 @@ _NAMES = {
     "endpoint.blocking": "Endpoint Membership Sender open_endpoint",
     "endpoint.policy": "AddressChanged GaveUp LoopbackPolicy LoopbackReport Lost MessagesMissing "
     "PortDown PortUp ReceiveQueueLow Rejoined RejoinPolicy",
-    "endpoint.probe": "Peer",
+    "wire.probe": "Peer",
     "endpoint.stats": "EndpointStats GroupStats SourceStats",
     "errors.tree": "AddressNotAvailable BackendError BackendUnavailable Closed DeviceGone InvalidArgument "
     "McastError MembershipLost MessageTooLarge NotSupported OutOfResources PermissionDenied QpError TimedOut "

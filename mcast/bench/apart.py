@@ -16,8 +16,8 @@ from mcast.bench.ping import PingedMember, joined, ping_all
 from mcast.bench.receiver import KNOCK, KNOCKS
 from mcast.endpoint.blocking import Endpoint
 from mcast.endpoint.ports import Place
-from mcast.endpoint.probe import PROBE_SIZE
 from mcast.endpoint.settings import DEFAULTS, Settings
+from mcast.wire.probe import PROBE_SIZE
 
 OVER = b"mcast bench: that was all"
 """The payload that ends a measurement."""

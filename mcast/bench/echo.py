@@ -2,7 +2,7 @@
 
 No I/O.
 
-A ping is a probe (`mcast.endpoint.probe`) that asks for an answer, in a probe's own length or padded to a
+A ping is a probe (`mcast.wire.probe`) that asks for an answer, in a probe's own length or padded to a
 longer one; its answer is an echo of the same length. Every endpoint of mcast answers pings of a probe's own
 length, `mcast ping --answer` answers pings of any length. mckey answers nothing: it sends messages without
 content, and its receiver counts messages.
@@ -15,8 +15,8 @@ from collections.abc import Collection
 from math import sqrt
 from typing import NamedTuple
 
-from mcast.endpoint.probe import PROBE_SIZE, Kind, Peer, Probe, parse
 from mcast.wire.addresses import ZERO_GID, Gid
+from mcast.wire.probe import PROBE_SIZE, Kind, Peer, Probe, parse
 
 _NUMBERS = 1 << 32
 
@@ -33,7 +33,7 @@ def _row(table: Collection[Peer], source: Peer) -> Peer:
 
 def padded(probe: Probe, size: int) -> bytes:
     """The probe as a message of `size` bytes, at least PROBE_SIZE."""
-    return probe.pack().ljust(size, b"\0")
+    return probe.pack(size)
 
 
 def parsed(payload: memoryview) -> Probe | None:

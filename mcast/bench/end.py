@@ -15,9 +15,9 @@ from mcast.api import (
     QueuePair,
 )
 from mcast.endpoint.ports import Place
-from mcast.endpoint.probe import Peer
 from mcast.endpoint.settings import DEFAULTS, Settings
 from mcast.wire.addresses import LocalAddress
+from mcast.wire.probe import Peer
 
 BOUND = 10.0
 """The longest that a join or a send may take, or the first message, in seconds."""

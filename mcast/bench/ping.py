@@ -24,9 +24,9 @@ from mcast.api import (
 from mcast.bench.echo import Answerer, AnsweringMember, Pinger, Times, padded
 from mcast.bench.end import BOUND, BenchEnd, join_all
 from mcast.endpoint.ports import Place
-from mcast.endpoint.probe import Peer
 from mcast.endpoint.settings import DEFAULTS, Settings
 from mcast.wire.addresses import Gid, McastAddress
+from mcast.wire.probe import Peer
 
 _SLICE = 0.002
 """How many seconds each of several queue pairs is listened to in its turn."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from mcast.api import Message, QueuePair
 from mcast.bench.end import BOUND, BenchEnd
-from mcast.endpoint.probe import Peer
+from mcast.wire.probe import Peer
 
 WINDOW = 256
 """How many messages are sent before the receivers are emptied; they have room for twice as many."""

@@ -26,16 +26,16 @@ from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import Failure, NotBegun, console, group, say, tabulate
 from mcast.cli.values import LONGEST, message_size, seconds
 from mcast.contract.amounts import whole_in
-from mcast.endpoint.probe import PROBE_SIZE
 from mcast.wire.addresses import McastAddress, Mgid
 from mcast.wire.kinds import PortSpace
+from mcast.wire.probe import PROBE_SIZE
 
 if TYPE_CHECKING:
     from mcast.api import Backend
     from mcast.bench.ping import AnswerResult, PingResult
     from mcast.endpoint.ports import Place
-    from mcast.endpoint.probe import Peer
     from mcast.endpoint.settings import Settings
+    from mcast.wire.probe import Peer
 
 _TIME = seconds(0.001, LONGEST)
 _SPACES = {PortSpace.UDP: "0x111", PortSpace.IPOIB: "0x2"}

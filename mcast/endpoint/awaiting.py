@@ -39,12 +39,12 @@ from mcast.contract.batch import CopiedBatch
 from mcast.contract.seconds import LONGEST, PLAIN, seconds_of
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import Event
-from mcast.endpoint.probe import Peer
 from mcast.endpoint.receiving import Receiving
 from mcast.endpoint.sending import Post, as_batch
 from mcast.endpoint.settings import Settings
 from mcast.endpoint.view import EndpointView, GroupLike, MemberView, with_arguments_of
 from mcast.endpoint.waiting import Operation, Wait
+from mcast.wire.probe import Peer
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
 

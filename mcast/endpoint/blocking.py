@@ -37,7 +37,6 @@ from mcast.api import Batch, Closed, CmEvent, Message, Phase, QpError, QueuePair
 from mcast.contract.seconds import LONGEST, PLAIN, seconds_of
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import Event
-from mcast.endpoint.probe import Peer
 from mcast.endpoint.sending import Post, as_batch
 from mcast.endpoint.view import EndpointView, GroupLike, MemberView, with_arguments_of
 from mcast.endpoint.waiting import Operation, Wait
@@ -50,6 +49,7 @@ from mcast.interrupts import (
     made_or_undone,
     uninterrupted,
 )
+from mcast.wire.probe import Peer
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
 

@@ -9,10 +9,10 @@ from contextlib import contextmanager, suppress
 
 from mcast.api import Closed, Destination, McastError, Message, Phase, QpError, TimedOut, mcast_error
 from mcast.endpoint.membership import EndpointGroup, GroupState
-from mcast.endpoint.probe import Kind, Peer, Probe
 from mcast.endpoint.recovery import Restorer
 from mcast.endpoint.station import Station
 from mcast.wire.addresses import ZERO_GID
+from mcast.wire.probe import Kind, Peer, Probe
 
 logger: logging.Logger = logging.getLogger("mcast")
 

@@ -8,11 +8,11 @@ from mcast.api import Phase
 from mcast.endpoint.membership import EndpointGroup
 from mcast.endpoint.memberships import Memberships
 from mcast.endpoint.policy import LoopbackPolicy, LoopbackReport
-from mcast.endpoint.probe import Kind, Peer
 from mcast.endpoint.probing import PEERS_MAX, Prober, unanswered
 from mcast.endpoint.sorting import Sorter
 from mcast.endpoint.station import Station
 from mcast.endpoint.waiting import Operation, Waiting
+from mcast.wire.probe import Kind, Peer
 
 ASK_FIRST, ASK_MAX = 0.02, 1.0
 """Seconds between two probes of `ready`: the first pause, which is doubled up to the last."""

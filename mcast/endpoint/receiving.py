@@ -15,7 +15,6 @@ from mcast.endpoint.low_water import LowWater
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.memberships import Memberships
 from mcast.endpoint.policy import Event, ReceiveQueueLow
-from mcast.endpoint.probe import PROBE_SIZE
 from mcast.endpoint.recovery import Restorer
 from mcast.endpoint.sequence import HEADER_SIZE
 from mcast.endpoint.sorting import Sorter
@@ -23,6 +22,7 @@ from mcast.endpoint.station import Station
 from mcast.endpoint.waiting import BATCH, Operation, Wait, Waiting
 from mcast.interrupts import Alive
 from mcast.wire.addresses import Gid
+from mcast.wire.probe import PROBE_SIZE
 
 logger: logging.Logger = logging.getLogger("mcast")
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from mcast.api import Batch, Message
-from mcast.endpoint import probe, sequence
+from mcast.endpoint import sequence
 from mcast.endpoint.membership import EndpointGroup
 from mcast.endpoint.numbering import missing
 from mcast.endpoint.policy import MessagesMissing
-from mcast.endpoint.probe import PROBE_SIZE
 from mcast.endpoint.probing import ECHOES_MAX, Prober
+from mcast.wire import probe
 from mcast.wire.addresses import Gid
+from mcast.wire.probe import PROBE_SIZE
 
 logger: logging.Logger = logging.getLogger("mcast")
 

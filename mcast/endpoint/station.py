@@ -35,10 +35,10 @@ from mcast.api import (
 from mcast.endpoint.membership import EndpointGroup
 from mcast.endpoint.policy import LoopbackPolicy
 from mcast.endpoint.ports import Place
-from mcast.endpoint.probe import PROBE_SIZE
 from mcast.endpoint.roster import Roster
 from mcast.endpoint.settings import Settings
 from mcast.wire.addresses import LocalAddress
+from mcast.wire.probe import PROBE_SIZE
 
 logger: logging.Logger = logging.getLogger("mcast")
 

@@ -19,9 +19,9 @@ from mcast.backends.sim.trace.events import Send
 from mcast.bench.echo import ALL_OTHERS, SOURCES_MAX, Answerer, Pinger, padded, parsed
 from mcast.bench.ping import PingResult, answer_all, joined, ping_all
 from mcast.endpoint.ports import choose
-from mcast.endpoint.probe import PROBE_SIZE, Kind, Peer, Probe
 from mcast.endpoint.settings import Settings
 from mcast.wire.addresses import Gid
+from mcast.wire.probe import PROBE_SIZE, Kind, Peer, Probe
 
 GROUP = McastAddress.of("239.1.1.1")
 HERE, THERE, ELSEWHERE = (Gid(f"::ffff:10.0.0.{number}") for number in (1, 2, 3))

@@ -45,13 +45,13 @@ from mcast.backends.sim.testbed import SimObserver
 from mcast.backends.sim.trace.pcapng import packets_of
 from mcast.endpoint.blocking import LOOK_EVERY
 from mcast.endpoint.kept import Kept
-from mcast.endpoint.probe import PROBE_SIZE
 from mcast.endpoint.stats import EndpointStats
 from mcast.endpoint.waiting import BATCH
 from mcast.pcapng.dissect import Skipped, datagram
 from mcast.pcapng.reader import Frame
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import SaMethod, SaStatus
+from mcast.wire.probe import PROBE_SIZE
 
 from ..card.card import Blocking
 from ..networks import KINDS, Network, SimNetwork, network_of

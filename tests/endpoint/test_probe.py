@@ -13,8 +13,8 @@ from mcast import Gid, Peer, open_endpoint
 from mcast.api import Phase, QpState, TimedOut
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.core.qp import Burst, Header
-from mcast.endpoint.probe import PROBE_SIZE, Kind, Probe, parse
 from mcast.endpoint.probing import ECHOES_MAX
+from mcast.wire.probe import PROBE_SIZE, Kind, Probe, parse
 
 GROUP = "239.1.2.3"
 PROBES = st.builds(
@@ -22,6 +22,8 @@ PROBES = st.builds(
     st.sampled_from(Kind),
     st.integers(0, (1 << 32) - 1),
     st.builds(Peer, st.binary(min_size=16, max_size=16).map(Gid), st.integers(0, (1 << 24) - 1)),
+    st.integers(0, 0xFFFF),
+    st.integers(0, 0xFFFF),
 )
 
 

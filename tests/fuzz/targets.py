@@ -49,14 +49,15 @@ from mcast.cast.objects.turns import Seat, Turns
 from mcast.cli import mgid, place, terminal, values
 from mcast.contract.registry import open_backend
 from mcast.contract.rows import rows_of
-from mcast.endpoint import probe, sequence
+from mcast.endpoint import sequence
 from mcast.endpoint.ports import choose
-from mcast.endpoint.probe import Peer
 from mcast.errors.sa_refusal import PortView, found_causes
 from mcast.pcapng.reader import CaptureError
+from mcast.wire import probe
 from mcast.wire.addresses import Gid, McastAddress, Mgid
 from mcast.wire.mapping import ipoib_broadcast_mgid
 from mcast.wire.mcmember import RECORD_SIZE, McMemberRecord
+from mcast.wire.probe import Peer
 
 HERE = Path(__file__).parent
 MOST = 4096

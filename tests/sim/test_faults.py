@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mcast import open_endpoint
 from mcast.api import (
     CmEvent,
     CmEventType,
@@ -24,6 +25,7 @@ from mcast.api import (
     QpInit,
     QpState,
     QueuePair,
+    TimedOut,
     WcStatus,
 )
 from mcast.backends.sim import Fabric, Quirks, open_fabric
@@ -43,7 +45,9 @@ from mcast.backends.sim.faults import (
     Requests,
 )
 from mcast.backends.sim.trace.events import SaAnswered
+from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import SaMethod, SaStatus
+from mcast.wire.probe import LONG_SIZES, PROBE_SIZE, Kind, Peer, Probe
 
 GROUP, OTHER = "239.1.1.1", "239.2.2.2"
 MAKE = [Fabric.roce, Fabric.infiniband]
@@ -248,6 +252,68 @@ def test_a_reordered_message_is_overtaken_and_comes_at_last() -> None:
     assert receiver.received() == numbered(1, 2, 0, 3)
     pass_time(fabric, HOLD_NS / NS)
     assert receiver.received() == numbered(4)
+
+
+@pytest.mark.parametrize(
+    ("which", "verdict"),
+    [
+        (Messages(target="roce1", nth=(2, 5)), Drop()),
+        (Messages(target="roce1", rate=0.5), Drop()),
+        (Messages(target="roce1", nth=3), Reorder(after=2)),
+    ],
+    ids=["nth", "rate", "reorder"],
+)
+@pytest.mark.parametrize("size", [PROBE_SIZE, *LONG_SIZES])
+def test_probes_move_no_fault(which: Messages, verdict: Drop | Reorder, size: int) -> None:
+    """A rule picks the same messages of a program, however many probes are between them."""
+
+    def heard(probes: int) -> list[bytes]:
+        fabric = Fabric.roce(ports=2, mtu=4096)
+        (sender, receiver), to = joined(fabric, 2)
+        probe = Probe(Kind.SELF, 1, Peer(Gid(bytes(16)), 1)).pack(size)
+        with fabric.rules.when(which, verdict):
+            for message in numbered(*range(20)):
+                sender.qp.send(to, [probe] * probes + [message])
+        return [message for message in receiver.received() if message != probe]
+
+    assert heard(3) == heard(0) != numbered(*range(20))
+
+
+def test_probes_are_lost_as_messages_are() -> None:
+    """A rule without numbers is for probes, too, and says which messages are probes."""
+    fabric = Fabric.roce(ports=2)
+    (sender, receiver), to = joined(fabric, 2)
+    probe = Probe(Kind.SELF, 1, Peer(Gid(bytes(16)), 1)).pack()
+    with fabric.rules.when(Messages(target="roce1", rate=0.5), Drop()):
+        sender.qp.send(to, [probe] * 40)
+    assert 0 < len(receiver.received()) < 40
+    with fabric.rules.on_delivery(lambda delivery: Drop() if delivery.is_probe else None):
+        sender.qp.send(to, [probe, b"message", bytes(PROBE_SIZE)])
+    assert receiver.received() == [b"message", bytes(PROBE_SIZE)]
+
+
+def test_ready_moves_no_fault() -> None:
+    """The same messages are lost whether `ready` asks before them."""
+
+    def heard(asks: bool) -> list[bytes]:
+        fabric = Fabric.roce(ports=2)
+        with (
+            open_fabric(fabric) as backend,
+            open_endpoint(backend, "10.0.0.1") as one,
+            open_endpoint(backend, "10.0.0.2") as other,
+            fabric.rules.when(Messages(nth=(2, 4)), Drop()),
+        ):
+            out, group = one.sender(GROUP), other.join(GROUP)
+            if asks:
+                with pytest.raises(TimedOut):  # nobody answers while this thread asks
+                    out.ready(timeout=0.1)
+            out.send_batch(numbered(0, 1, 2, 3, 4))
+            heard: list[bytes] = []
+            while (message := group.recv(timeout=0.01)) is not None:
+                heard.append(bytes(message.payload))
+            return heard
+
+    assert heard(asks=True) == heard(asks=False) == numbered(0, 2, 4)
 
 
 @pytest.mark.parametrize("make", MAKE)

@@ -24,9 +24,9 @@ from mcast.cast.objects.sending import ObjectReport, ObjectsOut, Progress
 from mcast.cast.objects.turns import BOUND, DEPTH, HEARD, Seat, Turn, Turns, seated, send_all
 from mcast.endpoint.blocking import Membership, open_endpoint
 from mcast.endpoint.ports import Place, active
-from mcast.endpoint.probe import Peer
 from mcast.endpoint.settings import DEFAULTS, Settings
 from mcast.wire.addresses import ZERO_GID
+from mcast.wire.probe import Peer
 
 _NAP = 0.01
 """The longest that all ends wait for one of them, in seconds."""

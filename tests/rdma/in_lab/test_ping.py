@@ -12,8 +12,8 @@ import pytest
 from mcast.bench.ping import answer_all, joined, ping_all
 from mcast.contract.testbed import Testbed
 from mcast.endpoint.ports import choose
-from mcast.endpoint.probe import PROBE_SIZE
 from mcast.wire.addresses import McastAddress
+from mcast.wire.probe import PROBE_SIZE
 
 from .conftest import mckey_sends, mgid_of, source_of
 

@@ -25,6 +25,7 @@ from mcast.backends.sim.faults.rules import (
     Rules,
 )
 from mcast.wire.addresses import IPV4_MAPPED, Gid
+from mcast.wire.probe import is_probe
 
 _RTS = QpState.RTS
 
@@ -125,6 +126,7 @@ class Wire:
 
     def _carry_one(self, port: Port, burst: Burst, qp: Qp) -> None:
         """A burst of one message, which may be kept for a while."""
+        probe = is_probe(burst.payloads[0])
         delivery = Delivery(
             self._clock.now,
             burst.header.group,
@@ -134,6 +136,7 @@ class Wire:
             qp.number,
             burst.first,
             len(burst.payloads[0]),
+            probe,
         )
         verdict = self._rules.judge_delivery(delivery)
         if isinstance(verdict, Drop):
@@ -149,7 +152,8 @@ class Wire:
                 burst = burst._replace(header=burst.header._replace(qkey=qkey))
             for _ in range(1 + verdict.copies if isinstance(verdict, Duplicate) else 1):
                 self._deliver(qp, burst, 0, 1)
-            self._overtaken(qp)
+            if not probe:
+                self._overtaken(qp)
 
     def _deliver_late(self, qp: Qp, burst: Burst) -> None:
         """Deliver a delayed message, if the queue pair is still where the message was sent to."""

@@ -30,7 +30,8 @@ HOLD_NS = 1_000_000
 class Delivery(NamedTuple):
     """One message on its way to one queue pair.
 
-    `number` counts the fabric's messages from 0; `now` is in ns.
+    `number` counts the fabric's messages from 0; `now` is in ns. `is_probe` is True for the messages by which
+    endpoints find each other (`ready`): how many there are depends on timing, and programs never see them.
     """
 
     now: int
@@ -41,6 +42,7 @@ class Delivery(NamedTuple):
     dst_qp: int
     number: int
     size: int
+    is_probe: bool = False
 
 
 class SaRequest(NamedTuple):
@@ -81,8 +83,8 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class Reorder:
-    """The message is held back until `after` later messages have come to the same queue pair, at most for
-    HOLD_NS."""
+    """The message is held back until `after` later messages, other than probes, have come to the same queue
+    pair, at most for HOLD_NS."""
 
     after: int = 1
 
@@ -120,9 +122,10 @@ class Messages:
     target        the name of the receiving port, or several
     since, until  times in ns on the fabric's clock: since <= now < until
     nth           the number of the message, from 1, among those that fit the other fields since the rule was
-                  installed; or several. A message counts once, however many queue pairs get it. The probes
-                  of `ready` count, too
-    rate          the share of the remaining messages, 0..1, each drawn with the fabric's seed
+                  installed; or several. A message counts once, however many queue pairs get it, and the
+                  probes of endpoints do not count: the same messages are picked whether `ready` is used
+    rate          the share of the remaining messages, 0..1, each drawn with the fabric's seed; probes have
+                  draws of their own
     """
 
     group: str | McastAddress | None = None
@@ -188,14 +191,18 @@ class _Picks:
         nth = which.nth
         self._nth = None if nth is None else frozenset((nth,) if isinstance(nth, int) else nth)
         self._rate, self._random = which.rate, random
+        self._probe_random = Random(0)
+        self._probe_random.setstate(random.getstate())
         self._seen = 0
         self._last: object = None
 
-    def picks(self, thing: object) -> bool:
-        """Whether the rule is for this message or request, one of those that fit.
+    def picks(self, thing: object, is_probe: bool = False) -> bool:
+        """Return True if the rule is for this message or request, one of those that fit.
 
-        `thing` is equal for copies of one message.
+        `thing` is equal for copies of one message. A probe changes nothing of what is picked later.
         """
+        if is_probe:
+            return self._nth is None and (self._rate >= 1 or self._probe_random.random() < self._rate)
         if self._nth is not None:
             self._seen += thing != self._last
             self._last = thing
@@ -266,7 +273,8 @@ class Rules:
             message_verdict, messages, picks = verdict, which, self._picks(which)
 
             def on_message(message: Delivery) -> DeliveryVerdict | None:
-                return message_verdict if messages.fits(message) and picks(message.number) else None
+                picked = messages.fits(message) and picks(message.number, message.is_probe)
+                return message_verdict if picked else None
 
             return self.on_delivery(on_message)
         if isinstance(which, Requests) and isinstance(verdict, SaVerdict):
@@ -278,7 +286,7 @@ class Rules:
             return self.on_sa_request(on_request)
         raise TypeError(f"{type(which).__name__} cannot get {verdict!r}")
 
-    def _picks(self, which: Messages | Requests) -> Callable[[object], bool]:
+    def _picks(self, which: Messages | Requests) -> Callable[..., bool]:
         """Return what counts and draws for `which`.
 
         Raises ValueError for a field that nothing can fit: a test whose fault never happens would pass.
