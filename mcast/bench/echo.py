@@ -3,9 +3,9 @@
 No I/O.
 
 A ping is a probe (`mcast.wire.probe`) that asks for an answer, in a probe's own length or padded to a
-longer one; its answer is an echo of the same length. Every endpoint of mcast answers pings of a probe's own
-length, `mcast ping --answer` answers pings of any length. mckey answers nothing: it sends messages without
-content, and its receiver counts messages.
+longer one; its answer is an echo of the same length. Every endpoint of mcast that has joined to
+receive answers pings of a probe's own length, `mcast ping --answer` answers pings of any length. mckey
+answers nothing: it sends messages without content, and its receiver counts messages.
 """
 
 from __future__ import annotations

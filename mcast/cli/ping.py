@@ -113,7 +113,8 @@ def ping(
 ) -> None:
     """Ask the members of GROUP; show losses and round trips.
 
-    Every endpoint of mcast answers pings of 61 bytes; `mcast ping --answer` answers those of any length.
+    Every endpoint of mcast that has joined to receive answers pings of 61 bytes, also one that only sends;
+    `mcast ping --answer` answers those of any length.
     The flags are those of mckey. Without --answer this command sends as mckey -s does; a mckey at the other
     end counts messages, and answers nothing. Ctrl-C, or SIGTERM, ends it early, and the summary is printed.
     The status is 0 if a member answered, or, with --answer, if anybody sent a message; else it is 1.

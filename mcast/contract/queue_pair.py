@@ -111,6 +111,14 @@ class QueuePair(OnPort):
         return ()
 
     @property
+    def may_have_messages(self) -> bool:
+        """False if a `recv` would find nothing now; True where only a `recv` can tell.
+
+        Asking takes no time, and never raises.
+        """
+        return True
+
+    @property
     def has_port_events(self) -> bool:
         """Whether `port_events` has something that a `recv` has seen before it returned an empty batch.
 

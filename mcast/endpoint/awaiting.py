@@ -9,10 +9,11 @@ async with mcast.aio.open_endpoint("rdma", bind="10.0.0.1") as endpoint:
 ```
 
 There is no thread: the loop sleeps on the descriptors of the event channel and of the queue pair. Lost
-memberships are restored in the background while the loop runs; calls that receive answer probes. All objects
-belong to the loop that they were opened in: a call in another loop, or from another thread, raises
-RuntimeError and does nothing. Tasks of that loop may share all objects. Timeouts are seconds on that loop's
-clock, even over a simulated fabric whose own time is virtual. A call that is cancelled leaves nothing behind.
+memberships are restored in the background while the loop runs; calls that wait, send or close answer probes.
+All objects belong to the loop that they were opened in: a call in another loop, or from another thread,
+raises RuntimeError and does nothing. Tasks of that loop may share all objects. Timeouts are seconds on that
+loop's clock, even over a simulated fabric whose own time is virtual. A call that is cancelled leaves nothing
+behind.
 
 A send returns when the messages are posted, at once while the send queue has room. On InfiniBand a join may
 block the loop for up to 0.25 s, while it asks the SA for the group's MTU or for the reason of a refusal.
@@ -182,6 +183,8 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
 
     def _leave(self, group: EndpointGroup) -> None:
         self._require_loop()
+        if group.state is _JOINED:
+            self._answer(leaves=True)
         with self._lock:
             self._session.memberships.leave(group)
             self._forget(group)
@@ -314,6 +317,14 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         if happened or session.waiting.news:
             self._wake()
         return happened
+
+    def _answer(self, leaves: bool = False) -> None:
+        """Answer the probes that wait; while a task waits, the loop receives them for it."""
+        if not self._waiters:
+            with self._lock:
+                self._session.answer(keep=True, leaves=leaves)
+            if self._session.waiting.news:
+                self._wake()
 
     def _watch(self) -> None:
         """Let the loop watch the event channel, and duplicate the queue pair's descriptor for `_sleep`."""
@@ -632,6 +643,7 @@ class Sender(AsyncEnterable, MemberView):
         if monotonic() >= endpoint._turn_ends:  # before posting, because a cancelled send must not be sent
             await endpoint._next_turn()
             endpoint._look()  # the loop does not watch for port events while nobody receives
+            endpoint._answer()
         while True:
             qp, destination = await self._route(end)
             try:
@@ -664,11 +676,15 @@ class Sender(AsyncEnterable, MemberView):
         left = None if end == inf else max(0.0, end - endpoint._loop.time())
         return await endpoint._run(endpoint._session.sending.route_to(group, left))
 
-    async def ready(self, members: int = 1, timeout: float | None = 10.0) -> frozenset[Peer]:
+    async def ready(self, members: int = 1, timeout: float | None = 10.0) -> dict[Peer, int]:
         """Wait until the fabric delivers to `members` other members: until so many have answered a probe.
 
-        A member answers inside those of its calls that wait. Return the members that have answered. Raises
-        TimedOut after `timeout` seconds; the error names them, too.
+        Return the members that have answered, and the largest payload in bytes that is known to reach each:
+        a longer probe asks for that, and shorter ones do where it is not answered, which takes half a second
+        or more. A member of this library answers inside its calls that wait or receive, and in `send`,
+        `leave` and `close` if it only sends. A program that only has a `sender` receives nothing of the
+        group, and does not answer. Raises TimedOut after `timeout` seconds; the error names those that have
+        answered, too.
         """
         return await self._endpoint._run(
             self._endpoint._session.questions.ready(self._group, members, timeout)

@@ -10,7 +10,8 @@ with mcast.open_endpoint("rdma", bind="10.0.0.1") as endpoint:
 
 All objects may be used from several threads at once. When several threads wait on one endpoint, one of them
 receives for all. An endpoint has no thread of its own: it rejoins lost groups and answers probes inside the
-calls that wait or send. Timeouts are seconds on the backend's clock; None waits without end, 0 does not wait.
+calls that wait, send or close. Timeouts are seconds on the backend's clock; None waits without end, 0 does
+not wait.
 
 A call that Ctrl-C ends is done or not done: an interrupted join leaves no membership, and an interrupted
 `leave` or `close` may be called again. A message that an interrupted receive had taken from the device may be
@@ -58,6 +59,9 @@ T = TypeVar("T")
 
 _JOINED = GroupState.JOINED
 
+ANSWER_INTERVAL = 0.01
+"""Seconds from one look for probes to the next, in the sends of a program that does not receive."""
+
 LOOK_EVERY = 64
 """After so many sends and successful receives in a row, a call asks for events although it need not wait."""
 
@@ -72,10 +76,10 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
     """
 
     _ended_by = "close"
-    _pumping = 0
-    """The thread that is receiving for all; 0 if none is."""
     _unlooked = 0
     """Sends and receives since a call last asked for events."""
+    _answered_at = 0.0
+    """When a send last looked for probes."""
 
     # --- groups ---
 
@@ -113,6 +117,8 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
 
     def _leave(self, group: EndpointGroup) -> None:
         with uninterrupted(), self._lock:
+            if not self._pumping and group.state is _JOINED:
+                self._session.answer(keep=True, leaves=True)
             self._session.memberships.leave(group)
             self._forget(group)
             self._sleepers.wake()
@@ -239,12 +245,17 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
                 self._sleepers.wake()
             return happened
 
-    def _look_unless_busy(self) -> None:
-        """The same, unless another thread is receiving, or this call came between lines of another one."""
+    def _unless_busy(self, act: Callable[[], object]) -> None:
+        """Call `act`, unless another thread is receiving, or this call came between lines of another one."""
         if not (self._lock._is_owned() or is_within()):
             with self._lock:
                 if not self._pumping:
-                    self._look()
+                    act()
+
+    def _answer(self) -> None:
+        """Answer the probes that wait, where the program sends and does not receive."""
+        with uninterrupted():
+            self._session.answer(keep=True)
 
     def _note_qp_error(self, error: QpError) -> None:
         """Have the queue pair restored, or raise the error; a call that holds the lock does so itself."""
@@ -426,8 +437,16 @@ class Sender(Enterable, MemberView):
         session = endpoint._session
         while True:
             endpoint._unlooked += 1  # port events are not in `is_quiet`: only the queue pair has them
-            if not endpoint._pumping and (endpoint._unlooked > LOOK_EVERY or not session.is_quiet()):
-                endpoint._look_unless_busy()
+            if not endpoint._pumping:
+                # The receive queue fills with own messages, too, so a look is due by time and by number; but
+                # not while virtual time stands still, because then nobody else acts.
+                pause = session.waiting.now() - endpoint._answered_at
+                looks = endpoint._unlooked > LOOK_EVERY or not session.is_quiet()
+                if looks:
+                    endpoint._unless_busy(endpoint._look)
+                if pause >= ANSWER_INTERVAL or (looks and pause):
+                    endpoint._answered_at += pause
+                    endpoint._unless_busy(endpoint._answer)
             # No lock is needed, because posting to a queue pair that is replaced from here on raises Closed.
             qp = session.station.qp
             joined, destination = group.state is _JOINED, group.destination
@@ -443,11 +462,15 @@ class Sender(Enterable, MemberView):
                 endpoint._note_qp_error(error)
                 raise
 
-    def ready(self, members: int = 1, timeout: float | None = 10.0) -> frozenset[Peer]:
+    def ready(self, members: int = 1, timeout: float | None = 10.0) -> dict[Peer, int]:
         """Wait until the fabric delivers to `members` other members: until so many have answered a probe.
 
-        A member answers inside those of its calls that wait. Return the members that have answered. Raises
-        TimedOut after `timeout` seconds; the error names them, too.
+        Return the members that have answered, and the largest payload in bytes that is known to reach each:
+        a longer probe asks for that, and shorter ones do where it is not answered, which takes half a second
+        or more. A member of this library answers inside its calls that wait or receive, and in `send`,
+        `leave` and `close` if it only sends. A program that only has a `sender` receives nothing of the
+        group, and does not answer. Raises TimedOut after `timeout` seconds; the error names those that have
+        answered, too.
         """
         return self._endpoint._run(self._endpoint._session.questions.ready(self._group, members, timeout))
 

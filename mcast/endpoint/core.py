@@ -11,6 +11,7 @@ import errno as E
 import logging
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from random import Random
 
 from mcast.api import Backend, CmEvent, CmEventType, McastError, Phase, QpError, mcast_error
@@ -78,6 +79,13 @@ class Session:
     def close(self) -> None:
         """Leave every group and free all resources. Idempotent."""
         self.station.close()
+
+    def answer(self, keep: bool, leaves: bool = False) -> None:
+        """Answer the probes that wait, where the program does not receive; errors are those of the next
+        call."""
+        if not self.station.is_over:
+            with suppress(McastError):
+                self.receiving.answer(keep, leaves)
 
     def is_quiet(self) -> bool:
         """Whether `step` has nothing to do. May be called without the driver's lock."""

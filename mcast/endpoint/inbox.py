@@ -21,9 +21,13 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._queue)
 
+    @property
+    def is_full(self) -> bool:
+        return len(self._queue) >= self._depth
+
     def put(self, arrival: int, message: Message) -> bool:
         """Keep a copy of the message; return False if there is no room."""
-        if len(self._queue) >= self._depth:
+        if self.is_full:
             return False
         self._queue.append((arrival, copied(message)))
         return True

@@ -6,13 +6,24 @@ import errno as E
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from math import inf
 
-from mcast.api import Closed, Destination, McastError, Message, Phase, QpError, TimedOut, mcast_error
+from mcast.api import (
+    Closed,
+    Destination,
+    McastError,
+    Message,
+    MessageTooLarge,
+    Phase,
+    QpError,
+    TimedOut,
+    mcast_error,
+)
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.recovery import Restorer
 from mcast.endpoint.station import Station
 from mcast.wire.addresses import ZERO_GID
-from mcast.wire.probe import Kind, Peer, Probe
+from mcast.wire.probe import PROBE_SIZE, Kind, Peer, Probe
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -24,11 +35,22 @@ PEERS_MAX = 65_536
 
 
 class Quest:
-    """A question to a group, and the members that have answered."""
+    """A question to a group, and the members that have answered.
+
+    peers  member -> the size in bytes of the largest probe that has reached it
+    room   the largest message in bytes that all of them take; inf before the first answer
+    """
 
     def __init__(self) -> None:
-        self.peers: set[Peer] = set()
+        self.peers: dict[Peer, int] = {}
+        self.room: float = inf
         self.heard_self = False
+
+    def note(self, peer: Peer, echo: Probe) -> None:
+        """Note an answer."""
+        if peer in self.peers or len(self.peers) < PEERS_MAX:
+            self.peers[peer] = max(echo.size, self.peers.get(peer, 0))
+            self.room = min(self.room, max(echo.room, PROBE_SIZE))
 
 
 class Prober:
@@ -58,13 +80,13 @@ class Prober:
         finally:
             del self.quests[number]
 
-    def ask(self, group: EndpointGroup, kind: Kind, number: int) -> None:
-        """Send the question to the group, if the group is joined now."""
+    def ask(self, group: EndpointGroup, kind: Kind, number: int, size: int = PROBE_SIZE) -> None:
+        """Send the question to the group, in a message of `size` bytes, if the group is joined now."""
         if group.state is GroupState.JOINED and group.destination is not None:
             gids = self._station.place.port.gids
             me = Peer(gids.get(group.destination.sgid_index, ZERO_GID), self._station.qp.qp_num)
-            with suppress(TimedOut, Closed):  # another probe follows
-                self._post(group.destination, Probe(kind, number, me))
+            with suppress(TimedOut, Closed, MessageTooLarge):  # another probe follows, or the MTU has changed
+                self._post(group.destination, Probe(kind, number, me), size)
 
     def take(self, found: Probe, message: Message) -> None:
         """Handle a received probe: note an answer, or answer a question."""
@@ -72,8 +94,8 @@ class Prober:
         quest = self.quests.get(found.number)
         if found.kind is Kind.ECHO:
             mine = quest is not None and self._is_me(found.asker) and not message.from_self
-            if quest is not None and mine and len(quest.peers) < PEERS_MAX:
-                quest.peers.add(Peer(message.source, message.src_qp))
+            if quest is not None and mine:
+                quest.note(Peer(message.source, message.src_qp), found)
         elif message.from_self:
             if quest is not None:
                 quest.heard_self = True
@@ -92,19 +114,20 @@ class Prober:
         to = destination.reply_to(message) if alone else destination
         asker = Peer(message.source, message.src_qp)
         try:
-            self._post(to, Probe(Kind.ECHO, found.number, asker))
+            size, room = len(message.payload), self._station.receive_room
+            self._post(to, Probe(Kind.ECHO, found.number, asker, size, room))
         except QpError:
             raise
         except McastError as error:
             self._drop(group, "probe: no room for an echo")
             logger.debug("%s: no echo: %s", self.whose, error)
 
-    def _post(self, destination: Destination, what: Probe) -> None:
+    def _post(self, destination: Destination, what: Probe, size: int = PROBE_SIZE) -> None:
         """Send a probe without waiting."""
         if self._restorer.recovery is not None:
             return
         try:
-            self._station.qp.send(destination, [what.pack()], timeout=0)
+            self._station.qp.send(destination, [what.pack(size)], timeout=0)
             self.posted += 1
         except QpError as error:
             self._restorer.on_qp_error(error)

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import logging
+from math import inf
 from typing import SupportsIndex
 
 from mcast.api import Phase
 from mcast.endpoint.membership import EndpointGroup
 from mcast.endpoint.memberships import Memberships
 from mcast.endpoint.policy import LoopbackPolicy, LoopbackReport
-from mcast.endpoint.probing import PEERS_MAX, Prober, unanswered
+from mcast.endpoint.probing import PEERS_MAX, Prober, Quest, unanswered
 from mcast.endpoint.sorting import Sorter
 from mcast.endpoint.station import Station
 from mcast.endpoint.waiting import Operation, Waiting
-from mcast.wire.probe import Kind, Peer
+from mcast.wire.probe import LONG_SIZES, PROBE_SIZE, SHORTFALL, Kind, Peer
+from mcast.wire.units import MTU
+
+logger: logging.Logger = logging.getLogger("mcast")
 
 ASK_FIRST, ASK_MAX = 0.02, 1.0
 """Seconds between two probes of `ready`: the first pause, which is doubled up to the last."""
+
+MIN_MTU = min(MTU.code)
+"""What every port and switch carries, in bytes."""
+
+LONG_TIMEOUT = 0.5
+"""Seconds that `ready` waits for answers to long probes, and twice the time that the short ones took. Where
+an MTU on the way is too small, no answer comes."""
 
 
 class Questions:
@@ -40,15 +52,21 @@ class Questions:
             self._sorter.filter_own(quest.heard_self)
         return quest.heard_self
 
-    def ready(self, group: EndpointGroup, members: int, timeout: float | None) -> Operation[frozenset[Peer]]:
-        """Ask until `members` other members have answered. Raises TimedOut, which names those that have."""
+    def ready(self, group: EndpointGroup, members: int, timeout: float | None) -> Operation[dict[Peer, int]]:
+        """Ask until `members` other members have answered, and then in long messages, too.
+
+        Return the members that have answered, and the largest payload that is known to reach each. Raises
+        TimedOut, which names those that have.
+        """
         if not isinstance(members, SupportsIndex):
             raise TypeError(f"members is {members!r}: give an int, how many other members shall answer")
         if members > PEERS_MAX:
             raise ValueError(f"members is {members}: at most {PEERS_MAX} answers are remembered")
         self._memberships.require_joined(group, "ready", Phase.SEND)
         deadline = self._waiting.deadline(timeout)
+        kind = Kind.ASK_ALONE if group.send_only else Kind.ASK
         pause, ask_at = ASK_FIRST, self._waiting.now()
+        start = ask_at
         with self.prober.quest() as (number, quest):
             while len(quest.peers) < members:
                 now = self._waiting.now()
@@ -57,11 +75,88 @@ class Questions:
                     raise unanswered(group, quest, members, timeout, solitude)
                 if now >= ask_at:
                     self._memberships.require_joined(group, "ready", Phase.SEND)
-                    self.prober.ask(group, Kind.ASK_ALONE if group.send_only else Kind.ASK, number)
+                    self.prober.ask(group, kind, number)
                     ask_at, pause = now + pause, min(pause * 2, ASK_MAX)
                     continue
                 yield from self._waiting.wait(ask_at if deadline is None else min(ask_at, deadline))
-        return frozenset(quest.peers)
+            end = self._waiting.now() + LONG_TIMEOUT + 2 * (self._waiting.now() - start)
+            is_cut = deadline is not None and deadline < end
+            yield from self._ask_long(group, kind, number, quest, deadline if is_cut else end)
+            sizes = self._sizes(group, quest)
+            if not is_cut:
+                self._warn_of_small(group, quest, sizes)
+            return sizes
+
+    def _ask_long(
+        self, group: EndpointGroup, kind: Kind, number: int, quest: Quest, end: float | None
+    ) -> Operation[None]:
+        """Ask in the longest messages that a user can send, until all that have answered answer these, too;
+        and in shorter ones, while some do not.
+
+        No message is longer than the room of a member that has answered, because a message that is too large
+        for a receive can put a queue pair into ERR (K-DATA-7).
+        """
+        pause, ask_at, count = ASK_FIRST, self._waiting.now(), 1
+        while (sizes := self._long_sizes(group, quest)) and min(quest.peers.values()) < sizes[0]:
+            if self._waiting.is_over(end):
+                return
+            if (now := self._waiting.now()) >= ask_at:
+                self._memberships.require_joined(group, "ready", Phase.SEND)
+                for size in sizes[:count]:
+                    self.prober.ask(group, kind, number, size)
+                count, ask_at, pause = len(sizes), now + pause, min(pause * 2, ASK_MAX)
+                continue
+            yield from self._waiting.wait(ask_at if end is None else min(ask_at, end))
+
+    def _most(self, group: EndpointGroup) -> int:
+        """Maximum size in bytes of a user's message with its header; 0 while there is no queue pair."""
+        station, to = self._station, group.destination
+        if to is None or station.qp.closed:
+            return 0
+        return station.max_message_to(station.qp, to) + station.settings.header_size
+
+    def _long_sizes(self, group: EndpointGroup, quest: Quest) -> list[int]:
+        """The sizes of the long probes that tell how large a user's messages may be, from the largest on."""
+        most, to = self._most(group), group.destination
+        if not most or to is None or not quest.peers:
+            return []
+        enough = next((size for size in LONG_SIZES if size + SHORTFALL >= most), LONG_SIZES[-1])
+        limit = min(enough, quest.room, self._station.qp.max_message_to(to))
+        return [size for size in reversed(LONG_SIZES) if size <= limit]
+
+    def _sizes(self, group: EndpointGroup, quest: Quest) -> dict[Peer, int]:
+        """Return the largest payload that is known to reach each member that has answered.
+
+        A probe stands for all sizes up to the MTU that it nearly fills.
+        """
+        room = min(quest.room, self._most(group) or inf)
+        header = self._station.settings.header_size
+        return {
+            peer: int(min(max(size + SHORTFALL, MIN_MTU), room)) - header
+            for peer, size in quest.peers.items()
+        }
+
+    def _warn_of_small(self, group: EndpointGroup, quest: Quest, sizes: dict[Peer, int]) -> None:
+        """Log which members answered long probes, and not the longest, or have less room than a message may
+        take.
+
+        A member that answered none of them does not answer any more, perhaps because its own `ready` is over.
+        """
+        most, asked = self._most(group), self._long_sizes(group, quest)
+        small = [
+            f"{peer.gid} QP {peer.qp_num} takes {sizes[peer]}"
+            for peer, size in sorted(quest.peers.items())
+            if (asked and PROBE_SIZE < size < asked[0]) or quest.room < most
+        ]
+        if small:
+            logger.warning(
+                "%s: a message to %s may have %d bytes, and not all members get such messages: %s. Send no "
+                "more than that, or give all ports and switches of the network one MTU",
+                self.prober.whose,
+                group.address,
+                most - self._station.settings.header_size,
+                ", ".join(small),
+            )
 
     def loopback_report(self) -> LoopbackReport:
         """How the endpoint's own messages are kept away now."""

@@ -22,7 +22,7 @@ from mcast.endpoint.station import Station
 from mcast.endpoint.waiting import BATCH, Operation, Wait, Waiting
 from mcast.interrupts import Alive
 from mcast.wire.addresses import Gid
-from mcast.wire.probe import PROBE_SIZE
+from mcast.wire.probe import PROBE_SIZES
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -80,6 +80,8 @@ class Receiving:
         self.bytes: int = 0
         self.batches: int = 0
         """What was received for the user: bytes, and calls to the queue pair that gave something."""
+        self._batches_before = -1
+        """The value of `batches` when `answer` was called last; -1 before that."""
 
     def recv(self, group: EndpointGroup | None, timeout: float | None) -> Operation[Message | None]:
         """The next message of the group, or of any group; None when `timeout` seconds have passed."""
@@ -118,7 +120,7 @@ class Receiving:
             if message is None:
                 return None
             owner, size = roster.by_mgid.get(message.group), len(message.payload)
-            if size != PROBE_SIZE and (group is None or owner is group):
+            if size not in PROBE_SIZES and (group is None or owner is group):
                 self.batches += 1
                 self.bytes += size
                 if owner is not None:
@@ -171,6 +173,37 @@ class Receiving:
         if batch is not None:
             self.route(batch)
 
+    def answer(self, keep: bool, leaves: bool = False) -> None:
+        """Answer the probes that wait at the queue pair of a program that sends, and does not receive.
+
+        If messages were received since the last call, probes were answered then, and a look is not needed;
+        nor at the first call, unless the program `leaves` and has never received.
+        Other messages that wait are kept for a later receive as far as there is room. Without `keep`, at the
+        end of an endpoint, they are dropped, and all probes are answered.
+        """
+        before = self._batches_before if not leaves else max(self._batches_before, 0)
+        if self.batches == before or not keep:
+            for _ in range(self._station.settings.receive_depth // BATCH + 1):
+                batch = self.poll(BATCH) if self._station.qp.may_have_messages else None
+                if batch is None:
+                    break
+                self.batches += 1
+                self._waiting.news = True
+                with batch:
+                    if not keep:
+                        self._sorter.answer(batch)
+                    elif not self._discard(batch):
+                        self._sort(batch)
+        self._batches_before = self.batches
+
+    def _discard(self, batch: Batch) -> bool:
+        """Drop a batch whole, if it has no probe and there is no room for any of its messages."""
+        only, lengths = self._station.roster.only_group, batch.lengths
+        if only is None or not only.inbox.is_full or self._sorter.judges_in(batch, lengths):
+            return False
+        self._memberships.drop(only, "nobody asked for it in time", len(lengths))
+        return True
+
     def put_back(self, found: Message | Batch) -> None:
         """Keep the messages of a call that was cancelled; the next call that asks gets them first."""
         if isinstance(found, Message):
@@ -221,7 +254,7 @@ class Receiving:
         """The user's messages of a batch that is not empty: the same batch if all are, None if none are."""
         lengths, sorter = batch.lengths, self._sorter
         self.batches += 1
-        if not ((sorter.judges or PROBE_SIZE in lengths) and sorter.judges_in(batch, lengths)):
+        if not sorter.judges_in(batch, lengths):
             count, size, owner = len(lengths), sum(lengths), self._station.roster.only_group
             self.bytes += size
             if owner is not None:
@@ -237,6 +270,8 @@ class Receiving:
             return batch
         self._waiting.news = True
         places, messages = self._wanted(batch)
+        if self._low_water.is_due(len(lengths)):
+            self._watch_queue()
         if len(messages) == len(lengths) and not self._sorter.sequenced:
             return batch
         chosen = ChosenBatch(batch, messages, places, HEADER_SIZE if self._sorter.sequenced else 0)
@@ -254,12 +289,15 @@ class Receiving:
 
     def route(self, batch: Batch) -> None:
         """Keep copies of the user's messages for the calls that ask for them, and release the batch."""
-        if not len(batch):
+        count = len(batch)
+        if not count:
             return
         self.batches += 1
         self._waiting.news = True
         with batch:
             self._sort(batch)
+        if self._low_water.is_due(count):
+            self._watch_queue()
 
     def _sort(self, batch: Batch) -> None:
         # A call of its own, because no variable here may keep a part of a payload when the lease ends.
@@ -281,8 +319,6 @@ class Receiving:
         self._due -= len(wanted)
         if self._due <= 0:
             self._look(wanted[0])
-        if self._low_water.is_due(len(batch)):
-            self._watch_queue()
         return places, wanted
 
     def _look(self, message: Message) -> None:

@@ -16,7 +16,7 @@ from mcast.endpoint.policy import MessagesMissing
 from mcast.endpoint.probing import ECHOES_MAX, Prober
 from mcast.wire import probe
 from mcast.wire.addresses import Gid
-from mcast.wire.probe import PROBE_SIZE
+from mcast.wire.probe import PROBE_SIZES
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -76,7 +76,7 @@ class Sorter:
         lengths = batch.lengths
         if not self.judges_in(batch, lengths):
             return range(len(lengths)), list(batch)
-        if not self.sequenced and PROBE_SIZE not in lengths and batch[0].from_self and _has_one(batch):
+        if not self.sequenced and PROBE_SIZES.isdisjoint(lengths) and batch[0].from_self and _has_one(batch):
             for mgid, own in Counter(batch.groups).items():
                 self._drop(self._by_mgid.get(mgid), _OWN, own)
             return (), []
@@ -84,10 +84,19 @@ class Sorter:
         places = [place for place, kept in enumerate(judged) if kept is not None]
         return places, [kept for kept in judged if kept is not None]
 
+    def answer(self, batch: Batch) -> None:
+        """Answer the probes in the batch, and do nothing with the other messages."""
+        self._prober.echoes_left = ECHOES_MAX
+        if PROBE_SIZES.isdisjoint(batch.lengths):
+            return
+        for message in batch:
+            if (found := probe.parse(message.payload)) is not None:
+                self._prober.take(found, message)
+
     def judges_in(self, batch: Batch, lengths: Sequence[int]) -> bool:
         """Whether each message of a batch that is not empty, with payloads of these lengths, must be looked
         at."""
-        if self.sequenced or PROBE_SIZE in lengths:
+        if self.sequenced or not PROBE_SIZES.isdisjoint(lengths):
             return True
         return self.filtering and (batch[0].from_self or not _has_one(batch))
 

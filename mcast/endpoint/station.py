@@ -97,11 +97,10 @@ class Station:
         """Make the queue pair; with loopback "off" one whose device does not return own messages, if the
         device can."""
         settings = self.settings
-        most = settings.max_message
         init = QpInit(
             max_recv_wr=settings.receive_depth,
             max_send_wr=settings.send_depth,
-            max_recv_size=None if most is None else max(most + settings.header_size, PROBE_SIZE),
+            max_recv_size=self._receive_size,
             busy_poll=settings.busy_poll,
             comp_vector=settings.comp_vector,
             moderation=settings.moderation,
@@ -194,6 +193,18 @@ class Station:
     def max_message_to(self, qp: QueuePair, destination: Destination) -> int:
         """The largest payload in bytes to that destination, where the group's MTU may be smaller."""
         return self._room_in(qp.max_message_to(destination))
+
+    @property
+    def _receive_size(self) -> int | None:
+        """The size in bytes of a receive; None: one MTU."""
+        most = self.settings.max_message
+        return None if most is None else max(most + self.settings.header_size, PROBE_SIZE)
+
+    @property
+    def receive_room(self) -> int:
+        """Maximum size in bytes of a message that the queue pair receives, headers included."""
+        mtu, size = self.qp.max_message_size, self._receive_size
+        return mtu if size is None else min(mtu, size)
 
     def _room_in(self, mtu: int) -> int:
         """How many bytes of a message of `mtu` bytes the user may fill."""

@@ -75,6 +75,9 @@ class EndpointView(Handle, Generic[M]):
             self._close_owned()
             raise
 
+    _pumping = 0
+    """The thread that is receiving for all; 0 if none is."""
+
     _clock: Callable[[], float] | None = None
     """The clock of timeouts, where it is not the backend's."""
 
@@ -186,6 +189,8 @@ class EndpointView(Handle, Generic[M]):
             try:
                 with self._lock:
                     self._members.clear()
+                    if not self._pumping:
+                        self._session.answer(keep=False)
                     self._session.close()
             finally:
                 self._close_owned()

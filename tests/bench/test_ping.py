@@ -193,15 +193,20 @@ def test_several_queue_pairs_on_both_sides() -> None:
     assert len(heard["heard"]) == 4
 
 
-def test_any_endpoint_answers() -> None:
+@pytest.mark.parametrize("receives", [True, False], ids=["receives", "only sends"])
+def test_any_endpoint_answers(receives: bool) -> None:
     fabric = Fabric.roce(2, clock="wall")
     stop = threading.Event()
 
     def application() -> None:
         with open_fabric(fabric, host=1) as backend, open_endpoint(backend) as endpoint:
-            endpoint.join(GROUP)
+            member = endpoint.join(GROUP)
             while not stop.is_set():
-                assert endpoint.recv(0.05) is None  # it sees no ping
+                if receives:
+                    assert endpoint.recv(0.05) is None  # it sees no ping
+                else:
+                    member.send(b"news")
+                    stop.wait(0.01)
 
     thread = threading.Thread(target=application)
     thread.start()

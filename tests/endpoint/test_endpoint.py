@@ -991,7 +991,7 @@ def test_nobody_there_is_told(net: Net) -> None:
     with pytest.raises(TimedOut, match=r"0 of 2 members answered within 0\.05 s: nobody"):
         group.ready(members=2, timeout=0.05)
     assert net.backend.now() - start >= 0.05
-    assert group.ready(members=0) == frozenset()
+    assert group.ready(members=0) == {}
     assert net.opened[0]._session.questions.prober.quests == {}
 
 

@@ -419,6 +419,10 @@ class SimQueuePair(QueuePair):
         return found
 
     @property
+    def may_have_messages(self) -> bool:
+        return self.core.readable
+
+    @property
     def has_port_events(self) -> bool:
         return bool(self.core.port_events)
 
