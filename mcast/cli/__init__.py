@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno as E
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,7 +22,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from typer.main import get_group
 
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Failure, forget_stdout, say
+from mcast.cli.terminal import Failure, forget_stdout, json_output, say
 
 if TYPE_CHECKING:
     from typer._click.core import Command, Context, Parameter
@@ -217,6 +218,7 @@ def main() -> None:
 
 
 def _run() -> int:
+    json_output.reset()
     try:
         status = app(standalone_mode=False)
         sys.stdout.flush()
@@ -225,6 +227,8 @@ def _run() -> int:
         from mcast.cli.values import NumberRefused
 
         context = getattr(error, "ctx", None)
+        if context:
+            _read_json_options(context.command)
         command = context.command_path if context else "mcast"
         said = error.format_message().replace("Value error, ", "")
         is_ours = type(error) in (typer.BadParameter, NumberRefused)
@@ -234,6 +238,7 @@ def _run() -> int:
     except Failure as error:
         return _say(str(error), error.status)
     except KeyboardInterrupt:  # while a pipe's reader is slow to read the output
+        json_output.error("interrupted", ExitStatus.INTERRUPTED)
         return ExitStatus.INTERRUPTED
     except BrokenPipeError:
         forget_stdout()
@@ -251,13 +256,27 @@ def _run() -> int:
         return _say(str(error), ExitStatus.REFUSED)
 
 
+def _read_json_options(command: Command) -> None:
+    """Look for --json, and for stdout as the output of data.
+
+    A word that is no option ends the command before its options are read.
+    """
+    names = {name for one in command.params for name in one.opts}
+    if "--json" in names:
+        json_output.want("--json" in sys.argv)
+    if "--output" in names:
+        json_output.on_stderr = re.search(r"\0(-o|--output)[=\0]?-(\0|$)", "\0".join(sys.argv)) is not None
+
+
 def _say(text: str, status: int, command: str = "mcast") -> int:
+    is_told = False
     try:
         sys.stdout.flush()
+        is_told = json_output.error(text, status) and json_output.on_stderr
     except OSError:  # a full disk: what is left in the buffer must not be tried again at the end
         with suppress(OSError):
             forget_stdout()
-    if sys.stderr is not None:  # it was closed from the beginning
+    if sys.stderr is not None and not is_told:  # it was closed from the beginning
         with suppress(OSError):  # nobody can be told
             say(text if text.startswith("Usage:") else f"{command}: {text}", err=True)
     return status

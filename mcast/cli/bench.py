@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,7 +19,8 @@ from mcast.cli.place import (
     require,
     with_settings,
 )
-from mcast.cli.terminal import Failure, NotBegun, group, plural, say
+from mcast.cli.status import ExitStatus
+from mcast.cli.terminal import Failure, NotBegun, group, json_output, plural, say
 from mcast.cli.values import bit_rate, message_size, microseconds, rate
 from mcast.cli.values import seconds as seconds_of
 from mcast.contract.registry import open_backend
@@ -214,6 +214,7 @@ def _over_ranks(
             require(settings, places_of(opened))
             return measure(comm, opened, address, size, seconds, settings)
     except Exception as error:  # end the other ranks as well, which wait for this one
+        json_output.error(str(error), ExitStatus.FAILED)
         say(f"mcast bench: {error}", err=True)
         comm.Abort(1)
         raise
@@ -221,7 +222,7 @@ def _over_ranks(
 
 def _show(found: BenchResult, as_json: bool, parts: list[Part]) -> None:
     if as_json:
-        say(json.dumps(found.as_dict() | {"intervals": [part.as_dict() for part in parts]}, indent=1))
+        json_output.result(found.as_dict() | {"intervals": [part.as_dict() for part in parts]})
         return
     where = "in one process" if found.processes == 1 else f"in {found.processes} processes"
     size, ends = found.size, found.receivers

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.place import endpoint_at, refuse_simulated
-from mcast.cli.terminal import Failure, NotBegun, say
+from mcast.cli.terminal import Failure, NotBegun, json_output, say
 from mcast.errors.tree import MessageTooLarge
 from mcast.wire.addresses import McastAddress
 
@@ -93,7 +92,7 @@ def _beyond(size: int, limit: int) -> NotBegun:
 def show(total: Part, about: dict[str, Any], parts: list[Part], as_json: bool) -> None:
     """Print the whole measurement."""
     if as_json:
-        say(json.dumps(about | total.as_dict() | {"intervals": [part.as_dict() for part in parts]}, indent=1))
+        json_output.result(about | total.as_dict() | {"intervals": [part.as_dict() for part in parts]})
         return
     for one in about.get("receivers", ()):
         times = "  ".join(f"{name} {value:.3f}" for name, value in one["milliseconds"].items())

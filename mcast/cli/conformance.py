@@ -25,6 +25,7 @@ from mcast.cli.terminal import (
     NotBegun,
     backend_name,
     console,
+    json_output,
     output_file,
     refuse_two_on_stdout,
     say,
@@ -124,6 +125,7 @@ def conformance(
             from mcast.conformance.report import to_json
 
             write_file(path, to_json(report).encode())
+            json_output.is_printed = True
     if html_file:
         from mcast import __version__
         from mcast.conformance.page import to_html

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +14,17 @@ import typer
 
 from mcast.cli.place import OBJECTS_DEPTH, BackendName, is_alone, places_of, require, with_settings
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Failure, console, group, plural, say, stdin_as_file, tabulate
+from mcast.cli.terminal import (
+    Failure,
+    Json,
+    console,
+    group,
+    json_output,
+    plural,
+    say,
+    stdin_as_file,
+    tabulate,
+)
 from mcast.cli.values import size
 from mcast.wire.addresses import McastAddress
 
@@ -55,7 +64,7 @@ def demo(
     ] = "239.1.1.1",  # type: ignore[assignment]  # text, read by the parser
     *,
     settings: Settings,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Multicast a file, and verify each copy.
 
@@ -74,7 +83,7 @@ def demo(
         outcome = _transfer(fabric, address, receivers, path, settings)
     outcome = {"backend": backend, "file": str(file) if file else None, **outcome}
     if as_json:
-        say(json.dumps(outcome, indent=1))
+        json_output.result(outcome)
     else:
         _show(outcome)
     if not all(receiver["verified"] for receiver in outcome["receivers"]):

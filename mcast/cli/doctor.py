@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
@@ -11,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Json, backend_name, beside, console, plural, say, to_paste, wrapped
+from mcast.cli.terminal import (
+    Json,
+    backend_name,
+    beside,
+    console,
+    json_output,
+    plural,
+    say,
+    to_paste,
+    wrapped,
+)
 from mcast.cli.values import seconds
 from mcast.contract.registry import backend_names
 from mcast.errors.finding import Finding, Level
@@ -73,7 +82,7 @@ def doctor(
         return
     found = _examine(backend or (), listen)
     if as_json:
-        say(json.dumps(_as_json(found), indent=1))
+        json_output.result(_as_json(found))
     else:
         _show(found)
     raise typer.Exit(ExitStatus.FAILED if _count(found)[Level.PROBLEM] else ExitStatus.DONE)
@@ -91,7 +100,7 @@ def _explain(error: str, as_json: bool) -> None:
             f"nothing is known of {error!r}: give an errno, such as EINVAL or 22, or a status, such as "
             "NO_RESOURCES"
         )
-    told = [
+    causes = [
         {
             "phase": row.phase.value if row.phase else "any",
             "errno": errno_name(row.errno),
@@ -102,9 +111,9 @@ def _explain(error: str, as_json: bool) -> None:
         for row in rows
     ]
     if as_json:
-        say(json.dumps(told, indent=1))
+        json_output.result({"explained": error, "causes": causes})
         return
-    for title, some in groupby(told, key=lambda one: f"{one['phase']}: {one['errno']}"):
+    for title, some in groupby(causes, key=lambda one: f"{one['phase']}: {one['errno']}"):
         console().print(title, style="bold", markup=False)
         for one in some:
             say("")

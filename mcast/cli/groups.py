@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -10,7 +9,7 @@ import typer
 
 from mcast.cli import guests
 from mcast.cli.place import BackendName, Json, refuse_simulated
-from mcast.cli.terminal import Failure, console, group, say, tabulate, wrapped
+from mcast.cli.terminal import Failure, console, group, json_output, say, tabulate, wrapped
 from mcast.contract.groups import GroupInfo, GroupMember, GroupSource, GroupTable
 from mcast.contract.guest import Guest
 from mcast.wire.addresses import LOCAL_CONTROL, McastAddress
@@ -38,7 +37,7 @@ def groups(
         table, there = opened.groups(), guests.others(opened)
     shown = [info for info in table.groups if not wanted or any(_is_of(info, each) for each in wanted)]
     if as_json:
-        say(json.dumps(_as_json(backend, shown, table.unseen, there), indent=1))
+        json_output.result(_as_json(backend, shown, table.unseen, there))
     else:
         _show(shown, table, there)
     missing = [each for each in wanted or () if not any(_is_of(info, each) for info in shown)]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from typing import TYPE_CHECKING, Any
 
 from mcast.cli import guests
-from mcast.cli.terminal import Json, beside, console, say, to_paste
+from mcast.cli.terminal import Json, beside, console, json_output, to_paste
 from mcast.contract.guest import Guest
 from mcast.errors.tree import BackendUnavailable
 
@@ -28,7 +27,7 @@ def info(
         "providers": {name: _look(name) for name in backend_names()},
     }
     if as_json:
-        say(json.dumps(found, indent=1))
+        json_output.result(found)
     else:
         _show(found)
 

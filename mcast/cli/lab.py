@@ -1,6 +1,5 @@
 """`mcast lab`: run a command on real RDMA stacks, Soft-RoCE or InfiniBand, in a small virtual machine."""
 
-import json
 import shutil
 import signal
 import sys
@@ -14,7 +13,7 @@ import typer
 
 from mcast.cli.interrupt import heeded
 from mcast.cli.status import ExitStatus, by_signal
-from mcast.cli.terminal import Json, say
+from mcast.cli.terminal import Json, json_output, say
 from mcast.cli.values import LONGEST, seconds
 from mcast.cli.values import memory as memory_of
 from mcast.lab import LabError, LabMachine, LabResult, apt_line, kernels
@@ -125,11 +124,7 @@ def check(as_json: Json = False) -> None:
         missing = [need for need in found if need.found is None]
         kvm = not any(need.boots for need in missing) and kvm_works()
     if as_json:
-        say(
-            json.dumps(
-                {"needs": [asdict(need) for need in found], "kvm": kvm, "fix": apt_line(missing)}, indent=2
-            )
-        )
+        json_output.result({"needs": [asdict(need) for need in found], "kvm": kvm, "fix": apt_line(missing)})
     else:
         for need in found:
             state, found_at = ("missing", "") if need.found is None else ("ok", need.found)
@@ -172,9 +167,11 @@ def _plain_errors() -> Iterator[None]:
     try:
         yield
     except LabError as error:
+        json_output.error(str(error), error.exit_code)
         say(f"mcast lab: {error}", err=True)
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
+        json_output.error("interrupted", ExitStatus.INTERRUPTED)
         say("mcast lab: interrupted; the guest is stopped", err=True)
         raise typer.Exit(ExitStatus.INTERRUPTED) from None
     except BrokenPipeError:  # nobody reads our output any more

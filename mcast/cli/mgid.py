@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +10,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from mcast.cli.terminal import say, wrapped
+from mcast.cli.terminal import Json, json_output, say, wrapped
 from mcast.contract.amounts import whole_in
 from mcast.wire import mapping
 from mcast.wire.addresses import Gid, Mgid
@@ -153,7 +152,7 @@ def mgid(
     scope: Annotated[
         int, typer.Option(parser=_scope, metavar="SCOPE", help="The scope of the IPoIB broadcast group.")
     ] = "2",  # type: ignore[assignment]
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show the addresses of a group on each link layer.
 
@@ -163,7 +162,7 @@ def mgid(
     explained = [_explain(address.value, broadcast) for address in addresses]
     collisions = _collisions(explained)
     if as_json:
-        say(json.dumps({"addresses": explained, "collisions": collisions}, indent=1))
+        json_output.result({"addresses": explained, "collisions": collisions})
         return
     for number, explanation in enumerate(explained):
         if number:

@@ -3,7 +3,6 @@ other end."""
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,7 +22,7 @@ from mcast.cli.place import (
     with_settings,
 )
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Failure, NotBegun, console, group, say, tabulate
+from mcast.cli.terminal import Failure, NotBegun, console, group, json_output, say, tabulate
 from mcast.cli.values import LONGEST, message_size, seconds
 from mcast.contract.amounts import whole_in
 from mcast.wire.addresses import McastAddress, Mgid
@@ -150,7 +149,7 @@ def ping(
             _live(f"ping {wanted[0]} from {where}, {size} bytes")
             outcome = ping_all(pairs, count or 10, size, interval, timeout, _answered)
     if as_json:
-        say(json.dumps(outcome.as_dict(), indent=1))
+        json_output.result(outcome.as_dict())
     elif isinstance(outcome, AnswerResult):
         _show_heard(outcome)
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
@@ -12,7 +11,7 @@ import typer
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.joined import DEPTH, Demo, Groups, MostMessages, MostSeconds, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, Json, with_settings
-from mcast.cli.terminal import STANDARD, Failure, NotBegun, console, packet_sink, say
+from mcast.cli.terminal import STANDARD, Failure, NotBegun, console, json_output, packet_sink
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
@@ -45,6 +44,7 @@ def record(
     """
     from mcast.capture.recorder import recorder_of
 
+    apart = json_output.on_stderr = output == STANDARD
     settings = replace(settings, timestamps=timestamps)
     with (
         ends_cleanly(),
@@ -61,9 +61,8 @@ def record(
         except KeyboardInterrupt:
             pass  # the usual way to end a recording
         outcome = _outcome(endpoint, recorder, groups, output, time.monotonic() - started)
-    apart = output == STANDARD
     if as_json:
-        say(json.dumps(outcome, indent=1), err=apart)
+        json_output.result(outcome)
     else:
         _show(outcome, apart)
     if count is not None and outcome["messages"] < count:

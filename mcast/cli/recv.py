@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -24,7 +23,7 @@ from mcast.cli.place import (
     with_settings,
 )
 from mcast.cli.progress import Watch
-from mcast.cli.terminal import STANDARD, Failure, NotBegun, console, say
+from mcast.cli.terminal import STANDARD, Failure, NotBegun, console, json_output
 from mcast.cli.values import WAITING, KeyFile
 from mcast.wire.addresses import McastAddress
 
@@ -78,6 +77,7 @@ def recv(
     from mcast.cast import receive
     from mcast.cast.objects.turns import BOUND
 
+    apart = json_output.on_stderr = output == STANDARD
     refuse_simulated(backend, "send")
     with ExitStack() as stack:
         stack.enter_context(ends_cleanly())
@@ -108,9 +108,8 @@ def recv(
     if came.sender is None:
         late = ", but a transfer that had begun before is under way" if came.late else ""
         raise Failure(f"no transfer began on {where} within {wait:g} s{late}")
-    apart = output == STANDARD
     if as_json:
-        say(json.dumps(outcome, indent=1), err=apart)
+        json_output.result(outcome)
     elif outcome["verified"] and (not apart or console(stderr=True).is_terminal):
         _show(outcome, apart)
     if not outcome["verified"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -14,7 +13,7 @@ import typer
 
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.place import BackendName, Bind, Device, Json, endpoint_at, refuse_simulated, with_settings
-from mcast.cli.terminal import Failure, NotBegun, console, group, plural, say, stdin_as_file
+from mcast.cli.terminal import Failure, NotBegun, console, group, json_output, plural, say, stdin_as_file
 from mcast.cli.values import factor
 from mcast.wire.addresses import Gid, McastAddress, Mgid
 from mcast.wire.mapping import ipv4_group_of
@@ -97,7 +96,7 @@ def replay(
             sent = _play(endpoint, senders, messages, pace, contents)
         outcome = _outcome(endpoint, given, contents, senders, sent, endpoint.backend.now() - started)
     if as_json:
-        say(json.dumps(outcome, indent=1))
+        json_output.result(outcome)
     else:
         _show(outcome)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack, nullcontext, suppress
 from math import inf
 from pathlib import Path
@@ -24,7 +23,7 @@ from mcast.cli.place import (
 )
 from mcast.cli.progress import Watch
 from mcast.cli.status import ExitStatus, by_signal
-from mcast.cli.terminal import Failure, NotBegun, console, plural, say, tabulate
+from mcast.cli.terminal import Failure, NotBegun, console, json_output, plural, say, tabulate
 from mcast.cli.values import MAX_RECEIVERS, WAITING, KeyFile, StrategyOption, bit_rate
 from mcast.wire.addresses import McastAddress
 
@@ -107,7 +106,7 @@ def send(
             seconds = watch.seconds
         outcome = outcome_of(member, group, bundle, reports, seconds)
     if as_json:
-        say(json.dumps(outcome, indent=1))
+        json_output.result(outcome)
     else:
         _show(outcome, strategy.carousel)
     if signals:

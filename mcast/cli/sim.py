@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 from contextlib import ExitStack, closing, suppress
 from io import BytesIO
@@ -20,6 +19,7 @@ from mcast.cli.terminal import (
     Json,
     NotBegun,
     console,
+    json_output,
     output_file,
     refuse_two_on_stdout,
     say,
@@ -112,7 +112,7 @@ def run(
     result = scenarios.run(wanted if seed is None else wanted.model_copy(update={"seed": seed}))
     _write_trace(result, html, pcap, trace)
     if as_json:
-        say(json.dumps(result.as_json(), indent=1))
+        json_output.result(result.as_json())
     elif apart:
         say(_sum(result), err=True)
     else:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Failure, Json, NotBegun, say
+from mcast.cli.terminal import Failure, Json, NotBegun, json_output, say
 from mcast.cli.values import MAX_RECEIVERS, MAX_SEED, StrategyOption, bit_rate, size
 
 
@@ -54,7 +53,7 @@ def cast(
     except RuntimeError as error:
         raise Failure(str(error)) from None
     if as_json:
-        say(json.dumps(costs._asdict(), indent=1))
+        json_output.result(costs._asdict())
     else:
         for name, value in costs._asdict().items():
             say(f"{name.replace('_', ' '):26}{_shown(value)}" if name != "parity" else _repaired(value))

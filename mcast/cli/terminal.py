@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno as E
+import json
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ import sys
 import tempfile
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from io import UnsupportedOperation
 from pathlib import Path
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
 
 STANDARD = "-"
 """The name of stdin or stdout where a file is asked for."""
-
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
-"""The option of every command that has JSON: a flag."""
 
 
 class Failure(Exception):
@@ -73,6 +70,48 @@ def plural(noun: str, count: int) -> str:
 def say(*lines: str, err: bool = False) -> None:
     """Print the lines on stdout or stderr at once, with nothing in them that moves a cursor."""
     typer.echo(plain("\n".join(lines)), err=err)
+
+
+class JsonOutput:
+    """The output of a command that was called with --json: one object, its result or its error.
+
+    `on_stderr` is True where stdout has the data that the command receives.
+    """
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a command."""
+        self.wanted = self.on_stderr = self.is_printed = False
+
+    def want(self, wanted: bool) -> bool:
+        """Note the option --json. It is read before the other options, whose refusal is an object, too."""
+        self.wanted = wanted
+        return wanted
+
+    def result(self, found: Mapping[str, Any]) -> None:
+        """Print the result."""
+        self.is_printed = True
+        say(json.dumps(found, indent=1), err=self.on_stderr)
+
+    def error(self, sentence: str, status: int) -> bool:
+        """Print the error on one line, unless the result is printed; return True if the error was printed."""
+        if not self.wanted or self.is_printed:
+            return False
+        self.is_printed = True
+        say(json.dumps({"error": sentence, "status": status}), err=self.on_stderr)
+        return True
+
+
+json_output = JsonOutput()
+"""What the command that runs has printed as JSON."""
+
+Json = Annotated[
+    bool,
+    typer.Option("--json", is_eager=True, callback=json_output.want, help="Print JSON, for programs."),
+]
+"""The option of every command that has JSON: a flag."""
 
 
 class Herald:

@@ -13,7 +13,7 @@ from mcast.cli import guests
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.joined import DEPTH, Demo, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, with_settings
-from mcast.cli.terminal import NotBegun, console, group, say
+from mcast.cli.terminal import NotBegun, console, group, json_output, say
 from mcast.cli.values import LONGEST, seconds
 from mcast.wire.addresses import LOCAL_CONTROL, McastAddress
 from mcast.wire.mapping import ipv4_group_of
@@ -46,7 +46,12 @@ def top(
     demo: Demo = False,
     *,
     settings: Settings,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each look.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", is_eager=True, callback=json_output.want, help="Print a line of JSON for each look."
+        ),
+    ] = False,
 ) -> None:
     """Show live what sources send to groups, and what is lost.
 

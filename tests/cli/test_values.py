@@ -253,7 +253,7 @@ def test_a_file_called_minus_is_stdout(here: Run, tmp_path: Path, option: str, b
     assert done.stderr.startswith("sim: 700 messages sent, ")
     assert list(tmp_path.iterdir()) == []
     done = here("sim", "run", "late-join", option, "-", "--json")
-    assert (done.returncode, done.stdout) == (2, "")
+    assert (done.returncode, json.loads(done.stdout)["status"]) == (2, 2)
     assert "two outputs cannot both go to stdout" in done.stderr
 
 
@@ -336,5 +336,5 @@ def test_variables_are_defaults_that_options_beat(here: Run) -> None:
     assert json.loads(here(*record, "--backend", "sim", env=env).stdout)["device"] == "roce1"
     for name, value in {"MCAST_BACKEND": "nope", "MCAST_BIND": "x"}.items():
         done = here(*record, env=env | {name: value})
-        assert (done.returncode, done.stdout) == (2, "")
+        assert (done.returncode, json.loads(done.stdout)["status"]) == (2, 2)
         assert name in done.stderr
