@@ -179,13 +179,9 @@ def faults(_: str) -> str:
 
     parts = []
     for name, kind in model.FAULTS.items():
-        if name != next(other for other, same in model.FAULTS.items() if same is kind):
-            continue
-        also = [other for other, same in model.FAULTS.items() if same is kind and other != name]
-        other = f" Also called `{also[0]}`." if also else ""
         schema = kind.model_json_schema()
         del schema["properties"]["kind"]
-        parts += [f"### {name}\n", f"{(kind.__doc__ or '').strip()}{other}\n", _fields(schema, _MEANT)]
+        parts += [f"### {name}\n", f"{(kind.__doc__ or '').strip()}\n", _fields(schema, _MEANT)]
     return "\n".join(parts)
 
 

@@ -75,7 +75,7 @@ class Served(Place):
     """The fabric that the process `pid` serves at the socket of MCAST_SIM."""
 
     provider, network, pause = "sim", "10.0.0", 0.5
-    STEPS = ("restart-sm", "cut ib1 until=200ms", "drop 5% until=300ms", "delay 2ms until=200ms")
+    STEPS = ("restart-sm", "link-down ib1 until=200ms", "drop 5% until=300ms", "delay 2ms until=200ms")
 
     def __init__(self, pid: int) -> None:
         self._pid = pid

@@ -68,7 +68,7 @@ def ctl(
 ) -> None:
     """Do faults to the served fabric while programs use it.
 
-    The faults and their fields are those of scenarios: restart-sm, cut roce2, drop 1%, delay 5ms roce0,
+    The faults and their fields are those of scenarios: restart-sm, link-down roce2, drop 1%, delay 5ms roce0,
     drop rate=0.1 group=239.1.1.1 until=10s. What lasts ends at until, or by `mend`.
     """
     from mcast.errors.tree import McastError

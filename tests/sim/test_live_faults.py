@@ -13,7 +13,14 @@ from mcast import BackendUnavailable, Endpoint
 from mcast.api import McastError
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.scenario.faults import words_of
-from mcast.backends.sim.scenario.model import FAULTS, BadScenario, ScenarioTopology, fault_of
+from mcast.backends.sim.scenario.model import (
+    FAULTS,
+    BadScenario,
+    OnMessages,
+    OnRequests,
+    ScenarioTopology,
+    fault_of,
+)
 from mcast.backends.sim.scenario.words import fields_of
 from mcast.backends.sim.shared.attach import attach
 from mcast.backends.sim.shared.client import SharedBackend
@@ -50,12 +57,13 @@ def fabric() -> Fabric:
         ("duplicate 2", {"copies": 2}),
         ("reorder 3", {"after": 3}),
         ("restart-sm 2s", {"outage": 2.0}),
-        ("sm-restart", {}),
-        ("cut 10.0.0.3", {"port": 2}),
-        ("cut 1", {"port": 1}),
-        ("cut switch=1 at=1 until=2s", {"switch": 1, "at": 1.0, "until": 2.0}),
-        ("pkey-change ib1 pkeys=0x7fff,0xffff", {"port": 1, "pkeys": (0x7FFF, 0xFFFF)}),
-        ("device-removal port=ib2", {"port": 2}),
+        ("restart-sm", {}),
+        ("link-down 10.0.0.3", {"port": 2}),
+        ("link-down 1", {"port": 1}),
+        ("cut-cable switch=1 at=1 until=2s", {"switch": 1, "at": 1.0, "until": 2.0}),
+        ("cut-cable 2", {"switch": 2}),
+        ("set-pkeys ib1 pkeys=0x7fff,0xffff", {"port": 1, "pkeys": (0x7FFF, 0xFFFF)}),
+        ("remove-device port=ib2", {"port": 2}),
     ],
 )
 def test_a_fault_in_words_is_that_of_a_scenario(words: str, fields: dict[str, object]) -> None:
@@ -66,7 +74,7 @@ def test_a_fault_in_words_is_that_of_a_scenario(words: str, fields: dict[str, ob
 
 
 def test_a_status_goes_by_its_name() -> None:
-    for words in ("sa-refuses NO_RESOURCES", "qp-error ib1 LOC_QP_OP_ERR", "sa-silent SET"):
+    for words in ("sa-refuses NO_RESOURCES", "fail-qp ib1 LOC_QP_OP_ERR", "sa-silent SET"):
         fault = fault_of(fields_of(words.split(), PORTS), SHAPE)
         status = getattr(fault, "status", None) or getattr(fault, "method", None)
         assert status is not None
@@ -77,11 +85,11 @@ def test_a_status_goes_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("drip 1%", "there is no fault 'drip': there are drop, delay, .*restart-sm, .*qp-error$"),
-        ("cut ib7", "there is no port 'ib7': there are ib0 to ib2, or by address"),
-        ("cut 3", "there is no port '3': there are ib0 to ib2"),
-        ("cut ib1 ib2", "'ib2' gives port a second time"),
-        ("lid-change 5ms", "'lid-change' has no place for '5ms': its fields are at, port"),
+        ("drip 1%", "there is no fault 'drip': there are drop, delay, .*restart-sm, .*fail-qp$"),
+        ("link-down ib7", "there is no port 'ib7': there are ib0 to ib2, or by address"),
+        ("link-down 3", "there is no port '3': there are ib0 to ib2"),
+        ("link-down ib1 ib2", "'ib2' gives port a second time"),
+        ("change-lid 5ms", "'change-lid' has no place for '5ms': its fields are at, port"),
         ("drop colour=red", "no place for 'colour=red': its fields are at, until, group"),
     ],
 )
@@ -90,9 +98,15 @@ def test_words_that_fit_nothing_are_one_sentence(words: str, sentence: str) -> N
         fields_of(words.split(), PORTS)
 
 
-def test_each_fault_of_a_scenario_has_its_name() -> None:
-    assert len(FAULTS) == 21
-    assert FAULTS["restart-sm"] is FAULTS["sm-restart"]
+def test_fault_has_one_name_everywhere() -> None:
+    """A fault of a port, a switch or the SM is a method of `Fabric` by that name.
+
+    `set_link` and `starved` also end the fault; faults of messages and requests are rules.
+    """
+    incidents = [name for name, kind in FAULTS.items() if not issubclass(kind, OnMessages | OnRequests)]
+    named = {"link-down": "set_link", "starve": "starved"}
+    assert [name for name in incidents if not hasattr(Fabric, named.get(name, name.replace("-", "_")))] == []
+    assert len(FAULTS) == len(set(FAULTS.values())) == 20
 
 
 # --- on a served fabric -----------------------------------------------------------------------
@@ -118,7 +132,7 @@ def test_a_cut_port_s_programs_hear_of_it_and_the_mend_brings_them_back(
     onlooker: SharedBackend, pair: tuple[Endpoint, Endpoint]
 ) -> None:
     with pair[1].join(GROUP):
-        onlooker.control(["cut", "10.0.0.2"])
+        onlooker.control(["link-down", "10.0.0.2"])
         until(lambda: isinstance(pair[1].next_event(10), Lost))
         assert onlooker.control(["mend"]) == ("1 fault ended",)
         until(lambda: isinstance(pair[1].next_event(20), Rejoined))
@@ -134,14 +148,14 @@ def test_a_restart_of_the_sm_resets_the_memberships(
 
 
 def test_a_removed_device_comes_back_by_its_mend(onlooker: SharedBackend) -> None:
-    onlooker.control(["device-removal", "ib1"])
+    onlooker.control(["remove-device", "ib1"])
     assert [device.name for device in onlooker.devices()] == ["ib0", "ib2"]
-    assert onlooker.control(["mend", "device-removal"]) == ("1 fault ended",)
+    assert onlooker.control(["mend", "remove-device"]) == ("1 fault ended",)
     assert len(onlooker.devices()) == 3
 
 
 def test_a_fault_ends_by_itself_at_until(onlooker: SharedBackend, server: FabricServer) -> None:
-    onlooker.control(["late-switches", "1s", "until=10ms"])
+    onlooker.control(["program-late", "1s", "until=10ms"])
     until(lambda: onlooker.control(["list"]) == ("no fault lasts",))
     assert server.control.faults.count == 0
 
@@ -152,9 +166,9 @@ def test_a_fault_ends_by_itself_at_until(onlooker: SharedBackend, server: Fabric
         ([], "say what shall happen: list, `mend`, or a fault: drop, "),
         (["mend", "ib1"], "nothing ends by 'ib1'; the faults that last: none"),
         (["mend", "ib1", "ib2"], '"mend" takes one word'),
-        (["no-querier"], "needs IGMP: the fabric must be"),
-        (["cut", "switch=3"], "the leaves are 1..2"),
-        (["cut"], "give port or switch; the fields of 'cut' are at, until, port, switch"),
+        (["stop-querier"], "needs IGMP: the fabric must be"),
+        (["cut-cable", "switch=3"], "the leaves are 1..2"),
+        (["cut-cable"], "the fields of 'cut-cable' are at, until, switch"),
         (["delay"], "seconds of delay is needed"),
         (["drop", "x" * 300], "at most 32 words"),
         (["drop", "rate=\x1b[2J"], "rate is '"),
@@ -183,7 +197,7 @@ def test_the_faults_that_last_or_wait_are_bounded(onlooker: SharedBackend, serve
 def test_the_command_says_what_it_did_or_why_not(server: FabricServer, here: Run, tmp_path: Path) -> None:
     done = here("sim", "ctl", "drop", "1%")
     assert (done.returncode, done.stdout) == (0, "drop rate=0.01\n")
-    done = here("sim", "ctl", "cut", "ib9", "--socket", server.path)
+    done = here("sim", "ctl", "link-down", "ib9", "--socket", server.path)
     assert (done.returncode, done.stderr) == (
         2,
         "mcast: there is no port 'ib9': there are ib0 to ib2, or by address\n",
@@ -200,7 +214,7 @@ def test_serve_plays_the_faults_of_a_scenario_on_the_wall_clock(
         'name = "late"\nseconds = 60\nseed = 5\nfabric = {ports = 2}\n'
         f'members = [{{group = "{GROUP}", ports = [0]}}]\n'
         '[[faults]]\nkind = "drop"\nrate = 0.5\n'
-        '[[faults]]\nkind = "cut"\nport = 1\nat = 0.01\n'
+        '[[faults]]\nkind = "link-down"\nport = 1\nat = 0.01\n'
     )
     path = tmp_path / "fabric.sock"
     played: list[str] = []
@@ -226,7 +240,7 @@ def test_serve_plays_the_faults_of_a_scenario_on_the_wall_clock(
     done = here("sim", "serve", "--scenario", "late.toml", "--socket", path)
     thread.join()
     assert done.returncode == 0, done.stderr
-    assert played == ["drop rate=0.5", "cut at=0.01 port=1"]
+    assert played == ["drop rate=0.5", "link-down at=0.01 port=1"]
     said = [line for line in done.stdout.splitlines() if line.startswith(("fault", "ended"))]
     assert said == [*(f"fault: {one}" for one in played), *(f"ended: {one}" for one in reversed(played))]
     assert not path.exists()

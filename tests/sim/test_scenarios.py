@@ -148,18 +148,18 @@ def test_the_same_scenario_gives_the_same_result_and_trace() -> None:
         ({"kind": "sa-silent", "port": 2, "until": 0.5}, {"the join was not complete": 100}),
         ({"kind": "sa-refuses", "port": 2, "until": 0.75}, {"the join failed": 30}),
         ({"kind": "sa-refuses", "port": 1, "status": "NO_RESOURCES"}, {}),
-        ({"kind": "cut", "switch": 1, "at": 0.995, "until": 1.2}, {}),
+        ({"kind": "cut-cable", "switch": 1, "at": 0.995, "until": 1.2}, {}),
         ({"kind": "link-down", "port": 2, "at": 0.995, "until": 1.2}, {"the join was refused": 29}),
-        ({"kind": "lid-change", "port": 2, "at": 1.0}, {}),
-        ({"kind": "pkey-change", "port": 2, "at": 0.995}, {"the join was refused": 49}),
+        ({"kind": "change-lid", "port": 2, "at": 1.0}, {}),
+        ({"kind": "set-pkeys", "port": 2, "at": 0.995}, {"the join was refused": 49}),
         ({"kind": "starve", "port": 2, "at": 0.995, "until": 1.2}, {"no receive is free": 20}),
-        ({"kind": "cq-overrun", "port": 2, "at": 0.995}, {}),
-        ({"kind": "qp-error", "port": 2, "at": 0.995, "status": "LOC_PROT_ERR"}, {}),
-        ({"kind": "device-removal", "port": 2, "at": 0.995}, {"the device is gone": 50}),
+        ({"kind": "overrun-cq", "port": 2, "at": 0.995}, {}),
+        ({"kind": "fail-qp", "port": 2, "at": 0.995, "status": "LOC_PROT_ERR"}, {}),
+        ({"kind": "remove-device", "port": 2, "at": 0.995}, {"the device is gone": 50}),
         ({"kind": "bond-failover", "port": 2, "at": 0.995}, {}),
-        ({"kind": "sm-restart", "at": 0.995}, {}),
+        ({"kind": "restart-sm", "at": 0.995}, {}),
         (
-            {"kind": "late-switches", "seconds": 0.7},
+            {"kind": "program-late", "seconds": 0.7},
             {"the fabric does not deliver the group to the port": 20},
         ),
     ],
@@ -175,17 +175,17 @@ def test_a_fault_in_a_scenario(fault: dict[str, Any], causes: dict[str, int]) ->
 def test_faults_show_in_the_counters_and_in_what_is_seen() -> None:
     assert faulty(kind="duplicate", copies=2)[1].duplicates == 200
     assert faulty(kind="corrupt-qkey", target=2)[1].counters.dropped_qkey == 100
-    for kind, status in (("cq-overrun", "WR_FLUSH_ERR"), ("qp-error", "LOC_QP_OP_ERR")):
+    for kind, status in (("overrun-cq", "WR_FLUSH_ERR"), ("fail-qp", "LOC_QP_OP_ERR")):
         seen = faulty(kind=kind, port=2, at=1.0)[0].seen[-1]
         assert (seen.device, seen.what, seen.errno, seen.detail) == ("ib2", "QP in ERR, reset", "EIO", status)
-    for kind in ("bond-failover", "device-removal"):
+    for kind in ("bond-failover", "remove-device"):
         assert faulty(kind=kind, port=2, at=1.0)[0].seen[-1].what in ("ADDR_CHANGE", "DEVICE_REMOVAL")
 
 
 def test_without_a_querier_a_long_run_falls_silent() -> None:
     """RFC 3376, 8.4: 260 s."""
     long = {"seconds": 400, "traffic": [{"group": GROUP, "port": 0, "every": 1}]}
-    result = run(scenario(fabric={"ports": 4}, faults=[{"kind": "no-querier"}], **long))
+    result = run(scenario(fabric={"ports": 4}, faults=[{"kind": "stop-querier"}], **long))
     assert result.members[-1].causes == {"the fabric does not deliver the group to the port": 140}
 
 
@@ -286,10 +286,10 @@ def test_a_ready_made_name_is_a_scenario_and_a_wrong_one_names_them() -> None:
             {"faults": [{"kind": "drop", "nth": [2, 0]}]},
             "entry 2 of nth of drop of entry 1 of faults is 0: give 1",
         ),
-        ({"faults": [{"kind": "cut", "switch": 3}]}, "switch 3: the leaves are 1..2"),
-        ({"faults": [{"kind": "no-querier"}]}, "'no-querier' needs IGMP: the fabric must be \"roce\""),
+        ({"faults": [{"kind": "cut-cable", "switch": 3}]}, "switch 3: the leaves are 1..2"),
+        ({"faults": [{"kind": "stop-querier"}]}, "'stop-querier' needs IGMP: the fabric must be \"roce\""),
         ({"faults": [{"kind": "sa-refuses", "status": "NO"}]}, "'NO' is none of OK, UNSUP_METHOD_ATTR,"),
-        ({"fabric": {}, "faults": [{"kind": "sm-restart"}]}, "'sm-restart' needs an SM: the fabric must be"),
+        ({"fabric": {}, "faults": [{"kind": "restart-sm"}]}, "'restart-sm' needs an SM: the fabric must be"),
     ],
 )
 def test_a_bad_scenario_is_refused_in_one_sentence(tmp_path: Path, change: dict[str, Any], says: str) -> None:
@@ -444,7 +444,7 @@ BIG: dict[str, Any] = {"ports": 500, "link_layer": "infiniband"}
         {"seconds": 1e6, "traffic": [{"group": GROUP, "port": 0}]},
         {"members": [{"group": GROUP, "ports": [0], "read_every": 1e-6}], "traffic": [], "seconds": 100},
         {"fabric": BIG, "members": MANY, "seconds": 1e6, "traffic": []},
-        {"fabric": BIG | {"ports": 65_000}, "faults": [{"kind": "sm-restart"}] * 1_000},
+        {"fabric": BIG | {"ports": 65_000}, "faults": [{"kind": "restart-sm"}] * 1_000},
         {
             "faults": [{"kind": "duplicate", "copies": 1_000}],
             "traffic": [{"group": GROUP, "port": 0, "every": 0.001}],

@@ -725,7 +725,7 @@ MISTAKES = {
     '@pytest.mark.mcast_faults(Messages(source="10.0.0.1"), Drop())': "mcast_faults: source is '10.0.0.1'",
     '@pytest.mark.mcast_faults("drop", 2)': "mcast_faults: str cannot get 2",
     '@pytest.mark.mcast_faults("drop", target=7)': "mcast_faults: port 7: this fabric has ports 0..3",
-    '@pytest.mark.mcast_faults("sm-restart")': "mcast_faults: 'sm-restart' needs an SM: the fabric must",
+    '@pytest.mark.mcast_faults("restart-sm")': "mcast_faults: 'restart-sm' needs an SM: the fabric must",
     "@pytest.mark.mcast(faults=['drop'])": "mcast_faults: 'drop' is neither a table, as in a scenario, nor",
     "@pytest.mark.mcast(ports='x')": "mcast: ports is 'x'",
     "@pytest.mark.mcast(seed='x')": "mcast(seed='x'): give an int",

@@ -163,8 +163,7 @@ def _install(fabric: Fabric, fault: Any, rule: Installed[Any]) -> Undo:
     return undo
 
 
-def _link_down(fabric: Fabric, fault: model.LinkDown | model.CutCable) -> Undo:
-    assert fault.port is not None
+def _link_down(fabric: Fabric, fault: model.LinkDown) -> Undo:
     port = fabric.ports[fault.port]
     fabric.set_link(port, up=False)
     return lambda: fabric.set_link(port, up=True)
@@ -176,12 +175,9 @@ def _remove_device(fabric: Fabric, fault: model.RemoveDevice) -> Undo:
     return lambda: fabric.restore_device(port)
 
 
-def _cut(fabric: Fabric, fault: model.CutCable) -> Undo:
-    switch = fault.switch
-    if switch is None:
-        return _link_down(fabric, fault)
-    fabric.cut_cable(switch)
-    return lambda: fabric.repair_cable(switch)
+def _cut_cable(fabric: Fabric, fault: model.CutCable) -> Undo:
+    fabric.cut_cable(fault.switch)
+    return lambda: fabric.repair_cable(fault.switch)
 
 
 def _pkey_change(fabric: Fabric, fault: model.PkeyChange) -> Undo:
@@ -231,7 +227,7 @@ _BEGIN: dict[type, Callable[[Fabric, Any], Undo]] = {
     model.SaRefuses: _on_requests(lambda fault: faults.Refuse(fault.status)),
     model.RestartSm: lambda fabric, fault: fabric.restart_sm(fault.outage),
     model.LinkDown: _link_down,
-    model.CutCable: _cut,
+    model.CutCable: _cut_cable,
     model.LidChange: lambda fabric, fault: fabric.change_lid(fabric.ports[fault.port]),
     model.PkeyChange: _pkey_change,
     model.LateSwitches: _late_switches,

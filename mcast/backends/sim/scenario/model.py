@@ -267,7 +267,7 @@ class SaRefuses(OnRequests):
 class RestartSm(_Fault):
     """The SM restarts or fails over; there is none for `outage` seconds."""
 
-    kind: Literal["sm-restart", "restart-sm"]
+    kind: Literal["restart-sm"]
     outage: Seconds = 0.0
 
 
@@ -279,30 +279,23 @@ class LinkDown(Lasting):
 
 
 class CutCable(Lasting):
-    """A port loses its link, or a leaf switch its link to the root."""
+    """A leaf switch loses its link to the root; its hosts see no event."""
 
-    kind: Literal["cut"]
-    port: PortNumber | None = None
-    switch: int | None = Field(default=None, ge=0, le=MOST_LEAVES)
-
-    @model_validator(mode="after")
-    def _one_end(self) -> Self:
-        if (self.port is None) == (self.switch is None):
-            raise ValueError("give port or switch")
-        return self
+    kind: Literal["cut-cable"]
+    switch: int = Field(ge=0, le=MOST_LEAVES)
 
 
 class LidChange(_Fault):
     """A port gets another LID."""
 
-    kind: Literal["lid-change"]
+    kind: Literal["change-lid"]
     port: PortNumber
 
 
 class PkeyChange(Lasting):
     """A port has this P_Key table."""
 
-    kind: Literal["pkey-change"]
+    kind: Literal["set-pkeys"]
     port: PortNumber
     pkeys: tuple[Annotated[int, Field(ge=0, le=0xFFFF)], ...] = Field(
         default=(), max_length=0xFFFF, strict=False
@@ -312,20 +305,20 @@ class PkeyChange(Lasting):
 class LateSwitches(Lasting):
     """Switches learn of changes `seconds` late."""
 
-    kind: Literal["late-switches"]
+    kind: Literal["program-late"]
     seconds: Seconds
 
 
 class NoQuerier(Lasting):
     """There is no IGMP querier."""
 
-    kind: Literal["no-querier"]
+    kind: Literal["stop-querier"]
 
 
 class RemoveDevice(Lasting):
     """A port's device is removed, and comes back at `until`."""
 
-    kind: Literal["device-removal"]
+    kind: Literal["remove-device"]
     port: PortNumber
 
 
@@ -346,14 +339,14 @@ class Starve(Lasting):
 class OverrunCq(_Fault):
     """The receive CQs of a port overflow."""
 
-    kind: Literal["cq-overrun"]
+    kind: Literal["overrun-cq"]
     port: PortNumber
 
 
 class FailQp(_Fault):
     """The QPs of a port fall into ERR with `status`."""
 
-    kind: Literal["qp-error"]
+    kind: Literal["fail-qp"]
     port: PortNumber
     status: Annotated[WcStatus, BeforeValidator(partial(_by_name, WcStatus))] = WcStatus.LOC_QP_OP_ERR
 
@@ -383,9 +376,7 @@ ScenarioFault = Annotated[
 ]
 
 FAULTS: dict[str, type[_Fault]] = {
-    name: kind
-    for kind in get_args(get_args(ScenarioFault)[0])
-    for name in get_args(kind.model_fields["kind"].annotation)
+    get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(get_args(ScenarioFault)[0])
 }
 """Name of a fault -> its model."""
 
@@ -497,8 +488,7 @@ def check_fault(fault: ScenarioFault, fabric: ScenarioTopology) -> None:
     for name in _PORTS:
         if (port := getattr(fault, name, None)) is not None:
             _check_port(port, fabric.ports)
-    switch = fault.switch if isinstance(fault, CutCable) else None
-    if switch is not None and switch not in range(1, fabric.switches):
+    if isinstance(fault, CutCable) and (switch := fault.switch) not in range(1, fabric.switches):
         if fabric.switches < 2:
             raise ValueError(f"switch {switch}: this fabric has one switch, and no leaf to cut off")
         raise ValueError(f"switch {switch}: the leaves are 1..{fabric.switches - 1}")

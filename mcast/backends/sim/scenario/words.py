@@ -1,4 +1,4 @@
-"""A fault in words, as `mcast sim ctl` takes it: `drop 1%`, `delay 5ms roce2`, `cut switch=1 until=10s`.
+"""A fault in words, as `mcast sim ctl` takes it: `drop 1%`, `delay 5ms roce2`, `cut-cable 1 until=10s`.
 
 The first word is the fault's name in scenarios. A word with = names a field of the fault; what field another
 word is for follows from its form. Times are in seconds if they have no unit, and count from now.
@@ -63,7 +63,7 @@ _FORMS: tuple[tuple[Callable[[str, Mapping[str, int]], object], tuple[str, ...]]
     (lambda word, ports: _SHARE.fullmatch(word), ("rate",)),
     (lambda word, ports: seconds_in(word) is not None, ("seconds", "outage")),
     (lambda word, ports: word in ports, ("port", "target")),
-    (lambda word, ports: whole_in(word) is not None, ("port", "copies", "after")),
+    (lambda word, ports: whole_in(word) is not None, ("port", "switch", "copies", "after")),
     (lambda word, ports: _is_group(word), ("group",)),
     (lambda word, ports: word.isupper() or "_" in word, ("status", "method")),
     (lambda word, ports: True, ("port", "target")),
