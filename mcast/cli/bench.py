@@ -13,10 +13,11 @@ from mcast.cli.place import (
     Bind,
     Device,
     Json,
+    chosen,
     is_alone,
     places_of,
-    refuse_simulated,
     require,
+    shared_backend,
     with_settings,
 )
 from mcast.cli.status import ExitStatus
@@ -46,7 +47,7 @@ _DEPTH = 4096
 
 @with_settings()
 def bench(
-    backend: BackendName = "sim",
+    backend: BackendName = None,
     size: Annotated[
         int,
         typer.Option(
@@ -150,7 +151,7 @@ def bench(
         if as_client and receive_depth is not None:
             raise NotBegun("--receive-depth is for --server, because a client receives little: leave it out")
         deep = replace(settings, receive_depth=receive_depth or _DEPTH)
-        where = OneEnd(backend, bind, device, address, deep, parts)
+        where = OneEnd(chosen(backend), bind, device, address, deep, parts)
         total, about = serve(where) if as_server else send(where, size, seconds, receivers or 1, limit)
         show(total, about, told, as_json)
         if missed := _too_slow(total.messages_per_s, min_rate):
@@ -162,15 +163,15 @@ def bench(
             "add one of the two"
         )
     if started_by_mpi():
-        refuse_simulated(backend, "receive")
         if receivers is not None:
             raise NotBegun("under MPI every rank but the first receives: leave out --receivers")
         if interval is not None:
             raise NotBegun("under MPI no rank knows what the others lost meanwhile: leave out --interval")
-        found = _over_ranks(backend, address, size, seconds, settings)
+        found = _over_ranks(shared_backend(backend, "receive"), address, size, seconds, settings)
     else:
-        options = {"ports": (receivers or 1) + 1} if is_alone(backend) else {}
-        with open_backend(backend, **options) as opened:
+        name = chosen(backend)
+        options = {"ports": (receivers or 1) + 1} if is_alone(name) else {}
+        with open_backend(name, **options) as opened:
             found = _run(opened, address, size, receivers or 1, seconds, settings, parts)
     if found is None:
         return

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.cli.place import OBJECTS_DEPTH, BackendName, is_alone, places_of, require, with_settings
+from mcast.cli.place import OBJECTS_DEPTH, is_alone, places_of, require, with_settings
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import (
+    BACKEND,
     Failure,
     Json,
+    backend_name,
     console,
     group,
     json_output,
@@ -26,6 +28,7 @@ from mcast.cli.terminal import (
     tabulate,
 )
 from mcast.cli.values import size
+from mcast.contract.registry import SIMULATED, backend_names
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
@@ -54,7 +57,16 @@ def demo(
         ),
     ] = None,
     receivers: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="How many receivers.")] = 3,
-    backend: BackendName = "sim",
+    backend: Annotated[
+        str,
+        typer.Option(
+            callback=backend_name,
+            autocompletion=backend_names,
+            envvar=BACKEND,
+            metavar="NAME",
+            help="Which backend to use: sim is a simulated fabric, rdma this host's devices.",
+        ),
+    ] = "sim",
     file_size: Annotated[
         int | None,
         typer.Option("--size", parser=size, metavar="BYTES", help="Size of the made-up file. [default: 4M]"),
@@ -195,10 +207,11 @@ def _show(outcome: dict[str, Any]) -> None:
 
     out, receivers = console(), outcome["receivers"]
     sent, again = outcome["messages"], outcome["sent_again"]
+    simulated = " (simulated)" if outcome["backend"] in SIMULATED else ""
     out.print(
         f"{outcome['file'] or 'made-up file'}: {outcome['size']:,} bytes, "
         f"BLAKE3 {outcome['blake3'][:16]}...\n"
-        f"{outcome['sender']} -> {outcome['group']} on {outcome['backend']}, "
+        f"{outcome['sender']} -> {outcome['group']} on {outcome['backend']}{simulated}, "
         f"{sent:,} {plural('message', sent)} of up to {outcome['message_size']:,} bytes\n"
         + (f"{again:,} {plural('message', again)} repaired losses\n" if again else ""),
         markup=False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
@@ -11,6 +12,7 @@ import typer
 
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import (
+    BACKEND,
     Json,
     backend_name,
     beside,
@@ -24,7 +26,7 @@ from mcast.cli.terminal import (
 from mcast.cli.values import seconds
 from mcast.contract.registry import backend_names
 from mcast.errors.finding import Finding, Level
-from mcast.errors.tree import BackendUnavailable
+from mcast.errors.tree import BackendUnavailable, UnavailableReason
 
 if TYPE_CHECKING:
     from mcast.api import Status
@@ -55,7 +57,7 @@ def doctor(
             "--backend",
             parser=backend_name,
             autocompletion=backend_names,
-            help="Check for this backend alone; repeatable.",
+            help=f"Check for this backend alone; repeatable.  [env var: {BACKEND}]",
             metavar="NAME",
         ),
     ] = None,
@@ -72,19 +74,22 @@ def doctor(
     """Find what is wrong on this host, and how to repair it.
 
     Checks everything that multicast needs, and changes nothing. The exit status is 1 if there is a problem,
-    and 0 after warnings. With ERROR, says what that error most likely means in each phase, and how to check
-    that.
+    and 0 after warnings. A host without RDMA devices has a problem only if --backend asks for them. With
+    ERROR, says what that error most likely means in each phase, and how to check that.
     """
     if error is not None:
         if backend or listen:
             raise typer.BadParameter("ERROR is explained without checking this host: leave the options out")
         _explain(error, as_json)
         return
+    if not backend and (name := os.environ.get(BACKEND)):
+        backend = [backend_name(name)]
     found = _examine(backend or (), listen)
+    absent = [name for name, findings in found.items() if any(one.level is Level.INFO for one in findings)]
     if as_json:
         json_output.result(_as_json(found))
     else:
-        _show(found)
+        _show(found, absent)
     raise typer.Exit(ExitStatus.FAILED if _count(found)[Level.PROBLEM] else ExitStatus.DONE)
 
 
@@ -124,7 +129,10 @@ def _explain(error: str, as_json: bool) -> None:
 
 
 def _examine(names: Sequence[str], listen: float) -> Diagnosis:
-    """The findings of the named providers; if none is named, of all providers, each under one name."""
+    """Return the findings of the named providers; if none is named, of all providers, each under one name.
+
+    What a named provider lacks is a problem.
+    """
     from mcast.contract.registry import backend_names, provider
 
     found: Diagnosis = {}
@@ -138,12 +146,22 @@ def _examine(names: Sequence[str], listen: float) -> Diagnosis:
         if names or one.summary not in seen:
             seen.add(one.summary)
             found[name] = one.checks(listen) or (_available(one.status()),)
+        if names:
+            found[name] = [
+                each._replace(level=Level.PROBLEM) if each.level is Level.INFO else each
+                for each in found[name]
+            ]
     return found
+
+
+def _wanted(finding: Finding) -> Finding:
+    return finding._replace(level=Level.PROBLEM) if finding.level is Level.INFO else finding
 
 
 def _available(status: Status) -> Finding:
     """The finding of a provider that has no checks of its own."""
-    level = Level.OK if status.available else Level.PROBLEM
+    absent = status.reason is UnavailableReason.NO_DEVICE and not status.unusable
+    level = Level.OK if status.available else Level.INFO if absent else Level.PROBLEM
     return Finding("provider", "", level, status.detail, status.fix)
 
 
@@ -163,10 +181,10 @@ def _as_json(found: Diagnosis) -> dict[str, object]:
     }
 
 
-_COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
+_COLOURS = {Level.OK: "green", Level.INFO: "dim", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 
 
-def _show(found: Diagnosis) -> None:
+def _show(found: Diagnosis, absent: Sequence[str]) -> None:
     from rich.text import Text
 
     out = console()
@@ -180,6 +198,8 @@ def _show(found: Diagnosis) -> None:
             if one.fix:
                 to_paste(out, Text.assemble(" " * (levels + 2), ("fix", "bold"), "  "), one.fix)
         out.print()
+    for name in absent:
+        wrapped("", f"{name} has no device here. If it should have one: `mcast doctor --backend {name}`")
     count = _count(found)
     counted = ((count[Level.PROBLEM], "problem"), (count[Level.WARNING], "warning"), (count.total(), "check"))
     out.print(", ".join(_number(*one) for one in counted))

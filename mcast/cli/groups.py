@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mcast.cli import guests
-from mcast.cli.place import BackendName, Json, refuse_simulated
+from mcast.cli.place import BackendName, Json, shared_backend
 from mcast.cli.terminal import Failure, console, group, json_output, say, tabulate, wrapped
 from mcast.contract.groups import GroupInfo, GroupMember, GroupSource, GroupTable
 from mcast.contract.guest import Guest
@@ -21,7 +21,7 @@ def groups(
         list[McastAddress] | None,
         typer.Argument(parser=group, metavar="GROUP", help="Show these; status 1 if one has no member."),
     ] = None,
-    backend: BackendName = "rdma",
+    backend: BackendName = None,
     as_json: Json = False,
 ) -> None:
     """Show which groups there are, and their members.
@@ -31,13 +31,13 @@ def groups(
     """
     from mcast.contract.registry import open_backend, provider
 
-    refuse_simulated(backend, "be a member")
-    look_on = {"host": "all"} if provider(backend).shared() else {}
-    with open_backend(backend, **look_on) as opened:
+    name = shared_backend(backend, "be a member")
+    look_on = {"host": "all"} if provider(name).shared() else {}
+    with open_backend(name, **look_on) as opened:
         table, there = opened.groups(), guests.others(opened)
     shown = [info for info in table.groups if not wanted or any(_is_of(info, each) for each in wanted)]
     if as_json:
-        json_output.result(_as_json(backend, shown, table.unseen, there))
+        json_output.result(_as_json(name, shown, table.unseen, there))
     else:
         _show(shown, table, there)
     missing = [each for each in wanted or () if not any(_is_of(info, each) for info in shown)]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcast.cli.place import endpoint_at, is_alone
+from mcast.cli.place import chosen, endpoint_at, is_alone
 from mcast.cli.terminal import Failure, NotBegun, group
 from mcast.cli.values import LONGEST, seconds
 from mcast.contract.registry import open_at
@@ -48,8 +48,9 @@ _RATE, _WORDS, _TICK = 1000, b"made-up message " * 16, 0.02
 
 
 @contextmanager
-def opened(name: str, demo: bool, bind: IPv4Address | IPv6Address | None) -> Iterator[Backend]:
-    """The backend. A simulated one has nobody to listen to, unless this process sends as well."""
+def opened(wanted: str | None, demo: bool, bind: IPv4Address | IPv6Address | None) -> Iterator[Backend]:
+    """Open the backend. A simulated one has nobody to listen to, unless this process sends as well."""
+    name = chosen(wanted)
     alone = is_alone(name)
     if alone and not demo:
         raise NotBegun(

@@ -37,7 +37,7 @@ def listen(
     seconds: MostSeconds = None,
     bind: Bind = None,
     device: Device = None,
-    backend: BackendName = "rdma",
+    backend: BackendName = None,
     demo: Demo = False,
     *,
     settings: Settings,

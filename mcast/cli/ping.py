@@ -17,8 +17,8 @@ from mcast.cli.place import (
     Json,
     in_options,
     port_of,
-    refuse_simulated,
     require,
+    shared_backend,
     with_settings,
 )
 from mcast.cli.status import ExitStatus
@@ -107,7 +107,7 @@ def ping(
     ] = 1.0,
     *,
     settings: Settings,
-    backend: BackendName = "rdma",
+    backend: BackendName = None,
     as_json: Json = False,
 ) -> None:
     """Ask the members of GROUP; show losses and round trips.
@@ -125,11 +125,11 @@ def ping(
         raise NotBegun("-M does not say which port: give -b ADDR or --device DEV")
     if answer and send_only:
         raise NotBegun("a send-only member receives no ping to answer: leave out -o or --answer")
-    refuse_simulated(backend, "answer")
+    name = shared_backend(backend, "answer")
     from mcast.bench.ping import AnswerResult, answer_all, joined, ping_all
     from mcast.contract.registry import open_at
 
-    with ends_cleanly(), open_at(backend, bind, {}) as opened, ExitStack() as stack:
+    with ends_cleanly(), open_at(name, bind, {}) as opened, ExitStack() as stack:
         place = _place(opened, bind, device)
         require(settings, [place])
         where = f"{place.address} ({place.device.name})"

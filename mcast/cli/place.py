@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mcast.cli.terminal import BACKEND, NotBegun, backend_name, group, say, sentence
 from mcast.cli.terminal import Json as Json
-from mcast.cli.terminal import NotBegun, backend_name, group, say, sentence
 from mcast.cli.values import microseconds, seconds
-from mcast.contract.registry import SIMULATED, backend_names, open_backend, provider
+from mcast.contract.registry import SIMULATED, backend_names, backend_status, open_backend, provider
 from mcast.errors.tree import BackendError
 from mcast.wire.addresses import McastAddress
 
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 OBJECTS_DEPTH = 1024
 """The receive queue of commands that send and receive objects by default, as
 `mcast.cast.objects.turns.DEPTH`, which would take long to import."""
+
+DEFAULT = "rdma"
+"""The backend of all commands but the demonstration, where nobody names one."""
 
 BIND = "MCAST_BIND"
 """The variable with an address to take part from, where no option says so."""
@@ -50,9 +53,9 @@ def _ports_of(context: typer.Context) -> list[tuple[str, Sequence[object]]]:
     """`device/port` and addresses of each port of the backend that the command line names, for the shell's
     completion."""
     try:
-        with open_backend(context.params["backend"]) as backend:
+        with open_backend(chosen(context.params["backend"])) as backend:
             ports = [(device.name, port) for device in backend.devices() for port in device.ports]
-    except (BackendError, OSError):
+    except (BackendError, OSError, NotBegun):
         return []
     return [(f"{name}/{port.port_num}", port.addresses) for name, port in ports]
 
@@ -85,34 +88,56 @@ Device = Annotated[
         metavar="DEV", autocompletion=_devices, help="The device instead, such as mlx5_0 or rxe1/1."
     ),
 ]
+
+
+def _named(backend: str | None) -> str | None:
+    return None if backend is None else backend_name(backend)
+
+
 BackendName = Annotated[
-    str,
+    str | None,
     typer.Option(
-        callback=backend_name,
+        callback=_named,
         autocompletion=backend_names,
-        envvar="MCAST_BACKEND",
+        envvar=BACKEND,
         metavar="NAME",
-        help="Which backend to use.",
+        help="Which backend to use.  [default: rdma, if a device can be used]",
     ),
 ]
 
 
+def chosen(backend: str | None) -> str:
+    """Return the backend to use: that of --backend or MCAST_BACKEND, else rdma if a device can be used."""
+    if backend is not None:
+        return backend
+    status = backend_status(DEFAULT)
+    if status.available:
+        return DEFAULT
+    raise NotBegun(
+        f"no --backend is given, and {DEFAULT} cannot be used here: {status.detail}. Repair that "
+        f"(`mcast doctor --backend {DEFAULT}`), or take --backend sim, a simulated fabric: `mcast demo` has "
+        "all ends in one process, `mcast sim serve` lets programs share a fabric"
+    )
+
+
 def is_alone(backend: str) -> bool:
-    """Whether the backend is a fabric inside this process; if others share one, stderr says which."""
+    """Return True if the backend is a fabric inside this process; if others share one, stderr says which."""
     words = provider(backend).shared()
     if words:
         say(f"{backend}: {words}", err=True)
     return backend in SIMULATED and not words
 
 
-def refuse_simulated(backend: str, what: str) -> None:
-    """Nobody else is on a simulated fabric that lives and dies with its process."""
-    if is_alone(backend):
+def shared_backend(backend: str | None, what: str) -> str:
+    """Return the backend to use. Refuse a fabric inside this process, which no other program can join."""
+    name = chosen(backend)
+    if is_alone(name):
         raise NotBegun(
-            f"{backend!r} is a fabric inside this process, on which no other program can {what}: "
+            f"{name!r} is a fabric inside this process, on which no other program can {what}: "
             "run `mcast sim serve` in another terminal, use --backend rdma, or try `mcast demo`, which has "
             "both ends in one process",
         )
+    return name
 
 
 def _moderation(text: str) -> CqModeration:

@@ -28,7 +28,7 @@ def record(
     seconds: MostSeconds = None,
     bind: Bind = None,
     device: Device = None,
-    backend: BackendName = "rdma",
+    backend: BackendName = None,
     demo: Demo = False,
     *,
     settings: Settings,

@@ -19,7 +19,7 @@ from mcast.cli.place import (
     GroupArgument,
     Json,
     endpoint_at,
-    refuse_simulated,
+    shared_backend,
     with_settings,
 )
 from mcast.cli.progress import Watch
@@ -53,7 +53,7 @@ def recv(
     key: KeyFile = None,
     bind: Bind = None,
     device: Device = None,
-    backend: BackendName = "rdma",
+    backend: BackendName = None,
     wait: Annotated[
         float | None,
         typer.Option(parser=WAITING, metavar="SECONDS", help="Give up if no transfer begins in time."),
@@ -78,11 +78,11 @@ def recv(
     from mcast.cast.objects.turns import BOUND
 
     apart = json_output.on_stderr = output == STANDARD
-    refuse_simulated(backend, "send")
+    name = shared_backend(backend, "send")
     with ExitStack() as stack:
         stack.enter_context(ends_cleanly())
         place = _place(stack, output, overwrite)
-        endpoint = stack.enter_context(endpoint_at(backend, bind, device, settings))
+        endpoint = stack.enter_context(endpoint_at(name, bind, device, settings))
         member = endpoint.join(group, timeout=BOUND)
         where = f"{group} as {endpoint.address} ({endpoint.device.name})"
         watch = stack.enter_context(ReceiveWatch(f"listening to {where}"))

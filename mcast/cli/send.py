@@ -18,7 +18,7 @@ from mcast.cli.place import (
     GroupArgument,
     Json,
     endpoint_at,
-    refuse_simulated,
+    shared_backend,
     with_settings,
 )
 from mcast.cli.progress import Watch
@@ -62,7 +62,7 @@ def send(
     key: KeyFile = None,
     bind: Bind = None,
     device: Device = None,
-    backend: BackendName = "rdma",
+    backend: BackendName = None,
     wait: Annotated[
         float, typer.Option(parser=WAITING, metavar="SECONDS", help="How long to wait for receivers.")
     ] = 60.0,
@@ -85,7 +85,7 @@ def send(
     from mcast.cast import open_session
     from mcast.cast.objects.turns import BOUND
 
-    refuse_simulated(backend, "receive")
+    name = shared_backend(backend, "receive")
     with ExitStack() as stack:
         stack.enter_context(ends_cleanly())
         bundle = _bundle(files)
@@ -93,7 +93,7 @@ def send(
             raise NotBegun("a carousel needs --rate: nobody answers, so nothing else slows it down")
         for path, why in bundle.skipped.items():
             say(f"mcast: {path} is not sent: {why}", err=True)
-        endpoint = stack.enter_context(endpoint_at(backend, bind, device, settings))
+        endpoint = stack.enter_context(endpoint_at(name, bind, device, settings))
         member = endpoint.join(group, timeout=BOUND)
         watch = stack.enter_context(SendWatch(receivers, bundle.size))
         most = inf if rate is None else rate / 8

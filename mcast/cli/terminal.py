@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from mcast.wire.addresses import McastAddress
 
 
+BACKEND = "MCAST_BACKEND"
+"""The variable with the name of the backend to use, where no option says so."""
+
 STANDARD = "-"
 """The name of stdin or stdout where a file is asked for."""
 

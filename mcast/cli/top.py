@@ -42,7 +42,7 @@ def top(
     ] = None,
     bind: Bind = None,
     device: Device = None,
-    backend: BackendName = "rdma",
+    backend: BackendName = None,
     demo: Demo = False,
     *,
     settings: Settings,

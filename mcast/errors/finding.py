@@ -7,9 +7,14 @@ from typing import NamedTuple
 
 
 class Level(Enum):
-    """How a thing is. A problem keeps multicast from working, a warning may."""
+    """How a thing is. A problem keeps multicast from working, a warning may.
+
+    INFO is for what the provider lacks on a host that has nothing for it to use, such as libraries where
+    there is no card. It is a problem for a user who asks for the provider.
+    """
 
     OK = "ok"
+    INFO = "info"
     WARNING = "warning"
     PROBLEM = "problem"
 

@@ -106,6 +106,15 @@ def test_a_healthy_host_has_no_complaint(ports: tuple[PortFacts, ...]) -> None:
     assert all(one.seen and not one.fix for one in findings)
 
 
+@pytest.mark.parametrize("lack", [None, (UnavailableReason.NO_LIBRARY, "no librdmacm.so.1")])
+def test_host_without_devices_has_no_problem(lack: Any) -> None:
+    """What it lacks is a problem if the kernel has a device."""
+    (wrong,) = bad(host(has_device=False, available={"lack": lack}))
+    assert wrong[2] is Level.INFO
+    (wrong,) = bad(host(has_device=True, available={"lack": lack}))
+    assert wrong[2] is Level.PROBLEM
+
+
 W, P = Level.WARNING, Level.PROBLEM
 DROP = [
     {"chain": {"family": "inet", "table": "t", "name": "in", "hook": "input", "policy": "accept"}},

@@ -34,8 +34,14 @@ def examine(listen: float = 0) -> tuple[Finding, ...]:
 
 
 def judge(facts: HostFacts) -> tuple[Finding, ...]:
-    """Every finding: of the host first, then of each port."""
-    return tuple(finding for check in CHECKS for finding in check(facts))
+    """Every finding: of the host first, then of each port.
+
+    On a host without RDMA devices nothing is a problem unless the user wants one.
+    """
+    found = (finding for check in CHECKS for finding in check(facts))
+    if facts.has_device:
+        return tuple(found)
+    return tuple(one._replace(level=Level.INFO) if one.level is Level.PROBLEM else one for one in found)
 
 
 def _ok(check: str, seen: str, subject: str = "") -> Finding:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from mcast.api import DeviceInfo, LinkLayer, PortInfo
 from mcast.backends.rdma import availability
-from mcast.backends.rdma.kernel_devices import SYSFS
+from mcast.backends.rdma.kernel_devices import SYSFS, kernel_devices
 from mcast.backends.rdma.net import hostnet
 from mcast.backends.rdma.net.hostnet import NET
 from mcast.backends.rdma.net.igmp_listener import hear_queriers
@@ -98,6 +98,7 @@ class PortFacts(NamedTuple):
 class HostFacts(NamedTuple):
     """What was found on this host.
 
+    `has_device`   True if the kernel has an RDMA device, in whatever network namespace
     `release`      the kernel's release, as `uname -r` prints it
     `container`    the kind of container, "" if this is none
     `netns_shared` True if every network namespace sees every device; None: cannot be told
@@ -107,6 +108,7 @@ class HostFacts(NamedTuple):
     """
 
     available: availability.Facts
+    has_device: bool = True
     release: str = ""
     container: str = ""
     netns_shared: bool | None = None
@@ -129,6 +131,7 @@ def gather(listen: float = 0) -> HostFacts:
     ports = tuple(_port(device.name, port, igmp, links) for device in found.devices for port in device.ports)
     return HostFacts(
         available=found,
+        has_device=bool(kernel_devices()),
         release=platform.release(),
         container=_container(),
         netns_shared={"Y": True, "N": False}.get(_read("/sys/module/ib_core/parameters/netns_mode")),
