@@ -17,7 +17,8 @@ Figures    EndpointStats, GroupStats, SourceStats, LoopbackReport
 Errors     McastError, an OSError whose text says what went wrong, why and what to do, and its families:
            TimedOut, Closed, MembershipLost, QpError, DeviceGone, MessageTooLarge, InvalidArgument,
            NotSupported, PermissionDenied, OutOfResources, AddressNotAvailable, Unreachable;
-           BackendError for a provider that cannot be opened: UnknownBackend, BackendUnavailable
+           BackendError for a provider that cannot be opened: UnknownBackend, BackendUnavailable;
+           mcast.errors has all, also those of the contract, and their parts: Cause, Phase
 
 Read help(mcast.open_endpoint) next. Below the endpoints is the contract, mcast.api: event channels, ids and
 queue pairs, for programs that control each step, and for authors of providers. Tests of programs get a
@@ -33,6 +34,7 @@ import sys
 TYPE_CHECKING = False  # checkers know it by its name; it is not of `typing`, which takes longest to load
 if TYPE_CHECKING:
     from mcast import aio as aio
+    from mcast import errors as errors
     from mcast.contract.backend import Backend as Backend
     from mcast.contract.batch import RECORD_DTYPE as RECORD_DTYPE
     from mcast.contract.batch import Batch as Batch
@@ -101,6 +103,8 @@ _NAMES = {
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 """Public name -> its module. There is no `__all__`: help(mcast) would print every class in full."""
 
+_MODULES = ("aio", "errors")
+
 if sys.platform != "linux":
     # Not an error, because pytest imports this for its plugin, also in suites that do not use mcast. The
     # first use of a name is the error.
@@ -119,8 +123,8 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
             from mcast.errors.install import VERSION
 
             value: object = VERSION
-        elif name == "aio":
-            value = import_module("mcast.aio")
+        elif name in _MODULES:
+            value = import_module(f"mcast.{name}")
         elif name in _HOME:
             value = getattr(import_module(f"mcast.{_HOME[name]}"), name)
         else:
@@ -130,4 +134,4 @@ if not TYPE_CHECKING:  # a type checker that saw this function would accept any 
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOME, "__version__", "aio"])
+    return sorted([*_HOME, *_MODULES, "__version__"])

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from mcast.cast.nack.strategy import carousel as carousel
     from mcast.cast.nack.strategy import deadline as deadline
     from mcast.cast.nack.strategy import quorum as quorum
+    from mcast.cast.objects.bytes_in import Into as Into
     from mcast.cast.objects.bytes_in import Offered as Offered
+    from mcast.cast.objects.bytes_out import Sendable as Sendable
     from mcast.cast.objects.calls import AsyncObjectSession as AsyncObjectSession
     from mcast.cast.objects.calls import ObjectSession as ObjectSession
     from mcast.cast.objects.calls import open_session as open_session
@@ -42,7 +44,8 @@ if TYPE_CHECKING:
 _NAMES = {
     "nack.sender": "Account",
     "nack.strategy": "Strategy all_of_them best_effort carousel deadline quorum",
-    "objects.bytes_in": "Offered",
+    "objects.bytes_in": "Into Offered",
+    "objects.bytes_out": "Sendable",
     "objects.calls": "AsyncObjectSession ObjectSession open_session receive send",
     "objects.chunks": "Chunks",
     "objects.receiving": "Missed Received",

@@ -23,13 +23,18 @@ def taking(
 
     def decorate(method: Callable[[X, O], R]) -> Callable[Concatenate[X, P], R]:
         @wraps(method)
-        def taken(first: X, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            return method(first, options(*args, **kwargs))
+        def called(first: X, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                taken = options(*args, **kwargs)
+            except TypeError as error:  # name the function that the user knows
+                words = str(error).replace(f"{options.__qualname__}.__init__()", f"{method.__qualname__}()")
+                raise TypeError(words) from None
+            return method(first, taken)
 
         seen = inspect.signature(method)
         receiver = next(iter(seen.parameters.values()))
         single = inspect.signature(options).parameters.values()
-        vars(taken)["__signature__"] = seen.replace(parameters=[receiver, *single])
-        return taken
+        vars(called)["__signature__"] = seen.replace(parameters=[receiver, *single])
+        return called
 
     return decorate

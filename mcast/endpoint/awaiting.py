@@ -24,26 +24,39 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
+from ipaddress import IPv4Address, IPv6Address
 from math import inf
 from threading import get_ident
 from time import monotonic
 from types import TracebackType
-from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 from typing_extensions import Buffer
 
-from mcast.api import Batch, Closed, Destination, McastError, Message, Phase, QpError, QueuePair, TimedOut
+from mcast.api import (
+    Backend,
+    Batch,
+    Closed,
+    CqModeration,
+    Destination,
+    McastError,
+    Message,
+    Phase,
+    QpError,
+    QueuePair,
+    TimedOut,
+)
 from mcast.contract.batch import CopiedBatch
 from mcast.contract.seconds import LONGEST, PLAIN, seconds_of
 from mcast.endpoint.membership import EndpointGroup, GroupState
-from mcast.endpoint.policy import Event
+from mcast.endpoint.policy import Event, LoopbackPolicy, RejoinPolicy
 from mcast.endpoint.receiving import Receiving
 from mcast.endpoint.sending import Post, as_batch
-from mcast.endpoint.settings import Settings
-from mcast.endpoint.view import EndpointView, GroupLike, MemberView, with_arguments_of
+from mcast.endpoint.settings import Opening, Settings
+from mcast.endpoint.view import EndpointView, GroupLike, MemberView
 from mcast.endpoint.waiting import Operation, Wait
 from mcast.wire.probe import Peer
 
@@ -557,13 +570,32 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         self._close_all()
 
 
-@with_arguments_of(Endpoint)
-def open_endpoint(*args: Any, **options: Any) -> Endpoint:
+def open_endpoint(
+    backend: str | Backend,
+    bind: IPv4Address | IPv6Address | str | None = None,
+    *,
+    device: str | None = None,
+    port_num: int = 1,
+    loopback: LoopbackPolicy | Literal["on", "off", "filter"] = "on",
+    rejoin: RejoinPolicy | None = RejoinPolicy(),  # noqa: B008  (frozen)
+    sequence: bool | None = False,
+    receive_depth: int = 512,
+    send_depth: int = 128,
+    max_message: int | None = None,
+    seed: int | None = None,
+    traffic_class: int | None = None,
+    service_level: int | None = None,
+    busy_poll: float = 0.0,
+    comp_vector: int | None = None,
+    moderation: CqModeration | None = None,
+    timestamps: bool = False,
+    options: Mapping[str, object] | None = None,
+) -> Endpoint:
     """Open an endpoint whose calls are awaited. Arguments and errors are those of `mcast.open_endpoint`.
 
     Call it inside a coroutine, because the endpoint belongs to the running event loop. `busy_poll` must be 0.
     """
-    return Endpoint(*args, **options)
+    return Endpoint(Opening(**locals()))
 
 
 class Sender(AsyncEnterable, MemberView):

@@ -26,20 +26,22 @@ that may break the call that it comes in.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from ipaddress import IPv4Address, IPv6Address
 from math import inf
 from threading import get_ident
-from typing import Any, TypeVar
+from typing import Literal, TypeVar
 
 from typing_extensions import Buffer
 
-from mcast.api import Batch, Closed, CmEvent, Message, Phase, QpError, QueuePair
+from mcast.api import Backend, Batch, Closed, CmEvent, CqModeration, Message, Phase, QpError, QueuePair
 from mcast.contract.seconds import LONGEST, PLAIN, seconds_of
 from mcast.endpoint.membership import EndpointGroup, GroupState
-from mcast.endpoint.policy import Event
+from mcast.endpoint.policy import Event, LoopbackPolicy, RejoinPolicy
 from mcast.endpoint.sending import Post, as_batch
-from mcast.endpoint.view import EndpointView, GroupLike, MemberView, with_arguments_of
+from mcast.endpoint.settings import Opening
+from mcast.endpoint.view import EndpointView, GroupLike, MemberView
 from mcast.endpoint.waiting import Operation, Wait
 from mcast.interrupts import (
     WITHIN,
@@ -344,8 +346,27 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
             self._close_all()  # wakes the receiving thread, which wakes the others
 
 
-@with_arguments_of(Endpoint)
-def open_endpoint(*args: Any, **options: Any) -> Endpoint:
+def open_endpoint(
+    backend: str | Backend,
+    bind: IPv4Address | IPv6Address | str | None = None,
+    *,
+    device: str | None = None,
+    port_num: int = 1,
+    loopback: LoopbackPolicy | Literal["on", "off", "filter"] = "on",
+    rejoin: RejoinPolicy | None = RejoinPolicy(),  # noqa: B008  (frozen)
+    sequence: bool | None = False,
+    receive_depth: int = 512,
+    send_depth: int = 128,
+    max_message: int | None = None,
+    seed: int | None = None,
+    traffic_class: int | None = None,
+    service_level: int | None = None,
+    busy_poll: float = 0.0,
+    comp_vector: int | None = None,
+    moderation: CqModeration | None = None,
+    timestamps: bool = False,
+    options: Mapping[str, object] | None = None,
+) -> Endpoint:
     """Open an endpoint, which is to RDMA multicast what a bound UDP socket is to IP multicast.
 
     `bind` is a local IP address, as for a socket; it selects the port of an RDMA device that the endpoint is
@@ -388,7 +409,7 @@ def open_endpoint(*args: Any, **options: Any) -> Endpoint:
     `mcast.api.QpInit` says more about the last four. Raises ValueError, which names the choices, for an
     argument that cannot be; BackendError if the provider cannot run here; McastError if the stack refuses.
     """
-    return Endpoint(*args, **options)
+    return Endpoint(Opening(**locals()))
 
 
 class Sender(Enterable, MemberView):

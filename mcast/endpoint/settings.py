@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from ipaddress import IPv4Address, IPv6Address
 from math import inf
+from typing import Literal
 
 from mcast.api import Backend, CqModeration, LinkLayer
 from mcast.contract.seconds import seconds_of
@@ -30,7 +31,7 @@ _WHOLE = {
 class Settings:
     """The settings of an endpoint; `mcast.open_endpoint` explains them. ValueError for a wrong policy."""
 
-    loopback: LoopbackPolicy | str = "on"
+    loopback: LoopbackPolicy | Literal["on", "off", "filter"] = "on"
     rejoin: RejoinPolicy | None = RejoinPolicy()  # noqa: RUF009  (frozen)
     sequence: bool | None = False
     receive_depth: int = 512
@@ -88,7 +89,10 @@ class Where:
 @dataclass(frozen=True, kw_only=True)
 class Opening(Settings, Where):
     """The arguments of `open_endpoint`: backend and port, the settings, and the `options` of a backend opened
-    by name."""
+    by name.
+
+    The function's signature has their types and defaults again, for readers and checkers.
+    """
 
     options: Mapping[str, object] | None = None
 

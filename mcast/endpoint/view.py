@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mcast.api import Backend, Destination, DeviceInfo, PortInfo, TimestampClock
 from mcast.contract.closing import Handle
-from mcast.contract.options import taking
 from mcast.contract.registry import open_at
 from mcast.endpoint.core import Session
 from mcast.endpoint.membership import EndpointGroup, GroupState
@@ -23,28 +22,14 @@ from mcast.wire.addresses import Gid, LocalAddress, McastAddress, Mgid
 
 GroupLike = McastAddress | IPv4Address | IPv6Address | Mgid | str
 M = TypeVar("M", bound="MemberView")
-P = ParamSpec("P")
-E = TypeVar("E")
 S = TypeVar("S")
-
-
-def with_arguments_of(endpoint: Callable[P, E]) -> Callable[[Callable[..., E]], Callable[P, E]]:
-    """Give a function that opens an endpoint the arguments of the endpoint's class, so that they are written
-    once."""
-
-    def give(opener: Callable[..., E]) -> Callable[P, E]:
-        opener.__dict__["__wrapped__"] = endpoint  # inspect and help show the signature of `endpoint`
-        return opener
-
-    return give
 
 
 class EndpointView(Handle, Generic[M]):
     """The part of an endpoint that never waits."""
 
-    @taking(Opening)
     def __init__(self, opening: Opening) -> None:
-        """The arguments are those of `open_endpoint`, which explains them."""
+        """Open the endpoint; `open_endpoint` calls this."""
         self._prepare(opening)
         self._owned: Backend | None = None
         self._members: dict[McastAddress, M] = {}

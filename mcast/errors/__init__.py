@@ -1,1 +1,56 @@
-"""What goes wrong: the tree of errors, the table of their causes, and what is found out about a host."""
+"""What goes wrong: the tree of errors, the table of their causes, and what is found out about a host.
+
+`mcast.errors` has the classes of `mcast.errors.tree`, and Cause and Phase; most are in `mcast` itself.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False  # as in `mcast`
+if TYPE_CHECKING:
+    from mcast.errors.cause import Cause as Cause
+    from mcast.errors.cause import Phase as Phase
+    from mcast.errors.tree import AddressNotAvailable as AddressNotAvailable
+    from mcast.errors.tree import AlreadyJoined as AlreadyJoined
+    from mcast.errors.tree import BackendError as BackendError
+    from mcast.errors.tree import BackendUnavailable as BackendUnavailable
+    from mcast.errors.tree import Closed as Closed
+    from mcast.errors.tree import DeviceGone as DeviceGone
+    from mcast.errors.tree import GuardError as GuardError
+    from mcast.errors.tree import InvalidArgument as InvalidArgument
+    from mcast.errors.tree import McastError as McastError
+    from mcast.errors.tree import MembershipLost as MembershipLost
+    from mcast.errors.tree import MessageTooLarge as MessageTooLarge
+    from mcast.errors.tree import NotSupported as NotSupported
+    from mcast.errors.tree import OutOfResources as OutOfResources
+    from mcast.errors.tree import PermissionDenied as PermissionDenied
+    from mcast.errors.tree import QpError as QpError
+    from mcast.errors.tree import SecondMlid as SecondMlid
+    from mcast.errors.tree import TimedOut as TimedOut
+    from mcast.errors.tree import UnavailableReason as UnavailableReason
+    from mcast.errors.tree import UnknownBackend as UnknownBackend
+    from mcast.errors.tree import Unreachable as Unreachable
+    from mcast.errors.tree import WcStatus as WcStatus
+
+_NAMES = {
+    "cause": "Cause Phase",
+    "tree": "AddressNotAvailable AlreadyJoined BackendError BackendUnavailable Closed DeviceGone "
+    "GuardError InvalidArgument McastError MembershipLost MessageTooLarge NotSupported "
+    "OutOfResources PermissionDenied QpError SecondMlid TimedOut UnavailableReason "
+    "UnknownBackend Unreachable WcStatus",
+}
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
+"""Public name -> its module, which is imported when the name is first used."""
+
+if not TYPE_CHECKING:  # a type checker that saw this function would accept any name
+
+    def __getattr__(name: str) -> object:
+        from importlib import import_module
+
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOME)

@@ -5,15 +5,21 @@ from __future__ import annotations
 import ast
 import pydoc
 import re
+from ast import literal_eval
+from collections.abc import Callable
+from inspect import Parameter, signature
 from pathlib import Path
 from textwrap import dedent
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
+import griffe
 import pytest
 
 import mcast
 import mcast.cast
+from mcast.backends.sim import Fabric
+from mcast.endpoint.settings import Opening
 
 SOURCE = Path(mcast.__file__ or "").read_text("utf-8")
 
@@ -21,11 +27,11 @@ SOURCE = Path(mcast.__file__ or "").read_text("utf-8")
 def test_checkers_and_python_see_the_same_names() -> None:
     imports = [node for node in ast.walk(ast.parse(SOURCE)) if isinstance(node, ast.ImportFrom)]
     typed = {alias.asname: node.module for node in imports for alias in node.names if alias.asname}
-    assert typed.pop("aio") == "mcast"
+    assert [typed.pop(name) for name in mcast._MODULES] == ["mcast"] * 2
     assert typed == {name: f"mcast.{module}" for name, module in mcast._HOME.items()}
 
 
-@pytest.mark.parametrize("facade", [mcast, mcast.cast], ids=lambda facade: facade.__name__)
+@pytest.mark.parametrize("facade", [mcast, mcast.cast, mcast.errors], ids=lambda facade: facade.__name__)
 def test_each_public_name_is_there(facade: ModuleType) -> None:
     assert {*facade._HOME} <= {*dir(facade)}
     for name in dir(facade):
@@ -43,3 +49,61 @@ def test_the_example_runs() -> None:
     shown: dict[str, Any] = {"mcast": mcast}
     exec(dedent(block), shown)
     assert bytes(shown["message"].payload) == b"hello"
+
+
+OPENERS = [mcast.open_endpoint, mcast.aio.open_endpoint]
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_openers_repeat_types_and_defaults(opener: Callable[..., Any]) -> None:
+    """The signature is that of the options, and returns the endpoint."""
+    shown, options = signature(opener), signature(Opening)
+    assert [*shown.parameters.values()] == [*options.parameters.values()]
+    assert shown.return_annotation == "Endpoint"
+
+
+def test_reference_shows_the_signature_of_help() -> None:
+    """The page is made by griffe, which reads the source, as checkers do."""
+    package = griffe.load("mcast", try_relative_path=False)
+    for opener, module in zip(OPENERS, ("blocking", "awaiting"), strict=True):
+        found = package[f"endpoint.{module}.open_endpoint"].parameters
+        shown = signature(opener).parameters.values()
+        assert [one.name for one in found] == [one.name for one in shown]
+        for one, other in zip(found, shown, strict=True):
+            assert str(one.annotation).replace("'", '"') == str(other.annotation).replace("'", '"')
+            if other.default is not Parameter.empty and other.name != "rejoin":
+                assert literal_eval(str(one.default)) == other.default
+
+
+def test_reference_page_has_all_of_cast() -> None:
+    page = (Path(__file__).parents[2] / "docs/reference.md").read_text("utf-8")
+    shown = set(re.findall(r"^::: (mcast\.cast\..*)", page, re.M))
+    homes = {name: f"mcast.cast.{module}" for name, module in mcast.cast._HOME.items()}
+    assert [name for name, home in homes.items() if not {home, f"{home}.{name}"} & shown] == []
+
+
+@pytest.mark.parametrize("call", [*OPENERS, mcast.cast.send, mcast.cast.receive, mcast.cast.open_session])
+def test_annotations_can_be_imported(call: Callable[..., Any]) -> None:
+    assert get_type_hints(call)
+
+
+def test_annotated_names_are_public() -> None:
+    assert get_type_hints(mcast.cast.send)["data"] == mcast.cast.Sendable
+    assert get_type_hints(mcast.cast.receive)["into"] == mcast.cast.Into
+    assert mcast.errors.McastError is mcast.McastError
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (mcast.open_endpoint, "open_endpoint()"),
+        (mcast.aio.open_endpoint, "open_endpoint()"),
+        (Fabric.roce, "Fabric.roce()"),
+        (Fabric.infiniband, "Fabric.infiniband()"),
+    ],
+)
+def test_misspelt_option_names_the_call(call: Callable[..., Any], name: str) -> None:
+    """No private class is named."""
+    with pytest.raises(TypeError) as error:
+        call(receive_dept=3, backend="sim") if "open" in name else call(receive_dept=3)
+    assert str(error.value) == f"{name} got an unexpected keyword argument 'receive_dept'"
