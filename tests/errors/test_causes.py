@@ -9,11 +9,13 @@ import pickle
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 import mcast
 from mcast.api import (
@@ -47,7 +49,7 @@ from mcast.conformance.facts import FACTS
 from mcast.endpoint.policy import Lost
 from mcast.errors.cause import Cause, Row
 from mcast.errors.causes import atlas, causes_of_status, errno_name, likely_causes
-from mcast.errors.rows import ROWS
+from mcast.errors.rows import FILE, ROWS
 from mcast.wire.mcmember import SaStatus
 
 ROOT = Path(mcast.__file__).parent
@@ -767,3 +769,37 @@ def test_a_row_is_found_by_its_errno_in_its_phase_alone() -> None:
     assert row.cause in likely_causes(Phase.RESOLVE, E.ENETUNREACH)
     assert likely_causes(Phase.SEND, E.ENETUNREACH) == ()
     assert issubclass(SimulationStalled, McastError)
+
+
+def _known_errno(name: str) -> str:
+    if name != "ENOTSUPP" and not hasattr(E, name):
+        raise ValueError(f"{name!r} is no errno")
+    return name
+
+
+class _Row(BaseModel):
+    """A row of rows.toml."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    phase: Annotated[Phase, BeforeValidator(Phase)] | None = None
+    errno: Annotated[
+        str, AfterValidator(lambda name: name if name == "ENOTSUPP" else E.__dict__[name] and name)
+    ]
+    why: Annotated[str, Field(min_length=1)]
+    check: Annotated[str, Field(min_length=1)]
+    next_step: Annotated[str, Field(min_length=1)]
+    source: Annotated[str, Field(min_length=1)]
+    calls: Annotated[list[str], Field(min_length=1)] | None = None
+    link_layer: Annotated[LinkLayer, BeforeValidator(LinkLayer)] | None = None
+    status: Annotated[str, Field(min_length=1)] | None = None
+    only: Annotated[str, Field(min_length=1)] | None = None
+
+
+def test_the_file_of_rows_keeps_its_model() -> None:
+    """A field that nobody reads, or that is empty, is refused; each row is read, in the file's order."""
+    rows = [_Row.model_validate(row) for row in tomllib.loads(FILE.read_text("utf-8"))["row"]]
+    assert [(row.phase, row.why, row.status or "") for row in rows] == [
+        (row.phase, row.cause.why, row.status) for row in ROWS
+    ]
+    statuses = {*SaStatus.__members__, *WcStatus.__members__}
+    assert {row.status for row in rows if row.status} <= statuses
