@@ -16,8 +16,8 @@ from mcast.cli.place import (
     chosen,
     is_alone,
     places_of,
+    refuse_simulated,
     require,
-    shared_backend,
     with_settings,
 )
 from mcast.cli.status import ExitStatus
@@ -167,7 +167,8 @@ def bench(
             raise NotBegun("under MPI every rank but the first receives: leave out --receivers")
         if interval is not None:
             raise NotBegun("under MPI no rank knows what the others lost meanwhile: leave out --interval")
-        found = _over_ranks(shared_backend(backend, "receive"), address, size, seconds, settings)
+        refuse_simulated(backend, "receive")
+        found = _over_ranks(chosen(backend), address, size, seconds, settings)
     else:
         name = chosen(backend)
         options = {"ports": (receivers or 1) + 1} if is_alone(name) else {}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mcast.cli.interrupt import ends_cleanly
-from mcast.cli.place import endpoint_at, shared_backend
+from mcast.cli.place import endpoint_at, refuse_simulated
 from mcast.cli.terminal import Failure, NotBegun, json_output, say
 from mcast.errors.tree import MessageTooLarge
 from mcast.wire.addresses import McastAddress
@@ -40,7 +40,7 @@ class OneEnd(NamedTuple):
     @contextmanager
     def endpoint(self, others: str) -> Iterator[Endpoint]:
         """An endpoint there until Ctrl-C; `others` is what programs elsewhere do."""
-        shared_backend(self.backend, others)
+        refuse_simulated(self.backend, others)
         place = self.backend, self.bind, self.device
         with ends_cleanly(), endpoint_at(*place, self.settings, sequence=True) as endpoint:
             yield endpoint

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from mcast.cli import guests
-from mcast.cli.place import BackendName, Json, shared_backend
+from mcast.cli.place import BackendName, Json, chosen, refuse_simulated
 from mcast.cli.terminal import Failure, console, group, json_output, say, tabulate, wrapped
 from mcast.contract.groups import GroupInfo, GroupMember, GroupSource, GroupTable
 from mcast.contract.guest import Guest
@@ -31,7 +31,8 @@ def groups(
     """
     from mcast.contract.registry import open_backend, provider
 
-    name = shared_backend(backend, "be a member")
+    refuse_simulated(backend, "be a member")
+    name = chosen(backend)
     look_on = {"host": "all"} if provider(name).shared() else {}
     with open_backend(name, **look_on) as opened:
         table, there = opened.groups(), guests.others(opened)

@@ -15,10 +15,11 @@ from mcast.cli.place import (
     Bind,
     Device,
     Json,
+    chosen,
     in_options,
     port_of,
+    refuse_simulated,
     require,
-    shared_backend,
     with_settings,
 )
 from mcast.cli.status import ExitStatus
@@ -125,11 +126,11 @@ def ping(
         raise NotBegun("-M does not say which port: give -b ADDR or --device DEV")
     if answer and send_only:
         raise NotBegun("a send-only member receives no ping to answer: leave out -o or --answer")
-    name = shared_backend(backend, "answer")
+    refuse_simulated(backend, "answer")
     from mcast.bench.ping import AnswerResult, answer_all, joined, ping_all
     from mcast.contract.registry import open_at
 
-    with ends_cleanly(), open_at(name, bind, {}) as opened, ExitStack() as stack:
+    with ends_cleanly(), open_at(chosen(backend), bind, {}) as opened, ExitStack() as stack:
         place = _place(opened, bind, device)
         require(settings, [place])
         where = f"{place.address} ({place.device.name})"

@@ -128,16 +128,14 @@ def is_alone(backend: str) -> bool:
     return backend in SIMULATED and not words
 
 
-def shared_backend(backend: str | None, what: str) -> str:
-    """Return the backend to use. Refuse a fabric inside this process, which no other program can join."""
-    name = chosen(backend)
-    if is_alone(name):
+def refuse_simulated(backend: str | None, what: str) -> None:
+    """Refuse a fabric inside this process, which no other program can join."""
+    if backend is not None and is_alone(backend):
         raise NotBegun(
-            f"{name!r} is a fabric inside this process, on which no other program can {what}: "
+            f"{backend!r} is a fabric inside this process, on which no other program can {what}: "
             "run `mcast sim serve` in another terminal, use --backend rdma, or try `mcast demo`, which has "
             "both ends in one process",
         )
-    return name
 
 
 def _moderation(text: str) -> CqModeration:
@@ -287,7 +285,7 @@ def port_of(device: str | None) -> tuple[str | None, int]:
 
 @contextmanager
 def endpoint_at(
-    backend: str | Backend,
+    backend: str | Backend | None,
     bind: IPv4Address | IPv6Address | None,
     device: str | None,
     settings: Settings,
@@ -301,6 +299,7 @@ def endpoint_at(
     if bind and name:
         raise NotBegun("--bind and --device both select a port: give one of them")
     wanted = replace(settings, loopback="off", sequence=sequence)
+    backend = chosen(backend) if backend is None else backend
     try:
         endpoint = open_endpoint(backend, bind, device=name, port_num=port, **vars(wanted))
     except ValueError as error:

@@ -19,7 +19,7 @@ from mcast.cli.place import (
     GroupArgument,
     Json,
     endpoint_at,
-    shared_backend,
+    refuse_simulated,
     with_settings,
 )
 from mcast.cli.progress import Watch
@@ -78,11 +78,11 @@ def recv(
     from mcast.cast.objects.turns import BOUND
 
     apart = json_output.on_stderr = output == STANDARD
-    name = shared_backend(backend, "send")
+    refuse_simulated(backend, "send")
     with ExitStack() as stack:
         stack.enter_context(ends_cleanly())
         place = _place(stack, output, overwrite)
-        endpoint = stack.enter_context(endpoint_at(name, bind, device, settings))
+        endpoint = stack.enter_context(endpoint_at(backend, bind, device, settings))
         member = endpoint.join(group, timeout=BOUND)
         where = f"{group} as {endpoint.address} ({endpoint.device.name})"
         watch = stack.enter_context(ReceiveWatch(f"listening to {where}"))

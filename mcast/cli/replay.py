@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 import typer
 
 from mcast.cli.interrupt import ends_cleanly
-from mcast.cli.place import BackendName, Bind, Device, Json, endpoint_at, shared_backend, with_settings
+from mcast.cli.place import BackendName, Bind, Device, Json, endpoint_at, refuse_simulated, with_settings
 from mcast.cli.terminal import Failure, NotBegun, console, group, json_output, plural, say, stdin_as_file
 from mcast.cli.values import factor
 from mcast.wire.addresses import Gid, McastAddress, Mgid
@@ -75,13 +75,13 @@ def replay(
 
     if at_once and speed is not None:
         raise NotBegun("--speed and --max both set the speed: give one of them")
-    name = shared_backend(backend, "receive")
+    refuse_simulated(backend, "receive")
     with ExitStack() as stack:
         stack.enter_context(ends_cleanly())
         file = Path(stack.enter_context(stdin_as_file(given)))
         contents = _contents(file, keep_copies)
         pace = None if at_once else speed or 1.0
-        endpoint = stack.enter_context(endpoint_at(name, bind, device, settings))
+        endpoint = stack.enter_context(endpoint_at(backend, bind, device, settings))
         _require(file, contents, endpoint.max_message_size, f"one MTU of {endpoint.device.name}")
         senders = _senders(endpoint, contents, group, listen=members > 0)
         for sender in dict.fromkeys(senders.values()):

@@ -18,7 +18,7 @@ from mcast.cli.place import (
     GroupArgument,
     Json,
     endpoint_at,
-    shared_backend,
+    refuse_simulated,
     with_settings,
 )
 from mcast.cli.progress import Watch
@@ -85,7 +85,7 @@ def send(
     from mcast.cast import open_session
     from mcast.cast.objects.turns import BOUND
 
-    name = shared_backend(backend, "receive")
+    refuse_simulated(backend, "receive")
     with ExitStack() as stack:
         stack.enter_context(ends_cleanly())
         bundle = _bundle(files)
@@ -93,7 +93,7 @@ def send(
             raise NotBegun("a carousel needs --rate: nobody answers, so nothing else slows it down")
         for path, why in bundle.skipped.items():
             say(f"mcast: {path} is not sent: {why}", err=True)
-        endpoint = stack.enter_context(endpoint_at(name, bind, device, settings))
+        endpoint = stack.enter_context(endpoint_at(backend, bind, device, settings))
         member = endpoint.join(group, timeout=BOUND)
         watch = stack.enter_context(SendWatch(receivers, bundle.size))
         most = inf if rate is None else rate / 8

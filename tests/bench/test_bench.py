@@ -22,7 +22,7 @@ from mcast.bench.parts import Intervals
 
 from ..commands import MCAST, Run
 
-QUICK = ("bench", "--seconds", "0.05")
+QUICK = ("bench", "--backend", "sim", "--seconds", "0.05")
 
 
 @pytest.mark.parametrize(("backend", "receivers"), [("sim-roce", 1), ("sim-ib", 3)])

@@ -127,7 +127,7 @@ def test_a_strangers_knock_opens_nothing(precede: Callable[[Callable[[bytes], No
 def test_what_strangers_sent_is_shown_where_there_is_any(
     here: Run, monkeypatch: pytest.MonkeyPatch, precede: Callable[[Callable[[bytes], None]], None]
 ) -> None:
-    assert "others" not in here("bench", "--seconds", "0.01").stdout
+    assert "others" not in here("bench", "--backend", "sim", "--seconds", "0.01").stdout
 
     def opened(name: str, **options: Any) -> Backend:
         backend = open_fabric(Fabric.roce(ports=3))
@@ -135,7 +135,7 @@ def test_what_strangers_sent_is_shown_where_there_is_any(
         return backend
 
     monkeypatch.setattr("mcast.cli.bench.open_backend", opened)
-    shown = here("bench", "--seconds", "0.01").stdout
+    shown = here("bench", "--backend", "sim", "--seconds", "0.01").stdout
     assert "\nothers   " in shown
     assert max(map(len, shown.splitlines())) <= 80
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -25,9 +26,8 @@ COMMANDS = [
     f"listen {GROUP} --demo",
     f"record {GROUP} -o x --demo",
     f"top {GROUP} --demo",
-    f"send x {GROUP}",
+    f"send {os.devnull} {GROUP}",
     f"recv {GROUP} -o x",
-    "replay x",
     "groups",
     "bench",
     "bench --server",
