@@ -93,7 +93,7 @@ def _given(text: str) -> Given:
     """An IPv4 or IPv6 group, an MGID whose signature says how it was made, or a MAC address of groups."""
     if _MAC.fullmatch(text):
         mac = Mac(bytes.fromhex(text.replace("-", ":").replace(":", "")))
-        if mac[:2] == b"\x33\x33" or mapping.ipv4_groups_of(mac):
+        if mapping.is_group_mac(mac):
             return mac
         raise typer.BadParameter(
             f"{text} is no MAC address of groups: they begin with 33:33, or 01:00:5e and a byte below 80"
@@ -269,18 +269,18 @@ def _shared(group: IPv4Address | IPv6Address) -> Iterator[_Shared]:
         yield _Shared("InfiniBand MGID", 0, "the address is used unchanged")
         yield _IPV6_MAC
     else:
-        examples = (ip_address(bytes((255, byte)) + group.packed[2:]) for byte in _OTHER_SCOPES)
         yield _Shared(
             "InfiniBand MGID",
-            (1 << 40) - 1,
+            mapping.IPV6_GROUPS_OF_MGID - 1,
             "the MGID has the last 80 bits of the address, without its flags and scope",
-            tuple(str(other) for other in examples if other != group),
+            tuple(str(other) for other in mapping.ipv6_groups_like(group) if other != group),
         )
         yield _IPV6_MAC
 
 
-_OTHER_SCOPES = (0x02, 0x05, 0x08, 0x0E)
-_IPV6_MAC = _Shared("RoCEv1 MAC", (1 << 88) - 1, "IPv6 groups differ in 120 bits, of which the MAC has 32")
+_IPV6_MAC = _Shared(
+    "RoCEv1 MAC", mapping.IPV6_GROUPS_OF_MAC - 1, "IPv6 groups differ in 120 bits, of which the MAC has 32"
+)
 
 
 # --- and back ----------------------------------------------------------------------------
@@ -317,12 +317,12 @@ def _stands_for(given: Mgid) -> str:
     assert fields is not None
     if ipv4 is not None:
         return f"the IPv4 group {ipv4}"
-    if fields.pkey is not None and given == mapping.ipoib_broadcast_mgid(fields.pkey, fields.scope):
+    if mapping.is_ipoib_broadcast(given):
         return "255.255.255.255: the broadcast group of IPoIB"
     if fields.signature is Signature.SA_ASSIGNED:
         return "the MGID itself, which the SA chose"
     if fields.signature in (Signature.IPOIB_IPV6, Signature.RDMA_CM_IPV6):
-        return f"each of 2^40 IPv6 groups, such as {IPv6Address(bytes.fromhex('ff0e00000000') + given[6:])}"
+        return f"each of 2^40 IPv6 groups, such as {mapping.ipv6_group_of(given)}"
     return "no group: an IPv4 group leaves bytes 6 to 11 zero"
 
 

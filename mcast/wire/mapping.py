@@ -30,6 +30,12 @@ _IPV4_GROUPS = 0xE0000000
 _IPV4_MAC, _IPV6_MAC = b"\x01\x00\x5e", b"\x33\x33"
 
 
+IPV6_GROUPS_OF_MGID = 1 << 40
+"""Number of IPv6 groups with one MGID on InfiniBand: they differ in 120 bits, of which the MGID has 80."""
+IPV6_GROUPS_OF_MAC = 1 << 88
+"""Number of IPv6 groups with one MAC address, which has 32 of these bits."""
+
+
 class Signature(Enum):
     """Bytes 2 and 3 of an MGID, if they say what made the MGID, and from which kind of address."""
 
@@ -158,6 +164,31 @@ def ipv4_group_of(mgid: Gid) -> IPv4Address | None:
     if fields is None or fields.signature not in _IPV4_SIGNATURES or tail >> 28:
         return None
     return IPv4Address(_IPV4_GROUPS | tail)
+
+
+def is_ipoib_broadcast(mgid: Gid) -> bool:
+    """Return True for the MGID of an IPoIB broadcast group, in any partition and scope."""
+    fields = mgid_fields(mgid)
+    return (
+        fields is not None
+        and fields.pkey is not None
+        and mgid == ipoib_broadcast_mgid(fields.pkey, fields.scope)
+    )
+
+
+def ipv6_group_of(mgid: Gid) -> IPv6Address:
+    """Return one of the IPv6 groups whose join leads to this MGID on InfiniBand: the global one."""
+    return IPv6Address(bytes((0xFF, 0x0E)) + bytes(4) + mgid[6:])
+
+
+def ipv6_groups_like(group: IPv6Address) -> tuple[IPv6Address, ...]:
+    """Return some of the IPv6 groups with the MGID of this one, in other scopes."""
+    return tuple(IPv6Address(bytes((0xFF, scope)) + group.packed[2:]) for scope in (0x2, 0x5, 0x8, 0xE))
+
+
+def is_group_mac(mac: bytes) -> bool:
+    """Return True for the MAC address of IPv4 or IPv6 groups on RoCE."""
+    return mac[:2] == _IPV6_MAC or bool(ipv4_groups_of(mac))
 
 
 def ipv4_groups_of(mac: bytes) -> tuple[IPv4Address, ...]:

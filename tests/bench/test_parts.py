@@ -29,8 +29,13 @@ def test_no_interval_has_no_parts() -> None:
 
 
 def test_interval_lines_add_up_in_one_process(here: Run) -> None:
-    found = json.loads(here("bench", "--backend", "sim", "--seconds", "0.2", "--interval", "1ms", "--json").stdout)
+    found = json.loads(
+        here("bench", "--backend", "sim", "--seconds", "0.2", "--interval", "1ms", "--json").stdout
+    )
     parts = found["intervals"]
     assert all(one["ends"] == other["begins"] for one, other in pairwise(parts))
     assert 0 < sum(one["messages"] for one in parts) <= found["messages"]
-    assert "messages/s" in here("bench", "--backend", "sim", "--seconds", "0.02", "-i", "1ms").stdout.splitlines()[0]
+    assert (
+        "messages/s"
+        in here("bench", "--backend", "sim", "--seconds", "0.02", "-i", "1ms").stdout.splitlines()[0]
+    )

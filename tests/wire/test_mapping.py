@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from mcast.api import PortSpace
+from mcast.wire import mapping
 from mcast.wire.addresses import AF_IB, AF_INET, AF_INET6, ZERO_GID, Gid, McastAddress, Mgid
 from mcast.wire.mapping import (
     Signature,
@@ -194,3 +195,23 @@ def test_a_gid_survives_its_text(raw: bytes) -> None:
 
 def test_zero_asks_the_sa_to_assign() -> None:
     assert bytes(16) == ZERO_GID
+
+
+def test_ipv6_groups_of_an_mgid_lead_to_it() -> None:
+    group = IPv6Address("ff15::1:2:3")
+    broadcast = ipoib_broadcast_mgid()
+    mgid = infiniband_mgid(group, PortSpace.UDP, broadcast)
+    for one in (*mapping.ipv6_groups_like(group), mapping.ipv6_group_of(mgid)):
+        assert infiniband_mgid(one, PortSpace.UDP, broadcast) == mgid
+
+
+def test_broadcast_groups_and_group_macs_are_known() -> None:
+    assert mapping.is_ipoib_broadcast(Gid(ipoib_broadcast_mgid(0x8001, 5)))
+    assert not mapping.is_ipoib_broadcast(Gid(IPv4Address("239.1.1.1")))
+    for mac, is_group in (
+        ("01005e010101", True),
+        ("01005e800001", False),
+        ("333300000001", True),
+        ("021122334455", False),
+    ):
+        assert mapping.is_group_mac(bytes.fromhex(mac)) is is_group
