@@ -86,7 +86,9 @@ class JsonOutput:
 
     def reset(self) -> None:
         """Begin a command."""
-        self.wanted = self.on_stderr = self.is_printed = False
+        self.wanted: bool = False
+        self.on_stderr: bool = False
+        self.is_printed: bool = False
 
     def want(self, wanted: bool) -> bool:
         """Note the option --json. It is read before the other options, whose refusal is an object, too."""
