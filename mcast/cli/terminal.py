@@ -109,7 +109,7 @@ class JsonOutput:
         return True
 
 
-json_output = JsonOutput()
+json_output: JsonOutput = JsonOutput()
 """What the command that runs has printed as JSON."""
 
 Json = Annotated[
