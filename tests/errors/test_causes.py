@@ -781,7 +781,7 @@ class _Row(BaseModel):
     """A row of rows.toml."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    phase: Annotated[Phase, BeforeValidator(Phase)] | None = None
+    phase: Annotated[Phase, BeforeValidator(lambda value: Phase(value))] | None = None
     errno: Annotated[
         str, AfterValidator(lambda name: name if name == "ENOTSUPP" else E.__dict__[name] and name)
     ]
@@ -790,7 +790,7 @@ class _Row(BaseModel):
     next_step: Annotated[str, Field(min_length=1)]
     source: Annotated[str, Field(min_length=1)]
     calls: Annotated[list[str], Field(min_length=1)] | None = None
-    link_layer: Annotated[LinkLayer, BeforeValidator(LinkLayer)] | None = None
+    link_layer: Annotated[LinkLayer, BeforeValidator(lambda value: LinkLayer(value))] | None = None
     status: Annotated[str, Field(min_length=1)] | None = None
     only: Annotated[str, Field(min_length=1)] | None = None
 

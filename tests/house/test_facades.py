@@ -106,4 +106,5 @@ def test_misspelt_option_names_the_call(call: Callable[..., Any], name: str) -> 
     """No private class is named."""
     with pytest.raises(TypeError) as error:
         call(receive_dept=3, backend="sim") if "open" in name else call(receive_dept=3)
-    assert str(error.value) == f"{name} got an unexpected keyword argument 'receive_dept'"
+    # Python 3.13 adds what may have been meant.
+    assert str(error.value).startswith(f"{name} got an unexpected keyword argument 'receive_dept'")
