@@ -15,7 +15,7 @@ Events     Lost, Rejoined, GaveUp, MessagesMissing, PortDown, PortUp, AddressCha
            ReceiveQueueLow
 Figures    EndpointStats, GroupStats, SourceStats, LoopbackReport
 Errors     McastError, an OSError whose text says what went wrong, why and what to do, and its families:
-           TimedOut, Closed, MembershipLost, QpError, DeviceGone, MessageTooLarge, InvalidArgument,
+           TimedOut, Closed, Broken, MembershipLost, QpError, DeviceGone, MessageTooLarge, InvalidArgument,
            NotSupported, PermissionDenied, OutOfResources, AddressNotAvailable, Unreachable;
            BackendError for a provider that cannot be opened: UnknownBackend, BackendUnavailable;
            mcast.errors has all, also those of the contract, and their parts: Cause, Phase
@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from mcast.errors.tree import AddressNotAvailable as AddressNotAvailable
     from mcast.errors.tree import BackendError as BackendError
     from mcast.errors.tree import BackendUnavailable as BackendUnavailable
+    from mcast.errors.tree import Broken as Broken
     from mcast.errors.tree import Closed as Closed
     from mcast.errors.tree import DeviceGone as DeviceGone
     from mcast.errors.tree import InvalidArgument as InvalidArgument
@@ -95,9 +96,9 @@ _NAMES = {
     "PortDown PortUp ReceiveQueueLow Rejoined RejoinPolicy",
     "wire.probe": "Peer",
     "endpoint.stats": "EndpointStats GroupStats SourceStats",
-    "errors.tree": "AddressNotAvailable BackendError BackendUnavailable Closed DeviceGone InvalidArgument "
-    "McastError MembershipLost MessageTooLarge NotSupported OutOfResources PermissionDenied QpError TimedOut "
-    "UnknownBackend Unreachable",
+    "errors.tree": "AddressNotAvailable BackendError BackendUnavailable Broken Closed DeviceGone "
+    "InvalidArgument McastError MembershipLost MessageTooLarge NotSupported OutOfResources PermissionDenied "
+    "QpError TimedOut UnknownBackend Unreachable",
     "wire.addresses": "Gid McastAddress Mgid",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}

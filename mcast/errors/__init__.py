@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mcast.errors.tree import AlreadyJoined as AlreadyJoined
     from mcast.errors.tree import BackendError as BackendError
     from mcast.errors.tree import BackendUnavailable as BackendUnavailable
+    from mcast.errors.tree import Broken as Broken
     from mcast.errors.tree import Closed as Closed
     from mcast.errors.tree import DeviceGone as DeviceGone
     from mcast.errors.tree import GuardError as GuardError
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "cause": "Cause Phase",
-    "tree": "AddressNotAvailable AlreadyJoined BackendError BackendUnavailable Closed DeviceGone "
+    "tree": "AddressNotAvailable AlreadyJoined BackendError BackendUnavailable Broken Closed DeviceGone "
     "GuardError InvalidArgument McastError MembershipLost MessageTooLarge NotSupported "
     "OutOfResources PermissionDenied QpError SecondMlid TimedOut UnavailableReason "
     "UnknownBackend Unreachable WcStatus",

@@ -15,6 +15,7 @@ McastError(OSError)          errno, call, arguments, phase, causes
 ├── DeviceGone               ENODEV, ENXIO: no device, or not any more
 ├── QpError                  EIO: the queue pair went into ERR; `status` says why
 ├── Closed                   EBADF: used after close or destroy             (also ValueError)
+├── Broken                   ENOTRECOVERABLE: a call was interrupted in the middle of a change
 └── GuardError               refused before the stack could do harm         (also ValueError)
     ├── MessageTooLarge      EMSGSIZE: larger than one MTU; `limit`, `size`
     ├── AlreadyJoined        EADDRINUSE: this id has joined this group
@@ -223,6 +224,25 @@ class Closed(McastError, ValueError):
     def __init__(self, what: str, call: str, phase: Phase) -> None:
         super().__init__(E.EBADF, call, phase, None, f"the {what} is closed")
         self.what = what
+
+
+class Broken(McastError, RuntimeError):
+    """ENOTRECOVERABLE: an exception interrupted an earlier call in the middle of a change.
+
+    It was raised by a signal's handler or by another thread. `close` and `stats` still work.
+    """
+
+    def __init__(self, what: str, amid: str, cure: str, call: str, phase: Phase) -> None:
+        """`what` is the object, `amid` the interrupted call, `cure` what to do now."""
+        super().__init__(
+            E.ENOTRECOVERABLE,
+            call,
+            phase,
+            None,
+            f"the {what} was interrupted in the middle of {amid}: {cure}",
+        )
+        self.what: str = what
+        self.amid: str = amid
 
 
 class GuardError(McastError, ValueError):

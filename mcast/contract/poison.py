@@ -1,0 +1,179 @@
+"""Poisoning: what is left of an object after an exception in the middle of a change.
+
+Python may raise at nearly any bytecode: from a signal's handler in the main thread, and by
+`PyThreadState_SetAsyncExc` in any thread. Nothing here prevents that. As in Rust's `Mutex`, an object that
+was interrupted in the middle of a change is poisoned: it refuses every later call but `close` and `stats`.
+
+States of a `Guard`, all read and written under its lock:
+
+    amid == ""              the object is whole
+    amid == "join", locked  a call is changing it
+    amid == "join", free    that call was interrupted: the object is broken, for ever
+
+Rules for code that uses a guard:
+
+- Take the lock by `with`: no signal can come between the acquire and the block (CPython 3.11 to 3.13; in
+  3.14 see gh-148874). `acquire()` then `try`, Condition and a Python `__enter__` all leak the lock to a
+  signal.
+- Look at the flag, set it, change, and clear it by *reaching* the statement that clears it: never in
+  `except` or `finally`, and never by a `return` on the way. `run` does that.
+- A change that refuses returns or raises `Refused` with its error; only `run` raises the error itself, when
+  the object is whole again. A public error that passes through a change is somebody else's, because a
+  signal's handler can raise any: it poisons.
+- Wait outside of the lock, on a descriptor or on what `Waiters.add` returned, for `RECHECK` seconds at most
+  before looking at the flag again: whoever was to wake the waiting thread may have been interrupted.
+- A handle or a descriptor is created into an object that owns it, and forgotten after it was freed.
+- `close` goes by `close`: it runs on a broken object too, resumes where an earlier one was interrupted, and
+  never makes a broken object whole.
+
+The lock is an RLock, because a handler may run before the flag is set. A call that finds the flag set by
+its own thread came from a handler, a finalizer or an argument's `__float__`, amid a call of the same
+object: it raises RuntimeError, as the objects of CPython's io do. `close` there is carried out when the
+outer call ends, however it ends.
+
+A thread that is amid a change while another one forks leaves the child's copy of the object broken, and not
+locked for ever.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn, ParamSpec, TypeVar
+from weakref import ref
+
+from mcast.errors.cause import Phase
+from mcast.errors.tree import Broken
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+RECHECK = 1.0
+"""Maximum seconds that a waiting call sleeps before it looks at its object again."""
+
+
+class Refused(Exception):
+    """The way of an error of ours out of a change; no handler raises this type."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error: BaseException = error
+
+
+class Guard:
+    """The lock of an object, and the change that is going on under it.
+
+    what  the object in the words of an error, such as "endpoint"
+    cure  what to do with a broken one: "close it and open another one"
+    """
+
+    __slots__ = ("__weakref__", "_deferred", "amid", "cure", "lock", "what")
+
+    def __init__(self, what: str, cure: str = "close it and open another one") -> None:
+        self.what: str = what
+        self.cure: str = cure
+        self.lock: Any = threading.RLock()
+        self.amid: str = ""
+        self._deferred: Callable[[], object] | None = None
+        _guards.add(ref(self, _guards.discard))
+
+    @property
+    def broken(self) -> bool:
+        """True if an earlier call was interrupted in the middle of a change."""
+        return bool(self.amid) and not self.lock._is_owned()
+
+    def require_whole(self, call: str, phase: Phase, reentered: bool) -> None:
+        """Raise unless the object is whole; the caller holds the lock, and held it before if `reentered`."""
+        if self.amid:
+            self.refuse(call, phase, reentered)
+
+    def refuse(self, call: str, phase: Phase, reentered: bool) -> NoReturn:
+        """Raise RuntimeError for a call amid another one of this thread, `Broken` for a broken object."""
+        if reentered:
+            raise RuntimeError(
+                f"{call}: this thread is in the middle of {self.amid} of the same {self.what}, and this call "
+                "comes from a signal's handler, a finalizer or __float__: only close and stats are allowed "
+                "there; let the handler set a flag, and make the call where a thread looks at the flag"
+            )
+        raise Broken(self.what, self.amid, self.cure, call, phase)
+
+    def run(self, call: str, phase: Phase, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Carry out a change under the lock; return its result, or raise the error of its `Refused`."""
+        reentered: bool = self.lock._is_owned()
+        refused: Refused | None = None
+        result: Any = None
+        try:
+            with self.lock:
+                if self.amid:
+                    self.refuse(call, phase, reentered)
+                self.amid = call
+                try:
+                    result = change(*args, **kwargs)
+                except Refused as error:
+                    refused = error
+                self.amid = ""
+        finally:
+            if self._deferred is not None and not reentered:
+                self._close_deferred()
+        if refused is not None:
+            raise refused.error from refused.error.__cause__
+        return result  # type: ignore[no-any-return]
+
+    def close(self, end: Callable[[], object]) -> None:
+        """Carry out `end` under the lock, in whatever state the object is; amid a call of this thread, later.
+
+        `end` frees what is left, and may be called again after it was interrupted.
+        """
+        reentered = self.lock._is_owned() and bool(self.amid)
+        if reentered:
+            self._deferred = end
+            return
+        with self.lock:
+            before = self.amid
+            self.amid = before or "close"
+            end()
+            self.amid = before
+
+    def _close_deferred(self) -> None:
+        end = self._deferred
+        if end is not None:
+            self.close(end)
+            self._deferred = None
+
+
+class Waiters:
+    """The threads that wait for a change of a guarded object; all methods are called under its lock."""
+
+    def __init__(self) -> None:
+        self._asleep: set[Any] = set()
+
+    def add(self) -> Any:
+        """Return a lock to wait on, outside of the guard's: `waiter.acquire(timeout=...)`."""
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._asleep.add(waiter)
+        return waiter
+
+    def discard(self, waiter: Any) -> None:
+        """Forget a waiter that has stopped waiting."""
+        self._asleep.discard(waiter)
+
+    def wake(self) -> None:
+        """Let every waiting thread look again."""
+        while self._asleep:
+            self._asleep.pop().release()
+
+
+_guards: set[ref[Guard]] = set()
+
+
+def _after_fork() -> None:
+    """Free the locks that threads of the parent held; what they were changing stays broken."""
+    for known in list(_guards):
+        guard = known()
+        if guard is not None and not guard.lock._is_owned():
+            guard.lock._at_fork_reinit()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,106 @@
+"""Guards: what a change that was interrupted leaves, and what it does not."""
+
+from __future__ import annotations
+
+import os
+from threading import Event, Thread
+
+import pytest
+
+from mcast.api import Broken, Phase
+from mcast.contract.poison import Guard, Refused
+
+
+class Interrupt(BaseException):
+    pass
+
+
+def raise_it(error: BaseException) -> None:
+    raise error
+
+
+@pytest.fixture
+def guard() -> Guard:
+    return Guard("endpoint")
+
+
+def test_interrupt_amid_a_change_breaks(guard: Guard) -> None:
+    with pytest.raises(Interrupt):
+        guard.run("join", Phase.JOIN, raise_it, Interrupt())
+    assert guard.broken
+    with pytest.raises(Broken, match="the endpoint was interrupted in the middle of join: close it and open"):
+        guard.run("send", Phase.SEND, lambda: None)
+
+
+def test_own_error_leaves_the_object_whole(guard: Guard) -> None:
+    with pytest.raises(ValueError, match="no"):
+        guard.run("join", Phase.JOIN, raise_it, Refused(ValueError("no")))
+    assert guard.run("send", Phase.SEND, lambda: 7) == 7
+
+
+def test_close_resumes_and_does_not_mend(guard: Guard) -> None:
+    """A close that was interrupted breaks the object, and may be called again."""
+    left = [Interrupt()]
+
+    def end() -> None:
+        if left:
+            raise left.pop()
+
+    with pytest.raises(Interrupt):
+        guard.close(end)
+    assert guard.broken
+    guard.close(end)
+    assert guard.broken
+
+
+def test_call_within_a_call_is_refused(guard: Guard) -> None:
+    def change() -> None:
+        with pytest.raises(RuntimeError, match="send: this thread is in the middle of join"):
+            guard.run("send", Phase.SEND, lambda: None)
+
+    guard.run("join", Phase.JOIN, change)
+    assert not guard.broken
+
+
+@pytest.mark.parametrize("error", [None, Interrupt()])
+def test_close_within_a_call_follows(guard: Guard, error: BaseException | None) -> None:
+    """It is carried out when the outer call ends, however that ends."""
+    closed: list[bool] = []
+
+    def change() -> None:
+        guard.close(lambda: closed.append(True))
+        assert not closed
+        if error is not None:
+            raise error
+
+    if error is None:
+        guard.run("join", Phase.JOIN, change)
+    else:
+        with pytest.raises(Interrupt):
+            guard.run("join", Phase.JOIN, change)
+    assert closed == [True]
+
+
+def test_child_finds_no_lock_of_the_parent(guard: Guard) -> None:
+    """A thread of the parent was amid a change: in the child the object is broken, and not locked."""
+    within, go_on = Event(), Event()
+
+    def change() -> None:
+        within.set()
+        go_on.wait(10)
+
+    thread = Thread(target=guard.run, args=("join", Phase.JOIN, change))
+    thread.start()
+    assert within.wait(10)
+    child = os.fork()
+    if not child:
+        try:
+            guard.run("send", Phase.SEND, lambda: None)
+        except Broken:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    go_on.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+    assert not guard.broken
