@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from mcast.api import Backend, CmEventType, PortEvent, WcStatus
+from mcast.backends.model.qp import Qp
 from mcast.backends.sim import Fabric, open_fabric
-from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.faults import Drop, Refuse, Requests
 from mcast.backends.sim.shared import frames
 from mcast.backends.sim.shared.client import SharedBackend

@@ -1,1 +1,1 @@
-"""The providers. None imports another, nor anything above `mcast.api` and `mcast.contract.testbed`."""
+"""The providers, and `model`, which they share. No provider imports another one."""

@@ -7,7 +7,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from ipaddress import IPv4Address, ip_address
@@ -19,10 +19,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mcast.api import Provider, Status
+from mcast.backends.model.port import Port
 from mcast.backends.rdma.identity import identify
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.core.igmp import Igmp
-from mcast.backends.sim.core.port import Port
 from mcast.backends.sim.faults import Refuse, Requests
 from mcast.backends.sim.testbed import sim_testbed
 from mcast.bench import card_measure
@@ -116,7 +116,7 @@ def test_loopback_blocking_is_what_it_is(block: str) -> None:
 def test_a_fabric_that_floods_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Switches that send every group to every port."""
 
-    def everywhere(igmp: Igmp, source: Port, group: Gid, mlid: int) -> list[Port]:
+    def everywhere(igmp: Igmp, source: Port, group: Gid, mlid: int) -> Sequence[Port]:
         return igmp._topology.ports
 
     monkeypatch.setattr(Igmp, "members", everywhere)
@@ -131,7 +131,7 @@ def test_a_deaf_port_says_nothing_of_flooding(monkeypatch: pytest.MonkeyPatch) -
     """Where the control fails, nothing is concluded, and the other measurements stand."""
     members = Igmp.members
 
-    def not_the_second(igmp: Igmp, source: Port, group: Gid, mlid: int) -> list[Port]:
+    def not_the_second(igmp: Igmp, source: Port, group: Gid, mlid: int) -> Sequence[Port]:
         return [port for port in members(igmp, source, group, mlid) if port.index != 1]
 
     monkeypatch.setattr(Igmp, "members", not_the_second)

@@ -38,8 +38,7 @@ from mcast.api import (
     TimedOut,
     UnknownBackend,
 )
-from mcast.backends.sim import Fabric, open_fabric
-from mcast.backends.sim.core.port import Limits
+from mcast.backends.sim import Fabric, Limits, open_fabric
 from mcast.backends.sim.faults import Drop, Messages, Refuse, Requests
 from mcast.backends.sim.testbed import SimObserver
 from mcast.backends.sim.trace.pcapng import packets_of

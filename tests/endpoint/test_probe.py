@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mcast import Gid, Peer, open_endpoint
 from mcast.api import Phase, QpState, TimedOut
+from mcast.backends.model.qp import Burst, Header
 from mcast.backends.sim import Fabric, open_fabric
-from mcast.backends.sim.core.qp import Burst, Header
 from mcast.endpoint.probing import ECHOES_MAX
 from mcast.wire.probe import PROBE_SIZE, Kind, Probe, parse
 

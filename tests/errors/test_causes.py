@@ -39,9 +39,8 @@ from mcast.api import (
     WcStatus,
     mcast_error,
 )
-from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim import Fabric, Limits, open_fabric
 from mcast.backends.sim.clock import SimulationStalled, VirtualClock
-from mcast.backends.sim.core.port import Limits
 from mcast.backends.sim.faults import Drop, Refuse, Requests
 from mcast.backends.sim.trace.events import SaAsked
 from mcast.conformance.clauses import CLAUSES

@@ -16,10 +16,10 @@ import pytest
 
 import mcast
 from mcast.api import Closed, CmEvent, CmEventType, Phase, QpInit
+from mcast.backends.model.times import NS
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.backend import SimBackend
 from mcast.backends.sim.clock import POLL_NS, SimulationStalled, VirtualClock, WallClock
-from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.faults import Delay, Requests
 from mcast.backends.sim.faults.rules import SaRequest
 from mcast.wire.mcmember import SaMethod

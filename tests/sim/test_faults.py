@@ -28,10 +28,10 @@ from mcast.api import (
     TimedOut,
     WcStatus,
 )
+from mcast.backends.model.qp import Qp
 from mcast.backends.sim import Fabric, Quirks, open_fabric
 from mcast.backends.sim.backend import SimQueuePair
 from mcast.backends.sim.clock import VirtualClock
-from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.faults import (
     HOLD_NS,
     CorruptQkey,

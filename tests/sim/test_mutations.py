@@ -12,12 +12,12 @@ import pytest
 
 import mcast.conformance
 from mcast.api import QpType, UdParam
+from mcast.backends.model import cm
+from mcast.backends.model.port import Port
+from mcast.backends.model.qp import Qp
+from mcast.backends.model.queue_pairs import QueuePairs
 from mcast.backends.sim.backend import SimQueuePair
-from mcast.backends.sim.core import cm
 from mcast.backends.sim.core.igmp import Igmp
-from mcast.backends.sim.core.port import Port
-from mcast.backends.sim.core.qp import Qp
-from mcast.backends.sim.core.queue_pairs import QueuePairs
 from mcast.backends.sim.core.sa import SubnetAdmin
 from mcast.backends.sim.core.switching import Switching
 from mcast.wire.addresses import Gid
@@ -62,7 +62,7 @@ def detach_ignores_the_mlid(original: Any) -> Any:
 def attach_before_retrieval(original: Any) -> Any:
     def joined(self: cm.CmaId, membership: cm.CmaMembership, ud: UdParam) -> None:
         if self.qp is not None and membership.bits == JoinState.FULL:
-            self.fabric.queue_pairs.attach(self.qp, membership.mgid, ud.destination.dlid)
+            self.network.queue_pairs.attach(self.qp, membership.mgid, ud.destination.dlid)
         original(self, membership, ud)
 
     return joined

@@ -15,7 +15,7 @@ import pytest
 from mcast.api import CmId, Destination, McastError, QpState
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.clock import VirtualClock
-from mcast.backends.sim.core.port import Port
+from mcast.backends.sim.core.port import FabricPort
 
 PORTS, GROUPS = 6, ("239.0.0.1", "239.0.0.2")
 MAKE = {"roce": Fabric.roce, "ib": Fabric.infiniband}
@@ -129,7 +129,7 @@ class Life:
             sender.qp.send(to, [b"x" * self.draw.randrange(64)], timeout=0)
         self.receive()
 
-    def port(self, cm_id: CmId) -> Port:
+    def port(self, cm_id: CmId) -> FabricPort:
         return next(port for port in self.fabric.ports if port.name == cm_id.device)
 
     def receive(self) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from mcast.api import CmEvent, CmId, Destination, EventChannel, JoinAttrEx, LinkLayer
+from mcast.backends.model.log import Attach
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop
 from mcast.backends.sim.trace import pcapng
 from mcast.backends.sim.trace.events import (
-    Attach,
     Entry,
     MessagesLost,
     PortMade,

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from mcast.api import Destination, Headed, PortEvent, QpError, QpInit, QpState, TimedOut
+from mcast.backends.model.qp import Qp
 from mcast.backends.sim.core.delivery import Wire
-from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.faults.rules import Delay, Messages
 from mcast.backends.sim.shared import connection, frames, posting, posts, rings

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from mcast.api import Destination
+from mcast.backends.model.qp import Qp
 from mcast.backends.sim.core.delivery import Wire
-from mcast.backends.sim.core.qp import Qp
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.faults.rules import Drop, Messages
 from mcast.backends.sim.shared import frames, posts, rings

@@ -16,8 +16,8 @@ import pytest
 
 from mcast import Endpoint
 from mcast.api import LinkLayer, McastError
+from mcast.backends.model.times import NS
 from mcast.backends.sim import Fabric
-from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.shared import tap
 from mcast.backends.sim.shared.attach import attach
 from mcast.backends.sim.shared.client import SharedBackend

@@ -10,16 +10,14 @@ import pytest
 from pydantic import ValidationError
 
 from mcast.api import CmId, Destination, EventChannel, JoinAttrEx, QpError, QpInit, QpState, QueuePair
+from mcast.backends.model.log import EventQueued, JoinAccepted, Leave
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.core.sa_exchange import SA_TIMEOUT_NS
 from mcast.backends.sim.faults import Delay, Drop
 from mcast.backends.sim.trace.events import (
     KINDS,
     Deliver,
-    EventQueued,
     IgmpReport,
-    JoinAccepted,
-    Leave,
     Link,
     MessagesLost,
     SaAnswered,

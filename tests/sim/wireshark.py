@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from mcast.backends.sim.core.times import NS
+from mcast.backends.model.times import NS
 
 Row = dict[str, str]
 Shown = Callable[[dict[str, list[str]]], bool]

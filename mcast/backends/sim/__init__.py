@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mcast.api import Backend, LinkLayer, Provider, Status
+from mcast.backends.model.port import Limits
 from mcast.backends.sim.backend import SimBackend
 from mcast.backends.sim.core.sa import Quirks
 from mcast.backends.sim.fabric import Fabric
@@ -21,7 +22,17 @@ from mcast.backends.sim.testbed import sim_testbed
 if TYPE_CHECKING:
     from mcast.contract.testbed import Testbed
 
-__all__ = ["INFINIBAND", "ROCE", "SHARED_INFINIBAND", "SHARED_ROCE", "SIM", "Fabric", "Quirks", "open_fabric"]
+__all__ = [
+    "INFINIBAND",
+    "ROCE",
+    "SHARED_INFINIBAND",
+    "SHARED_ROCE",
+    "SIM",
+    "Fabric",
+    "Limits",
+    "Quirks",
+    "open_fabric",
+]
 
 
 def open_fabric(fabric: Fabric, host: int | None = None) -> Backend:

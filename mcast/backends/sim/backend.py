@@ -44,12 +44,12 @@ from mcast.api import (
     mcast_error,
     require_comp_vector,
 )
+from mcast.backends.model import cm
+from mcast.backends.model.port import COMP_VECTORS, PORT_COUNTERS
+from mcast.backends.model.qp import Qp
+from mcast.backends.model.times import NS
 from mcast.backends.sim.clock import Clock
-from mcast.backends.sim.core import cm
 from mcast.backends.sim.core.groups import group_table
-from mcast.backends.sim.core.port import COMP_VECTORS, PORT_COUNTERS
-from mcast.backends.sim.core.qp import Qp
-from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.lease import DeviceSlots, MemorySlots, Packed, SimBatch, Slots, message_of
 from mcast.backends.sim.readiness import Readiness

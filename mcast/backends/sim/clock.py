@@ -20,7 +20,7 @@ from types import TracebackType
 from weakref import ref
 
 from mcast.api import McastError, Phase
-from mcast.backends.sim.core.times import NS
+from mcast.backends.model.times import NS
 from mcast.contract.seconds import seconds_of
 from mcast.interrupts import Lock, Sleepers, do_what_was_put_off, take_interrupt, uninterrupted
 

@@ -13,11 +13,12 @@ from random import Random
 from typing import Concatenate, Final, ParamSpec
 
 from mcast.api import LinkLayer, PortEvent
+from mcast.backends.model.port import Interface, Port
+from mcast.backends.model.qp import Qp
 from mcast.backends.sim.clock import CLOCKS, Clock
 from mcast.backends.sim.core.fabric import Parts
 from mcast.backends.sim.core.options import InfinibandOptions, Options, RoceOptions, check
-from mcast.backends.sim.core.port import Interface, Port
-from mcast.backends.sim.core.qp import Qp
+from mcast.backends.sim.core.port import FabricPort
 from mcast.backends.sim.core.sa import SubnetAdmin
 from mcast.backends.sim.faults import incidents
 from mcast.backends.sim.faults.rules import Rules
@@ -82,7 +83,7 @@ class Fabric:
         self.rules: Rules = self.parts.rules
         self.random: Random = self.parts.random
         self.trace: Trace | None = self.parts.log.trace
-        self.ports: list[Port] = self.parts.topology.ports
+        self.ports: list[FabricPort] = self.parts.topology.ports
         self.watch: Callable[..., None] | None = None
 
     @classmethod
@@ -129,7 +130,7 @@ class Fabric:
         """The SA of an InfiniBand fabric."""
         return None if self.parts.subnet is None else self.parts.subnet.sa
 
-    def port_of(self, address: IPv4Address | IPv6Address) -> Port:
+    def port_of(self, address: IPv4Address | IPv6Address) -> FabricPort:
         """The port that has the address. Raises KeyError."""
         return self.parts.hosts.port_of(address)
 

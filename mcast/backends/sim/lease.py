@@ -13,7 +13,7 @@ from typing import overload
 from typing_extensions import Buffer
 
 from mcast.api import Batch, Gid, Message, Series
-from mcast.backends.sim.core.qp import Burst, Header
+from mcast.backends.model.qp import Burst, Header
 from mcast.backends.sim.region import SimDeviceRegion
 from mcast.contract.batch import FREE_THREADED
 from mcast.interrupts import uninterrupted

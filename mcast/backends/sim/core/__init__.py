@@ -1,1 +1,1 @@
-"""The parts of a simulated fabric, as state machines."""
+"""What joins the hosts of a simulated fabric, as state machines: switches, the SA, routes, messages."""

@@ -7,13 +7,13 @@ import errno
 from collections.abc import Sequence
 
 from mcast.api import Destination, QpState, WcStatus
+from mcast.backends.model.port import Port
+from mcast.backends.model.qp import Burst, Header, Path, Qp, make_burst
+from mcast.backends.model.times import Timeline
 from mcast.backends.sim.core.held_back import Held, HeldBack
 from mcast.backends.sim.core.message_log import MessageLog
-from mcast.backends.sim.core.port import Port
-from mcast.backends.sim.core.qp import Burst, Header, Path, Qp, make_burst
 from mcast.backends.sim.core.receivers import Receivers
 from mcast.backends.sim.core.switching import Switching
-from mcast.backends.sim.core.times import Timeline
 from mcast.backends.sim.faults.rules import (
     HOLD_NS,
     CorruptQkey,

@@ -6,17 +6,19 @@ from collections.abc import Iterator
 from itertools import count
 from random import Random
 
+from mcast.backends.model.port import Port
+from mcast.backends.model.queue_pairs import QueuePairs
+from mcast.backends.model.sa_client import SaClient
+from mcast.backends.model.times import Timeline
 from mcast.backends.sim.core.delivery import Wire
 from mcast.backends.sim.core.hosts import Hosts
 from mcast.backends.sim.core.igmp import Igmp
 from mcast.backends.sim.core.log import Listener, Log
 from mcast.backends.sim.core.message_log import MessageLog
 from mcast.backends.sim.core.options import InfinibandOptions, Options
-from mcast.backends.sim.core.queue_pairs import QueuePairs
 from mcast.backends.sim.core.receivers import Receivers
 from mcast.backends.sim.core.subnet import Subnet
 from mcast.backends.sim.core.switching import Switching
-from mcast.backends.sim.core.times import Timeline
 from mcast.backends.sim.core.topology import Topology
 from mcast.backends.sim.faults.rules import Rules
 from mcast.backends.sim.trace.events import FabricMade, PortMade, Trace
@@ -57,6 +59,22 @@ class Parts:
         if is_told:
             for event in self.introduction():
                 self.log.write(event)
+
+    @property
+    def refuses_block_loopback(self) -> bool:
+        """True if no queue pair can be made with QpInit.block_loopback."""
+        return self.options.block_loopback == "refused"
+
+    @property
+    def sa_capabilities(self) -> int:
+        """The capability bits of the SA."""
+        assert self.subnet is not None
+        return self.subnet.sa.capability_mask2
+
+    def sa_client(self, port: Port) -> SaClient:
+        """Return the SA client of an InfiniBand port."""
+        assert self.subnet is not None
+        return self.subnet.clients[port.index]
 
     def topology_changed(self) -> None:
         """Forget which ports receive what, and with which headers, in every group."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from mcast.backends.sim.core.port import Port
+from mcast.backends.model.port import Port
+from mcast.backends.model.times import Timeline
 from mcast.backends.sim.core.receivers import Receivers
 from mcast.backends.sim.core.sa import SubnetAdmin
-from mcast.backends.sim.core.times import Timeline
 from mcast.backends.sim.core.topology import Topology
 from mcast.wire.addresses import Gid
 
@@ -50,16 +50,17 @@ class Forwarding:
         """The SM reaches the switch again."""
         self._kept.pop(switch, None)
 
-    def members(self, source: Port, group: Gid, mlid: int) -> list[Port]:
+    def members(self, source: Port, group: Gid, mlid: int) -> Sequence[Port]:
         """The ports that a message of the source to the MLID reaches, the source itself first.
 
         An InfiniBand device copies to its own queue pairs without the switch, member or not. A switch without
         an entry drops.
         """
-        tables = self._kept.get(source.switch, self._late)
+        at = self._topology.ports[source.index].switch
+        tables = self._kept.get(at, self._late)
         guids = self._sa.forwarding(mlid) if tables is None else tables.get(mlid, ())
         joined = [self._topology.port_with(guid) for guid in guids]
-        far = joined if any(port.switch == source.switch for port in joined) else []
+        far = joined if any(port.switch == at for port in joined) else []
         reaches = self._topology.reaches
         return [source, *(port for port in far if port is not source and reaches(source, port))]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 
 from mcast.api import GroupInfo, GroupMember, GroupSource, GroupTable
+from mcast.backends.model.port import Port
 from mcast.backends.sim.core.fabric import Parts
-from mcast.backends.sim.core.port import Port
+from mcast.backends.sim.core.port import FabricPort
 from mcast.contract.groups import UNREPORTED
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import RECEIVING
@@ -31,10 +32,12 @@ def group_table(fabric: Parts, hosts: frozenset[int]) -> GroupTable:
     return GroupTable(tuple(groups), never if everywhere else (*never, elsewhere))
 
 
-def _look_at_igmp(fabric: Parts, ports: list[Port], everywhere: bool, seen: SeenMembers) -> dict[Gid, int]:
-    for port in ports:
-        for group in port.igmp:
-            _note(seen[group], port, GroupSource.HOST)
+def _look_at_igmp(
+    fabric: Parts, ports: list[FabricPort], everywhere: bool, seen: SeenMembers
+) -> dict[Gid, int]:
+    for own in ports:
+        for group in own.igmp:
+            _note(seen[group], own, GroupSource.HOST)
     if everywhere:
         for group, listeners in fabric.igmp.snooping.items():
             for port in listeners.values():
@@ -42,7 +45,9 @@ def _look_at_igmp(fabric: Parts, ports: list[Port], everywhere: bool, seen: Seen
     return {}
 
 
-def _look_at_sa(fabric: Parts, ports: list[Port], everywhere: bool, seen: SeenMembers) -> dict[Gid, int]:
+def _look_at_sa(
+    fabric: Parts, ports: list[FabricPort], everywhere: bool, seen: SeenMembers
+) -> dict[Gid, int]:
     assert fabric.subnet is not None
     for port in ports:
         for mgid, held in fabric.subnet.clients[port.index].memberships.items():

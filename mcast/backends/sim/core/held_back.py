@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 
-from mcast.backends.sim.core.qp import Burst
+from mcast.backends.model.qp import Burst
 
 
 @dataclass(slots=True, eq=False)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ipaddress import IPv4Address, IPv4Network
 
 from mcast.api import DeviceInfo
-from mcast.backends.sim.core.port import Interface, Port
+from mcast.backends.model.port import Interface, Port
+from mcast.backends.sim.core.port import FabricPort
 from mcast.backends.sim.core.topology import Topology
 from mcast.wire.addresses import LocalAddress
 
@@ -19,12 +20,12 @@ class Hosts:
         self._routes: list[tuple[int, IPv4Network, Interface]] = []
         self._devices: dict[frozenset[int], tuple[DeviceInfo, ...]] = {}
 
-    def port_of(self, address: LocalAddress) -> Port:
+    def port_of(self, address: LocalAddress) -> FabricPort:
         """The port that has the address. Raises KeyError."""
         interface = self._interfaces.get(address)
         if interface is None or address not in interface.addresses:
             raise KeyError(f"no port of this fabric has {address}")
-        return interface.port
+        return self._topology.ports[interface.port.index]
 
     def devices(self, hosts: frozenset[int]) -> tuple[DeviceInfo, ...]:
         """The devices of these hosts that are there, as they are until `forget_devices`."""
@@ -43,7 +44,7 @@ class Hosts:
         found = self._interfaces.get(address)
         if found is None or address not in found.addresses or found.port.removed:
             return None
-        return found if found.port.host in hosts else None
+        return found if self._topology.ports[found.port.index].host in hosts else None
 
     def set_ipv4(self, port: Port, address: IPv4Address | None) -> None:
         """Give the port's default interface another IPv4 address, or take its address away (None).

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ipaddress import IPv4Address
 
+from mcast.backends.model.port import Port
+from mcast.backends.model.times import NS, Timeline
 from mcast.backends.sim.core.log import Log
-from mcast.backends.sim.core.port import Port
 from mcast.backends.sim.core.receivers import Receivers
-from mcast.backends.sim.core.times import NS, Timeline
 from mcast.backends.sim.core.topology import Topology
 from mcast.backends.sim.trace.events import FaultPlanted, IgmpLeave, IgmpReport
 from mcast.wire.addresses import Gid
@@ -33,15 +34,17 @@ class Igmp:
 
     def join(self, port: Port, group: Gid) -> None:
         """A full member joined on the port; the first one is announced to the switches (JEX-10)."""
-        count = port.igmp[group] = port.igmp.get(group, 0) + 1
+        members = self._topology.ports[port.index].igmp
+        count = members[group] = members.get(group, 0) + 1
         if count == 1:
             self.report(port, group)
 
     def leave(self, port: Port, group: Gid) -> None:
         """A full member left; when the last one leaves, that is announced."""
-        port.igmp[group] -= 1
-        if not port.igmp[group]:
-            del port.igmp[group]
+        members = self._topology.ports[port.index].igmp
+        members[group] -= 1
+        if not members[group]:
+            del members[group]
             self._forget(port, group)
             if self._log.is_kept:
                 self._log.note(IgmpLeave, port=port.name, source=_source(port), group=group)
@@ -73,7 +76,7 @@ class Igmp:
                 for group in port.igmp:
                     self.report(port, group)
 
-    def members(self, source: Port, group: Gid, mlid: int) -> list[Port]:
+    def members(self, source: Port, group: Gid, mlid: int) -> Sequence[Port]:
         """The ports that a message of the source to the group reaches, the source among them if a member."""
         listeners = self.snooping.get(group, {})
         return [port for port in listeners.values() if self._topology.reaches(source, port)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ParamSpec
 
-from mcast.backends.sim.core.times import Timeline
+from mcast.backends.model.times import Timeline
 from mcast.backends.sim.trace.events import Trace, TraceEvent
 
 P = ParamSpec("P")

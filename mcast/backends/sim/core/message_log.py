@@ -7,10 +7,10 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 
 from mcast.api import Destination
+from mcast.backends.model.port import Port
+from mcast.backends.model.qp import Burst, Qp
+from mcast.backends.model.queue_pairs import QueuePairs
 from mcast.backends.sim.core.log import Log
-from mcast.backends.sim.core.port import Port
-from mcast.backends.sim.core.qp import Burst, Qp
-from mcast.backends.sim.core.queue_pairs import QueuePairs
 from mcast.backends.sim.core.switching import Switching
 from mcast.backends.sim.core.topology import Topology
 from mcast.backends.sim.trace.events import Deliver, MessagesLost, Send, Unsent

@@ -7,11 +7,13 @@ from dataclasses import KW_ONLY, dataclass
 from typing import ClassVar
 
 from mcast.api import LinkLayer
-from mcast.backends.sim.core.port import PKEYS, Limits
+from mcast.backends.model.port import Limits
 from mcast.backends.sim.core.sa import Quirks
 from mcast.wire.mcmember import MLID_FIRST, MLID_LAST
 from mcast.wire.partition import DEFAULT_PKEY, PARTITION
 from mcast.wire.units import MTU, RATE
+
+PKEYS = range(1 << 16)
 
 
 @dataclass(frozen=True)

@@ -1,139 +1,45 @@
-"""Ports: a device each, with its interfaces, limits, GID table and, on RoCE, its IGMP list."""
+"""The ports of a simulated fabric, with names and addresses that follow from their numbers."""
 
 from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address
-from typing import Protocol
 
-from mcast.api import DeviceInfo, LinkLayer, PortInfo, PortState
+from mcast.api import LinkLayer
+from mcast.backends.model.port import Interface, Limits, Port
 from mcast.wire.addresses import Gid
-from mcast.wire.mcmember import McMemberRecord
-from mcast.wire.partition import DEFAULT_PKEY
-
-PKEYS = range(1 << 16)
-PORT_COUNTERS = ("qkey_violations", "pkey_violations", "oversized")
-"""The counters of a port: names of its fields.
-
-A message counts once for each queue pair that it was for.
-"""
 
 
-COMP_VECTORS = 4
-"""How many completion vectors a device has. They change nothing here, because there are no interrupts."""
+class FabricPort(Port):
+    """A port of a host, at a switch.
 
-
-class Limits:
-    """What a device can hold; the defaults are Soft-RoCE's (K-ATTACH-9)."""
-
-    __slots__ = ("groups", "qps_per_group", "queue_depth")
-
-    def __init__(self, groups: int = 8192, qps_per_group: int = 56, queue_depth: int = 1 << 20) -> None:
-        self.groups: int = groups
-        self.qps_per_group: int = qps_per_group
-        self.queue_depth: int = queue_depth
-
-
-class Interface:
-    """A network interface of a port; on InfiniBand an IPoIB interface of one partition.
-
-    `broadcast` is the record of its IPoIB broadcast group; None while the interface is down.
+    `igmp` counts the full members of each RoCE group on the port.
     """
 
-    __slots__ = ("broadcast", "ipv4", "ipv6", "pkey", "port")
-
-    def __init__(self, port: Port, number: int, pkey: int) -> None:
-        tail = bytes((number,)) + (port.index + 1).to_bytes(2)
-        self.port: Port = port
-        self.pkey: int = pkey
-        self.ipv4: IPv4Address | None = IPv4Address(b"\x0a" + tail)
-        self.ipv6: IPv6Address = IPv6Address(b"\xfd" + bytes(12) + tail)
-        self.broadcast: McMemberRecord | None = None
-
-    @property
-    def addresses(self) -> tuple[IPv4Address | IPv6Address, ...]:
-        return (self.ipv6,) if self.ipv4 is None else (self.ipv4, self.ipv6)
-
-
-class Bound(Protocol):
-    """An object that is bound to a port, and is told of the port's faults."""
-
-    def device_removed(self) -> None: ...
-    def address_changed(self) -> None: ...
-
-
-class Port:
-    """One port of one host, a device of its own. `gids` maps index to GID; `interfaces[0]` is the default."""
-
     def __init__(
-        self,
-        index: int,
-        host: int,
-        link_layer: LinkLayer,
-        switch: int,
-        mtu: int,
-        rate: float,
-        limits: Limits,
-        multicast: bool = True,
+        self, index: int, host: int, link_layer: LinkLayer, switch: int, mtu: int, rate: float, limits: Limits
     ) -> None:
-        self.index: int = index
+        is_infiniband = link_layer is LinkLayer.INFINIBAND
+        super().__init__(
+            index,
+            f"{'ib' if is_infiniband else 'roce'}{index}",
+            link_layer,
+            0x0200_0000_0000_0000 | index + 1,
+            index + 1 if is_infiniband else 0,
+            mtu,
+            rate,
+            limits,
+            *_addresses(index, 0),
+        )
         self.host: int = host
-        self.link_layer: LinkLayer = link_layer
         self.switch: int = switch
-        self.mtu: int = mtu
-        self.rate: float = rate
-        self.limits: Limits = limits
-        self.multicast: bool = multicast
-        self.is_infiniband: bool = link_layer is LinkLayer.INFINIBAND
-        self.name: str = f"{'ib' if self.is_infiniband else 'roce'}{index}"
-        self.guid: int = 0x0200_0000_0000_0000 | index + 1
-        self.lid: int = index + 1 if self.is_infiniband else 0
-        self.interfaces: list[Interface] = [Interface(self, 0, DEFAULT_PKEY)]
-        self.pkeys: tuple[int, ...] = (DEFAULT_PKEY,)
-        self.ids: dict[Bound, None] = {}
-        link_local = Gid(b"\xfe\x80" + bytes(6) + self.guid.to_bytes(8))
-        self.gids: dict[int, Gid] = {0: link_local}
-        if not self.is_infiniband:
-            self.gids |= {i: Gid(address) for i, address in enumerate(self.addresses, 1)}
-        self.up = True
-        self.removed = False
-        self.removals = 0
-        self.qkey_violations = 0
-        self.pkey_violations = 0
-        self.oversized = 0
         self.igmp: dict[Gid, int] = {}
 
-    @property
-    def addresses(self) -> tuple[IPv4Address | IPv6Address, ...]:
-        return tuple(address for interface in self.interfaces for address in interface.addresses)
+    def add_interface(self, number: int, pkey: int) -> None:
+        """Add the IPoIB interface of another partition."""
+        self.interfaces.append(Interface(self, pkey, *_addresses(self.index, number)))
 
-    def sgid_index(self, source: IPv4Address | IPv6Address) -> int:
-        """The GID table index that goes with an address of this port; 0 on InfiniBand."""
-        return 0 if self.is_infiniband else 1 if isinstance(source, IPv4Address) else 2
 
-    def set_ipv4(self, address: IPv4Address | None) -> None:
-        """Give the default interface that address, or none; a RoCE GID goes with it. See `Hosts.set_ipv4`."""
-        self.interfaces[0].ipv4 = address
-        if not self.is_infiniband:
-            self.gids.pop(1, None)
-            self.gids |= {} if address is None else {1: Gid(address)}
-
-    def info(self) -> DeviceInfo:
-        port = PortInfo(
-            port_num=1,
-            state=PortState.ACTIVE if self.up else PortState.DOWN,
-            link_layer=self.link_layer,
-            active_mtu=self.mtu,
-            rate=float(self.rate),
-            lid=self.lid,
-            gids=dict(self.gids),
-            addresses=self.addresses,
-        )
-        return DeviceInfo(
-            name=self.name,
-            node_guid=self.guid,
-            max_mcast_grp=self.limits.groups if self.multicast else 0,
-            max_mcast_qp_attach=self.limits.qps_per_group if self.multicast else 0,
-            max_qp_wr=self.limits.queue_depth,
-            ports=(port,),
-            num_comp_vectors=COMP_VECTORS,
-        )
+def _addresses(index: int, number: int) -> tuple[IPv4Address, IPv6Address]:
+    """Return the addresses of a port's interface of that number."""
+    tail = bytes((number,)) + (index + 1).to_bytes(2)
+    return IPv4Address(b"\x0a" + tail), IPv6Address(b"\xfd" + bytes(12) + tail)

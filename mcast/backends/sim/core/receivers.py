@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mcast.backends.sim.core.qp import Qp
+from mcast.backends.model.qp import Qp
 from mcast.wire.addresses import Gid
 
 Route = int | Gid

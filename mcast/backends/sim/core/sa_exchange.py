@@ -6,10 +6,10 @@ from collections.abc import Callable
 from functools import partial
 from itertools import count
 
+from mcast.backends.model.port import Port
+from mcast.backends.model.times import NS, Timeline
 from mcast.backends.sim.core.log import Log
-from mcast.backends.sim.core.port import Port
 from mcast.backends.sim.core.sa import SaReply
-from mcast.backends.sim.core.times import NS, Timeline
 from mcast.backends.sim.faults.rules import Delay, Drop, Refuse, Rules, SaRequest, SaVerdict
 from mcast.backends.sim.trace.events import SaAnswered, SaAsked
 from mcast.wire.mcmember import McMemberRecord, SaMethod

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
+from mcast.backends.model.port import Port
+from mcast.backends.model.sa_client import SaClient
+from mcast.backends.model.times import Timeline
 from mcast.backends.sim.core.forwarding import Forwarding
 from mcast.backends.sim.core.log import Log
 from mcast.backends.sim.core.options import InfinibandOptions
-from mcast.backends.sim.core.port import Interface, Port
 from mcast.backends.sim.core.receivers import Receivers
 from mcast.backends.sim.core.sa import Quirks, SaPort, SaReply, SubnetAdmin, WellKnownGroup
-from mcast.backends.sim.core.sa_client import SaClient
 from mcast.backends.sim.core.sa_exchange import SaExchange
-from mcast.backends.sim.core.times import Timeline
 from mcast.backends.sim.core.topology import Topology
 from mcast.backends.sim.faults.rules import Rules
 from mcast.wire.mapping import ipoib_broadcast_mgid
@@ -64,7 +64,7 @@ class Subnet:
 
     def hears(self, port: Port) -> bool:
         """Whether a request of the port gets to a running SM."""
-        return self.up and port.up and port.switch not in self._topology.cut
+        return self.up and port.up and not self._topology.is_cut_off(port)
 
     def sees(self, port: Port) -> bool:
         """Whether the SM knows the port."""
@@ -77,7 +77,7 @@ class Subnet:
 
     def find(self, port: Port) -> bool:
         """Let the SM see the port; return whether it had lost it."""
-        missed = not self.sees(port) and port.switch not in self._topology.cut
+        missed = not self.sees(port) and not self._topology.is_cut_off(port)
         if missed:
             self._book(port)
             self._seen.add(port.guid)
@@ -86,7 +86,7 @@ class Subnet:
     def miss(self, *ports: Port) -> None:
         """The SM has noticed that ports are gone: their memberships end by the leave rules."""
         for port in ports:
-            if not (port.up and port.switch not in self._topology.cut) and self.sees(port):
+            if not (port.up and not self._topology.is_cut_off(port)) and self.sees(port):
                 self.sa.port_down(port.guid)
                 self._seen.remove(port.guid)
         self.forwarding.changed()
@@ -125,6 +125,6 @@ def _add_partitions(options: InfinibandOptions, topology: Topology) -> None:
     for number, base in enumerate(options.bases):
         for pkey in partners(base | FULL_MEMBER):
             for index in (options.partitions or {}).get(pkey, ()):
-                topology.ports[index].interfaces.append(Interface(topology.ports[index], number, pkey))
+                topology.ports[index].add_interface(number, pkey)
     for port in topology.ports:
         port.pkeys = tuple(interface.pkey for interface in port.interfaces)

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 from mcast.api import Destination
-from mcast.backends.sim.core.port import Port
-from mcast.backends.sim.core.qp import Qp
-from mcast.backends.sim.core.queue_pairs import QueuePairs
+from mcast.backends.model.port import Port
+from mcast.backends.model.qp import Qp
+from mcast.backends.model.queue_pairs import QueuePairs
 from mcast.backends.sim.core.receivers import Receivers
 from mcast.backends.sim.core.topology import Topology
 from mcast.wire.addresses import Gid
 
-MembersOf = Callable[[Port, Gid, int], list[Port]]
+MembersOf = Callable[[Port, Gid, int], Sequence[Port]]
 """Sending port, group, MLID -> the ports that the switches send a message to."""
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import attrgetter
 
+from mcast.backends.model.port import Limits, Port
 from mcast.backends.sim.core.options import Options
-from mcast.backends.sim.core.port import Limits, Port
+from mcast.backends.sim.core.port import FabricPort
 
 
 class Topology:
@@ -16,8 +17,8 @@ class Topology:
         hosts, switches, limits = options.hosts or options.ports, options.switches, options.limits or Limits()
         self.switches = switches
         self.hosts: frozenset[int] = frozenset(range(hosts))
-        self.ports: list[Port] = [
-            Port(
+        self.ports: list[FabricPort] = [
+            FabricPort(
                 index,
                 index % hosts,
                 options.link_layer,
@@ -32,24 +33,29 @@ class Topology:
         """Leaf switches that have lost their link to the root."""
         self._guids = {port.guid: port for port in self.ports}
 
-    def port_with(self, guid: int) -> Port:
+    def port_with(self, guid: int) -> FabricPort:
         """The port with that GUID. Raises KeyError."""
         return self._guids[guid]
 
-    def ports_of(self, hosts: frozenset[int]) -> list[Port]:
+    def ports_of(self, hosts: frozenset[int]) -> list[FabricPort]:
         """The ports of these hosts, by index."""
         if hosts == self.hosts:
             return self.ports
         dealt = (self.ports[host :: len(self.hosts)] for host in hosts)
         return sorted((port for ports in dealt for port in ports), key=attrgetter("index"))
 
-    def behind(self, switch: int) -> Iterator[Port]:
+    def behind(self, switch: int) -> Iterator[FabricPort]:
         """The ports on that switch."""
         return (port for port in self.ports if port.switch == switch)
 
+    def is_cut_off(self, port: Port) -> bool:
+        """Return True if the port's switch has lost its link to the root."""
+        return self.ports[port.index].switch in self.cut
+
     def parted(self, one: Port, other: Port) -> bool:
         """Whether a switch between these two ports is cut off."""
-        return one.switch != other.switch and bool({one.switch, other.switch} & self.cut)
+        switches = {self.ports[one.index].switch, self.ports[other.index].switch}
+        return len(switches) > 1 and bool(switches & self.cut)
 
     def reaches(self, source: Port, target: Port) -> bool:
         """Whether a message of one port gets to the other, if the switches forward it there."""

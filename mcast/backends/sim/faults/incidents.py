@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from mcast.api import PortEvent, WcStatus
+from mcast.backends.model.port import Port
+from mcast.backends.model.qp import Qp
+from mcast.backends.model.sa_client import Reset
+from mcast.backends.model.times import NS, ns_of
 from mcast.backends.sim.core.fabric import Parts
-from mcast.backends.sim.core.port import PKEYS, Port
-from mcast.backends.sim.core.qp import Qp
-from mcast.backends.sim.core.sa_client import Reset
+from mcast.backends.sim.core.options import PKEYS
 from mcast.backends.sim.core.subnet import Subnet
-from mcast.backends.sim.core.times import NS, ns_of
 from mcast.backends.sim.trace.events import DeviceRemoval, FaultPlanted, Link
 from mcast.wire.partition import find_pkey
 

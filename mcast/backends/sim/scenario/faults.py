@@ -9,8 +9,8 @@ from functools import partial
 from itertools import count
 from typing import Any
 
-from mcast.backends.sim.core.qp import Qp
-from mcast.backends.sim.core.times import NS
+from mcast.backends.model.qp import Qp
+from mcast.backends.model.times import NS
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.faults import rules as faults
 from mcast.backends.sim.faults.rules import Installed, Messages, Requests

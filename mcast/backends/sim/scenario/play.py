@@ -23,9 +23,9 @@ from mcast.api import (
     QpError,
     QpInit,
 )
+from mcast.backends.model.times import NS
 from mcast.backends.sim.backend import SimBackend, SimCmId, SimQueuePair
-from mcast.backends.sim.core.port import Port
-from mcast.backends.sim.core.times import NS
+from mcast.backends.sim.core.port import FabricPort
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.scenario import model
 from mcast.backends.sim.scenario.faults import begin
@@ -148,7 +148,7 @@ def fabric_of(about: model.ScenarioTopology, **options: Any) -> Fabric:
 class _Member:
     """An application on one port that wants to be in a group: `joined`, or `why_out` says why not."""
 
-    def __init__(self, plan: model.Members, port: Port, channel: EventChannel) -> None:
+    def __init__(self, plan: model.Members, port: FabricPort, channel: EventChannel) -> None:
         self.plan, self.port = plan, port
         cm_id = channel.create_id()
         assert isinstance(cm_id, SimCmId)

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from mcast.backends.model.qp import Burst, Header, Qp
 from mcast.backends.sim.clock import Clock
-from mcast.backends.sim.core.qp import Burst, Header, Qp
 from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.door import AT_ONCE
 from mcast.backends.sim.shared.rings import MASK, Page, RingPayloads

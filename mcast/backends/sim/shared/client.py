@@ -56,8 +56,8 @@ from mcast.api import (
     WcStatus,
     mcast_error,
 )
-from mcast.backends.sim.core.qp import PORT_EVENTS_KEPT, Header
-from mcast.backends.sim.core.times import NS
+from mcast.backends.model.qp import PORT_EVENTS_KEPT, Header
+from mcast.backends.model.times import NS
 from mcast.backends.sim.lease import DeviceSlots, MemorySlots, SimBatch, Slices, Slots, message_of
 from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
 from mcast.backends.sim.shared import frames, rings

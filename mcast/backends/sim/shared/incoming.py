@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from itertools import accumulate
 
 from mcast.api import Message, Phase
-from mcast.backends.sim.core.qp import Burst, Header, make_burst
+from mcast.backends.model.qp import Burst, Header, make_burst
 from mcast.backends.sim.lease import Packed, Slices, message_of, messages_of
 from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.connection import Beacon, Connection, Gone, Late, Reply, Unknown, enter

@@ -14,6 +14,8 @@ from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
 from mcast.api import McastError, Phase, QpError, QpState, mcast_error
+from mcast.backends.model.cm import QueuedEvent
+from mcast.backends.model.times import NS
 from mcast.backends.sim.backend import (
     ASK_WHY_SECONDS,
     SimBackend,
@@ -22,9 +24,7 @@ from mcast.backends.sim.backend import (
     SimQueuePair,
 )
 from mcast.backends.sim.clock import Clock
-from mcast.backends.sim.core.cm import QueuedEvent
 from mcast.backends.sim.core.groups import group_table
-from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.shared import frames, posts
 from mcast.backends.sim.shared.arrivals import Arrivals, Pump

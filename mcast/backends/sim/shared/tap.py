@@ -17,8 +17,8 @@ from io import UnsupportedOperation
 from typing import BinaryIO, NamedTuple
 
 from mcast.api import LinkLayer, McastError
+from mcast.backends.model.times import NS
 from mcast.backends.sim.clock import Clock
-from mcast.backends.sim.core.times import NS
 from mcast.backends.sim.trace.events import (
     Entry,
     IgmpLeave,

@@ -1,9 +1,9 @@
 """Everything that happened on a fabric, in order, with virtual time: the same seed gives the same bytes.
 
-A trace is a list of entries: a time in ns and an event. The events are the classes below, one for each kind;
-`what` is a kind's name in a line of JSON, and `KINDS` the table of all kinds. A line has `t`, `what` and the
-event's own fields: GIDs and addresses as text, payloads in hex, statuses by name. `Trace.load` reads lines
-back.
+A trace is a list of entries: a time in ns and an event. The events are the classes below and in
+`mcast.backends.model.log`, one for each kind; `what` is a kind's name in a line of JSON, and `KINDS` the
+table of all kinds. A line has `t`, `what` and the event's own fields: GIDs and addresses as text, payloads in
+hex, statuses by name. `Trace.load` reads lines back.
 
 A message has a number of its own on the fabric; `first` and `count` name a run of numbers. A membership is
 named by the `id` that joined and its group.
@@ -14,12 +14,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Annotated, ClassVar, Literal, NamedTuple, TypeAlias, get_args
+from typing import Annotated, Literal, NamedTuple, TypeAlias, get_args
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Discriminator,
     Field,
     PlainSerializer,
@@ -27,6 +25,7 @@ from pydantic import (
     TypeAdapter,
 )
 
+from mcast.backends.model.log import U16, U24, U63, LogEvent, ModelEvent
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import McMemberRecord
 
@@ -65,22 +64,12 @@ TraceRecord = Annotated[
 
 U4: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 4)]
 U8: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 8)]
-U16: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 16)]
 U20: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 20)]
-U24: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 24)]
 U32: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 32)]
-U63: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 63)]
 U64: TypeAlias = Annotated[int, Field(ge=0, lt=1 << 64)]
-Signed: TypeAlias = Annotated[int, Field(ge=-(1 << 31), lt=1 << 31)]
 
 
-class _Event(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(
-        frozen=True, extra="forbid", defer_build=True
-    )  # not before there is a trace
-
-
-class FabricMade(_Event):
+class FabricMade(LogEvent):
     """The fabric; the first line."""
 
     what: Literal["fabric"] = "fabric"
@@ -88,7 +77,7 @@ class FabricMade(_Event):
     seed: int
 
 
-class PortMade(_Event):
+class PortMade(LogEvent):
     """A port as it was made; `addresses` are those of its interfaces, `lid` is 0 on Ethernet."""
 
     what: Literal["port"] = "port"
@@ -102,40 +91,7 @@ class PortMade(_Event):
     gids: tuple[Gid, ...]
 
 
-class JoinAccepted(_Event):
-    """A join call of an id was accepted; `qp` is the id's queue pair if it has one."""
-
-    what: Literal["join"] = "join"
-    port: str
-    id: U63
-    qp: U24 | None
-    address: str
-    group: Gid
-    send_only: bool
-
-
-class EventQueued(_Event):
-    """An event was queued for an id; `group` is the group that it is about."""
-
-    what: Literal["event"] = "event"
-    port: str | None
-    id: U63
-    type: str
-    status: Signed
-    errno: Signed
-    group: Gid | None
-
-
-class Leave(_Event):
-    """A membership ended: by leave, by destroy, or with its device."""
-
-    what: Literal["leave"] = "leave"
-    port: str
-    id: U63
-    group: Gid
-
-
-class SaAsked(_Event):
+class SaAsked(LogEvent):
     """A port asked the SA; `tid` is the same in the answer, `mask` is the request's component mask."""
 
     what: Literal["sa-request"] = "sa-request"
@@ -147,7 +103,7 @@ class SaAsked(_Event):
     record: TraceRecord
 
 
-class SaAnswered(_Event):
+class SaAnswered(LogEvent):
     """The SA's answer: `status` as in SaStatus; without a status, the port has given up waiting."""
 
     what: Literal["sa-answer"] = "sa-answer"
@@ -160,7 +116,7 @@ class SaAnswered(_Event):
     record: TraceRecord | None
 
 
-class IgmpReport(_Event):
+class IgmpReport(LogEvent):
     """The port reported its first membership of the group, from the address `source`."""
 
     what: Literal["igmp-report"] = "igmp-report"
@@ -169,7 +125,7 @@ class IgmpReport(_Event):
     group: Gid
 
 
-class IgmpLeave(_Event):
+class IgmpLeave(LogEvent):
     """The port's last membership of the group is given up."""
 
     what: Literal["igmp-leave"] = "igmp-leave"
@@ -178,29 +134,7 @@ class IgmpLeave(_Event):
     group: Gid
 
 
-class Attach(_Event):
-    """A QP is attached, or why not."""
-
-    what: Literal["attach"] = "attach"
-    port: str
-    qp: U24
-    group: Gid
-    lid: U16
-    errno: Signed
-
-
-class Detach(_Event):
-    """A QP is detached, or why not."""
-
-    what: Literal["detach"] = "detach"
-    port: str
-    qp: U24
-    group: Gid
-    lid: U16
-    errno: Signed
-
-
-class Send(_Event):
+class Send(LogEvent):
     """The messages of one send call went on the wire, with all that their headers carry; `psn` is that of the
     first."""
 
@@ -224,7 +158,7 @@ class Send(_Event):
     payloads: tuple[Payload, ...]
 
 
-class Unsent(_Event):
+class Unsent(LogEvent):
     """The messages of one send call never left the port, and why."""
 
     what: Literal["unsent"] = "unsent"
@@ -235,7 +169,7 @@ class Unsent(_Event):
     reason: str
 
 
-class Deliver(_Event):
+class Deliver(LogEvent):
     """Messages are in the receive queue of a QP."""
 
     what: Literal["deliver"] = "deliver"
@@ -246,7 +180,7 @@ class Deliver(_Event):
     count: U24
 
 
-class MessagesLost(_Event):
+class MessagesLost(LogEvent):
     """Messages that a QP attached to their group did not get, and why."""
 
     what: Literal["drop"] = "drop"
@@ -258,7 +192,7 @@ class MessagesLost(_Event):
     reason: str
 
 
-class Link(_Event):
+class Link(LogEvent):
     """A port's link goes down or comes up."""
 
     what: Literal["link"] = "link"
@@ -266,14 +200,14 @@ class Link(_Event):
     up: bool
 
 
-class DeviceRemoval(_Event):
+class DeviceRemoval(LogEvent):
     """A device was removed, and its memberships with it."""
 
     what: Literal["device-removal"] = "device-removal"
     port: str
 
 
-class FaultPlanted(_Event):
+class FaultPlanted(LogEvent):
     """A fault that a user of the fabric asked for; `port` if it is one of a port, `detail` in words."""
 
     what: Literal["fault"] = "fault"
@@ -283,17 +217,13 @@ class FaultPlanted(_Event):
 
 
 TraceEvent: TypeAlias = (
-    FabricMade
+    ModelEvent
+    | FabricMade
     | PortMade
-    | JoinAccepted
-    | EventQueued
-    | Leave
     | SaAsked
     | SaAnswered
     | IgmpReport
     | IgmpLeave
-    | Attach
-    | Detach
     | Send
     | Unsent
     | Deliver
@@ -303,7 +233,7 @@ TraceEvent: TypeAlias = (
     | FaultPlanted
 )
 
-KINDS: dict[str, type[_Event]] = {kind.model_fields["what"].default: kind for kind in get_args(TraceEvent)}
+KINDS: dict[str, type[LogEvent]] = {kind.model_fields["what"].default: kind for kind in get_args(TraceEvent)}
 """Name in the trace -> class."""
 
 

@@ -11,18 +11,14 @@ from enum import Enum
 from errno import errorcode
 from typing import Any, NamedTuple
 
+from mcast.backends.model.log import Attach, Detach, EventQueued, JoinAccepted, Leave
 from mcast.backends.sim.trace.events import (
-    Attach,
     Deliver,
-    Detach,
     DeviceRemoval,
-    EventQueued,
     FabricMade,
     FaultPlanted,
     IgmpLeave,
     IgmpReport,
-    JoinAccepted,
-    Leave,
     Link,
     MessagesLost,
     PortMade,

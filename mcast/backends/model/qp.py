@@ -13,7 +13,7 @@ from functools import partial
 from typing import NamedTuple
 
 from mcast.api import Destination, PortEvent, QpCounters, QpInit, QpState, QpType, WcStatus
-from mcast.backends.sim.core.port import Port
+from mcast.backends.model.port import Port
 from mcast.wire.addresses import Gid
 from mcast.wire.partition import partners
 

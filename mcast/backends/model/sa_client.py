@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable
 from enum import Enum
 from functools import lru_cache
+from typing import Protocol
 
-from mcast.backends.sim.core.sa import SaReply
 from mcast.wire.addresses import ZERO_GID, Gid
 from mcast.wire.mcmember import (
     JOIN_STATES,
@@ -28,7 +28,17 @@ from mcast.wire.mcmember import (
     make_record,
 )
 
-AskSa = Callable[[SaMethod, int, McMemberRecord, Callable[[SaReply | None], None]], object]
+
+class Reply(Protocol):
+    """An answer of the SA: `records` is empty unless `status` is OK."""
+
+    @property
+    def status(self) -> SaStatus: ...
+    @property
+    def records(self) -> tuple[McMemberRecord, ...]: ...
+
+
+AskSa = Callable[[SaMethod, int, McMemberRecord, Callable[[Reply | None], None]], object]
 
 MEANING = {
     SaStatus.NO_RESOURCES: "no MLID is left, or the SA is out of another resource",
@@ -160,7 +170,7 @@ class _Group:
         else:
             self._activate(member)
 
-    def _granted(self, reply: SaReply | None) -> None:
+    def _granted(self, reply: Reply | None) -> None:
         member, self.joining = self.joining, None
         assert member is not None
         if reply is not None and reply.status is _OK:
@@ -198,7 +208,7 @@ class _Group:
         record = make_record((self.record.mgid, self.client.port_gid, *shared, JOIN_STATES[bits], False))
         self.client.ask(_DELETE, _JOIN, record, self._gave_back)
 
-    def _gave_back(self, reply: SaReply | None) -> None:
+    def _gave_back(self, reply: Reply | None) -> None:
         if reply is None and self.repeats:
             self.repeats -= 1
             self._give_back(self.leaving)

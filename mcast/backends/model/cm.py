@@ -1,18 +1,20 @@
 """The connection manager: ids, their groups, and the events of a channel (librdmacm and the kernel's CMA).
 
-Calls return an errno, 0 for success; later outcomes are events. There is no lock and no I/O: the fabric's
-clock is told which steps fall due, and `on_event` that an event waits.
+Calls return an errno, 0 for success; later outcomes are events. There is no lock and no I/O: the network's
+clock is told which steps fall due, and `on_event` that an event waits. `Network` is all that an id needs
+from outside.
 """
 
 from __future__ import annotations
 
 import errno
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
+from typing import Protocol
 
 from mcast.api import (
     MULTICAST_QPN,
@@ -27,16 +29,17 @@ from mcast.api import (
     QpType,
     UdParam,
 )
-from mcast.backends.sim.core.fabric import Parts
-from mcast.backends.sim.core.port import Interface, Port
-from mcast.backends.sim.core.qp import Qp
-from mcast.backends.sim.core.sa_client import SaMember
-from mcast.backends.sim.trace.events import EventQueued, JoinAccepted, Leave
+from mcast.backends.model.log import EventQueued, JoinAccepted, Leave, Log
+from mcast.backends.model.port import Interface, Port
+from mcast.backends.model.qp import Qp
+from mcast.backends.model.queue_pairs import QueuePairs
+from mcast.backends.model.sa_client import SaClient, SaMember
+from mcast.backends.model.times import Timeline
 from mcast.contract.enums import JOIN_MASK
 from mcast.errors.cause import ENOTSUPP, Cause
 from mcast.errors.causes import causes_of_status
 from mcast.errors.sa_refusal import PortView, found_causes
-from mcast.wire.addresses import AF_IB, AF_INET, AF_INET6, ZERO_GID, Gid, McastAddress
+from mcast.wire.addresses import AF_IB, AF_INET, AF_INET6, ZERO_GID, Gid, LocalAddress, McastAddress
 from mcast.wire.kernel_join import kernel_join
 from mcast.wire.mapping import infiniband_group, infiniband_mgid, ipoib_broadcast_mgid, roce_mgid
 from mcast.wire.mcmember import JoinState, McMemberRecord, SaStatus
@@ -62,6 +65,54 @@ _JOINED, _ERROR, _RESOLVED = (
     CmEventType.MULTICAST_ERROR,
     CmEventType.ADDR_RESOLVED,
 )
+
+
+class Addresses(Protocol):
+    """The interfaces and routes of hosts."""
+
+    def interface(self, hosts: frozenset[int], address: LocalAddress) -> Interface | None:
+        """Return the interface on one of these hosts that has the address."""
+
+    def route(self, hosts: frozenset[int], address: object) -> Interface | None:
+        """Return the interface of the longest route to the address."""
+
+
+class Reports(Protocol):
+    """IGMP: announces the full members of RoCE groups."""
+
+    def join(self, port: Port, group: Gid) -> None:
+        """Count a full member; announce the port's first one."""
+
+    def leave(self, port: Port, group: Gid) -> None:
+        """Undo `join`."""
+
+
+class Network(Protocol):
+    """What the connection manager asks of the fabric, or of the host, that it works on.
+
+    `id_numbers` number the ids; `refuses_block_loopback` is True where a queue pair cannot be made so;
+    `sa_capabilities` are the capability bits of the SA's ClassPortInfo.
+    """
+
+    @property
+    def clock(self) -> Timeline: ...
+    @property
+    def hosts(self) -> Addresses: ...
+    @property
+    def id_numbers(self) -> Iterator[int]: ...
+    @property
+    def igmp(self) -> Reports: ...
+    @property
+    def log(self) -> Log: ...
+    @property
+    def queue_pairs(self) -> QueuePairs: ...
+    @property
+    def refuses_block_loopback(self) -> bool: ...
+    @property
+    def sa_capabilities(self) -> int: ...
+
+    def sa_client(self, port: Port) -> SaClient:
+        """Return the SA client of an InfiniBand port."""
 
 
 class IdState(Enum):
@@ -142,7 +193,7 @@ class CmChannel:
     queue: OrderedDict[QueuedEvent, None] = field(default_factory=OrderedDict)
 
     def put(self, event: QueuedEvent) -> None:
-        if event.id.fabric.log.is_kept:
+        if event.id.network.log.is_kept:
             event.id.note_event(event)
         self.queue[event] = None
         event.owner.unread += (event,)
@@ -180,12 +231,12 @@ class CmaId:
 
     __slots__ = (
         "channel",
-        "fabric",
         "groups",
         "hosts",
         "interface",
         "known_group",
         "known_mgid",
+        "network",
         "number",
         "owner",
         "port_space",
@@ -196,14 +247,14 @@ class CmaId:
     )
 
     def __init__(
-        self, fabric: Parts, hosts: frozenset[int], channel: CmChannel, port_space: PortSpace
+        self, network: Network, hosts: frozenset[int], channel: CmChannel, port_space: PortSpace
     ) -> None:
-        self.fabric: Parts = fabric
+        self.network: Network = network
         self.hosts: frozenset[int] = hosts
         self.channel: CmChannel = channel
         self.port_space: PortSpace = port_space
         self.owner: object = self
-        self.number: int = next(fabric.id_numbers)
+        self.number: int = next(network.id_numbers)
         self.state: IdState = IdState.IDLE
         self.interface: Interface | None = None
         self.known_group: tuple[McastAddress | None, int, object] = (None, 0, None)
@@ -223,7 +274,7 @@ class CmaId:
         if self.state is not IdState.IDLE:
             return errno.EINVAL
         if not (source.is_unspecified or source.is_loopback):
-            interface = self.fabric.hosts.interface(self.hosts, source)
+            interface = self.network.hosts.interface(self.hosts, source)
             if interface is None:
                 return errno.EADDRNOTAVAIL
             if self.port_space is PortSpace.IPOIB and not interface.port.is_infiniband:
@@ -240,13 +291,13 @@ class CmaId:
             return refused
         if self.state not in (IdState.IDLE, IdState.BOUND):
             return errno.EINVAL
-        interface = self.interface or self.fabric.hosts.route(self.hosts, group.address)
+        interface = self.interface or self.network.hosts.route(self.hosts, group.address)
         if interface is None:
             return errno.ENETUNREACH
         self._take(interface)
         self.state = IdState.QUERY
         self.source = self.source or interface.ipv4
-        self.fabric.clock.call_later(ADDR_RESOLUTION_NS, self._resolved)
+        self.network.clock.call_later(ADDR_RESOLUTION_NS, self._resolved)
         return 0
 
     def _take(self, interface: Interface) -> None:
@@ -272,12 +323,12 @@ class CmaId:
         port = self.interface.port
         if max(init.max_recv_wr, init.max_send_wr) > port.limits.queue_depth:
             return errno.EINVAL
-        if init.block_loopback and self.fabric.options.block_loopback == "refused":
+        if init.block_loopback and self.network.refuses_block_loopback:
             return errno.EOPNOTSUPP
         pkey_index = find_pkey(port.pkeys, self.interface.pkey)
         if pkey_index is None:
             return errno.ENOENT
-        self.qp = self.fabric.queue_pairs.create(port, init, RDMA_UDP_QKEY, pkey_index)
+        self.qp = self.network.queue_pairs.create(port, init, RDMA_UDP_QKEY, pkey_index)
         last = QpState.RTS if init.qp_type is QpType.UD else QpState.INIT
         for state in (QpState.INIT, QpState.RTR, QpState.RTS)[: last.value]:
             self.qp.modify(state)
@@ -285,7 +336,7 @@ class CmaId:
 
     def destroy_qp(self) -> None:
         if self.qp is not None:
-            self.fabric.queue_pairs.destroy(self.qp)
+            self.network.queue_pairs.destroy(self.qp)
             self.qp = None
 
     # --- join ----------------------------------------------------------------------------
@@ -333,7 +384,7 @@ class CmaId:
             self.channel.put(QueuedEvent(_ERROR, self, membership))
             return 0
         if bits == _FULL:
-            self.fabric.igmp.join(port, mgid)
+            self.network.igmp.join(port, mgid)
             membership.igmp = True
         self._joined(membership, _roce_ud(mgid, port.sgid_index(self.source)))
         return 0
@@ -349,16 +400,14 @@ class CmaId:
             self.known_mgid = (address, pattern.mgid, mgid)
         mask, record = kernel_join(pattern, mgid, port.gids[0], self.port_space, bits)
         membership = self._new_membership(port, address, context, bits, mgid)
-        subnet = self.fabric.subnet
-        assert subnet is not None
-        subnet.clients[port.index].join(membership, mask, record)
+        self.network.sa_client(port).join(membership, mask, record)
         return 0
 
     def _new_membership(
         self, port: Port, address: McastAddress, context: object, bits: int, mgid: Gid
     ) -> CmaMembership:
-        if self.fabric.log.is_kept:
-            self.fabric.log.note(
+        if self.network.log.is_kept:
+            self.network.log.note(
                 JoinAccepted,
                 port=port.name,
                 id=self.number,
@@ -372,7 +421,7 @@ class CmaId:
 
     def note_event(self, event: QueuedEvent) -> None:
         """Record an event of this id in the trace."""
-        self.fabric.log.note(
+        self.network.log.note(
             EventQueued,
             port=None if self.interface is None else self.interface.port.name,
             id=self.number,
@@ -394,7 +443,7 @@ class CmaId:
         if membership.bits == _SEND_ONLY:
             return event
         lid = membership.told = ud.destination.dlid
-        if self.qp is not None and (failed := self.fabric.queue_pairs.attach(self.qp, membership.mgid, lid)):
+        if self.qp is not None and (failed := self.network.queue_pairs.attach(self.qp, membership.mgid, lid)):
             return QueuedEvent(_ERROR, self, membership, None, -1, failed)
         return event
 
@@ -413,8 +462,7 @@ class CmaId:
         view = PortView(port.pkeys, MTU.code[port.mtu], RATE.code[port.rate])
 
         def compare(group: McMemberRecord | None) -> None:
-            assert self.fabric.subnet is not None
-            found = found_causes(mask, asked, group, view, self.fabric.subnet.sa.capability_mask2)
+            found = found_causes(mask, asked, group, view, self.network.sa_capabilities)
             named = status not in (None, SaStatus.REQ_INVALID)  # that one says only that something is wrong
             answered(causes_of_status(status.name) if status is not None and named else found)
 
@@ -439,19 +487,19 @@ class CmaId:
             self.channel.purge(membership)
         lid = membership.told
         if self.qp is not None and lid is not None and self.qp.attached.get(membership.mgid) == lid:
-            self.fabric.queue_pairs.detach(self.qp, membership.mgid, lid)
+            self.network.queue_pairs.detach(self.qp, membership.mgid, lid)
         self._give_up(membership)
 
     def _give_up(self, membership: CmaMembership) -> None:
         """End the port's part in the group, by IGMP leave or SA Delete, if no other id has joined it."""
         assert self.interface is not None
         port = self.interface.port
-        if self.fabric.log.is_kept:
-            self.fabric.log.note(Leave, port=port.name, id=self.number, group=membership.mgid)
+        if self.network.log.is_kept:
+            self.network.log.note(Leave, port=port.name, id=self.number, group=membership.mgid)
         if port.is_infiniband:
             membership.group.client.leave(membership)
         elif membership.igmp:
-            self.fabric.igmp.leave(port, membership.mgid)
+            self.network.igmp.leave(port, membership.mgid)
 
     def destroy(self) -> None:
         """Leave every group, discard unread events, destroy the queue pair (LV-4)."""

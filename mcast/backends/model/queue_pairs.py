@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 from mcast.api import PortEvent, QpInit, QpState, QpType
-from mcast.backends.sim.core.log import Log
-from mcast.backends.sim.core.port import Port
-from mcast.backends.sim.core.qp import Qp
-from mcast.backends.sim.core.receivers import Receivers
-from mcast.backends.sim.trace.events import Attach, Detach
+from mcast.backends.model.log import Attach, Detach, Log
+from mcast.backends.model.port import Port
+from mcast.backends.model.qp import Qp
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import MLID_FIRST, MLID_LAST
 
@@ -19,11 +18,21 @@ Attached = dict[Gid, tuple[Qp, ...]]
 """Group -> its queue pairs on a port, in order of attaching. A queue pair knows its MLID."""
 
 
+class Routes(Protocol):
+    """What was worked out from the attach tables, such as the receivers of groups."""
+
+    def forget(self, route: int | Gid) -> None:
+        """Forget what is known of the group, or on InfiniBand of the MLID."""
+
+    def changed(self) -> None:
+        """Forget what depends on no group."""
+
+
 class QueuePairs:
     """All QPs by number; and which of them are attached to a group on a port."""
 
-    def __init__(self, ports: list[Port], receivers: Receivers, log: Log) -> None:
-        self._receivers, self._log = receivers, log
+    def __init__(self, ports: Sequence[Port], routes: Routes, log: Log) -> None:
+        self._routes, self._log = routes, log
         self._attached: list[Attached] = [{} for _ in ports]
         self._by_number: dict[int, Qp] = {}
         self._next = 16
@@ -49,7 +58,7 @@ class QueuePairs:
         qp.modify(QpState.RESET)
         qp.alone = ()  # it names the QP itself, and would keep it
         del self._by_number[qp.number]
-        self._receivers.changed()
+        self._routes.changed()
 
     def tell(self, port: Port, event: PortEvent) -> None:
         """Tell every queue pair of the port about an event of the port."""
@@ -77,7 +86,7 @@ class QueuePairs:
                     lid  # first, because a send in between looks up here whatever it finds in the table
                 )
                 table[gid] = (*members, qp) if members else qp.alone
-        self._receivers.forget(lid if port.is_infiniband else gid)
+        self._routes.forget(lid if port.is_infiniband else gid)
         if self._log.is_kept:
             self._log.note(Attach, port=port.name, qp=qp.number, group=gid, lid=lid, errno=result)
         return result
@@ -94,7 +103,7 @@ class QueuePairs:
             else:
                 del table[gid]
             del qp.attached[gid]
-        self._receivers.forget(lid if port.is_infiniband else gid)
+        self._routes.forget(lid if port.is_infiniband else gid)
         if self._log.is_kept:
             self._log.note(Detach, port=port.name, qp=qp.number, group=gid, lid=lid, errno=result)
         return result
