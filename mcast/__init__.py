@@ -35,15 +35,15 @@ TYPE_CHECKING = False  # checkers know it by its name; it is not of `typing`, wh
 if TYPE_CHECKING:
     from mcast import aio as aio
     from mcast import errors as errors
-    from mcast.contract.backend import Backend as Backend
-    from mcast.contract.batch import RECORD_DTYPE as RECORD_DTYPE
-    from mcast.contract.batch import Batch as Batch
-    from mcast.contract.batch import Message as Message
-    from mcast.contract.registry import backend_names as backend_names
-    from mcast.contract.registry import backend_status as backend_status
-    from mcast.contract.registry import open_backend as open_backend
-    from mcast.contract.values import CqModeration as CqModeration
-    from mcast.contract.values import Destination as Destination
+    from mcast.api import RECORD_DTYPE as RECORD_DTYPE
+    from mcast.api import Backend as Backend
+    from mcast.api import Batch as Batch
+    from mcast.api import CqModeration as CqModeration
+    from mcast.api import Destination as Destination
+    from mcast.api import Message as Message
+    from mcast.api import backend_names as backend_names
+    from mcast.api import backend_status as backend_status
+    from mcast.api import open_backend as open_backend
     from mcast.endpoint.blocking import Endpoint as Endpoint
     from mcast.endpoint.blocking import Membership as Membership
     from mcast.endpoint.blocking import Sender as Sender

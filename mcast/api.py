@@ -34,20 +34,28 @@ waits; a call that Ctrl-C ends is done or not done, never half done (`mcast.inte
 
 from __future__ import annotations
 
+from mcast.arguments.rows import (
+    Headed,
+    rows_of,
+)
 from mcast.contract.backend import (
     Backend,
     EventChannel,
 )
 from mcast.contract.batch import (
+    RECORD_DTYPE,
     Batch,
+    CopiedBatch,
     Message,
     Series,
 )
+from mcast.contract.closing import Closeable, Handle
 from mcast.contract.cm_id import (
     CmId,
 )
 from mcast.contract.enums import (
     GRH_BYTES,
+    JOIN_MASK,
     MULTICAST_QPN,
     Capability,
     CmEventType,
@@ -60,13 +68,17 @@ from mcast.contract.enums import (
     TimestampClock,
 )
 from mcast.contract.groups import (
+    UNREPORTED,
     GroupInfo,
     GroupMember,
     GroupSource,
     GroupTable,
 )
 from mcast.contract.guest import Guest
+from mcast.contract.poison import Guard, Refused, Waiters
 from mcast.contract.provider import (
+    DeviceIdentity,
+    Identity,
     Provider,
     Status,
 )
@@ -79,9 +91,16 @@ from mcast.contract.region import (
     DeviceRegion,
     Region,
 )
-from mcast.contract.rows import (
-    Headed,
+from mcast.contract.registry import (
+    SIMULATED,
+    backend_names,
+    backend_status,
+    open_at,
+    open_backend,
+    override_provider,
+    provider,
 )
+from mcast.contract.testbed import PORT_FEATURES, Feature, Observer, Testbed
 from mcast.contract.values import (
     CmEvent,
     CqModeration,
@@ -141,38 +160,50 @@ from mcast.wire.kinds import (
 
 __all__ = [
     "GRH_BYTES",
+    "JOIN_MASK",
     "MULTICAST_QPN",
+    "PORT_FEATURES",
     "RDMA_UDP_QKEY",
+    "RECORD_DTYPE",
+    "SIMULATED",
+    "UNREPORTED",
     "AddressNotAvailable",
     "AlreadyJoined",
     "Backend",
     "BackendError",
     "BackendUnavailable",
     "Batch",
+    "Broken",
     "Capability",
     "Cause",
+    "Closeable",
     "Closed",
     "CmEvent",
     "CmEventType",
     "CmId",
     "CompMask",
+    "CopiedBatch",
     "CqModeration",
     "Destination",
     "DeviceBytes",
     "DeviceGone",
+    "DeviceIdentity",
     "DeviceInfo",
     "DeviceRegion",
     "EventChannel",
+    "Feature",
     "Finding",
     "Gid",
     "GroupInfo",
     "GroupMember",
     "GroupSource",
     "GroupTable",
-    "Guest",
-    "Broken",
+    "Guard",
     "GuardError",
+    "Guest",
+    "Handle",
     "Headed",
+    "Identity",
     "InvalidArgument",
     "JoinAttrEx",
     "JoinFlag",
@@ -186,6 +217,7 @@ __all__ = [
     "Mgid",
     "MtuSource",
     "NotSupported",
+    "Observer",
     "OutOfResources",
     "PermissionDenied",
     "Phase",
@@ -200,10 +232,12 @@ __all__ = [
     "QpState",
     "QpType",
     "QueuePair",
+    "Refused",
     "Region",
     "SecondMlid",
     "Series",
     "Status",
+    "Testbed",
     "TimedOut",
     "TimestampClock",
     "UdParam",
@@ -211,7 +245,15 @@ __all__ = [
     "UnknownBackend",
     "Unreachable",
     "UnusableDevice",
+    "Waiters",
     "WcStatus",
+    "backend_names",
+    "backend_status",
     "mcast_error",
+    "open_at",
+    "open_backend",
+    "override_provider",
+    "provider",
     "require_comp_vector",
+    "rows_of",
 ]

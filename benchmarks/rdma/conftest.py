@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mcast.contract.registry import backend_status
+from mcast.api import backend_status
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

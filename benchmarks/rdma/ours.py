@@ -23,8 +23,7 @@ from typing import Any
 from typing_extensions import Buffer
 
 from mcast import Backend, Destination, open_backend
-from mcast.api import Batch, JoinAttrEx, Message, QpInit, QueuePair
-from mcast.contract.batch import RECORD_DTYPE
+from mcast.api import RECORD_DTYPE, Batch, JoinAttrEx, Message, QpInit, QueuePair
 
 CHUNK, WINDOW, ACK_EVERY, PROCESS_WINDOW = 32, 128, 64, 256
 DATA, BACK, MANY = "239.9.1.1", "239.9.1.2", IPv4Address("239.10.0.0")

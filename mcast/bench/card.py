@@ -12,7 +12,16 @@ from time import monotonic
 from typing import TypeVar
 
 import mcast
-from mcast.api import Capability, DeviceInfo
+from mcast.api import (
+    PORT_FEATURES,
+    Capability,
+    DeviceIdentity,
+    DeviceInfo,
+    Feature,
+    Identity,
+    Testbed,
+    provider,
+)
 from mcast.bench.card_measure import measure_card
 from mcast.bench.card_privacy import Redactor, own_names, user_name
 from mcast.bench.card_report import (
@@ -30,9 +39,6 @@ from mcast.bench.card_report import (
 from mcast.conformance.clauses import CLAUSES
 from mcast.conformance.facts import FACTS
 from mcast.conformance.report import Cell, Outcome, SuiteReport, SuiteResult, says
-from mcast.contract.provider import DeviceIdentity, Identity
-from mcast.contract.registry import provider
-from mcast.contract.testbed import PORT_FEATURES, Feature, Testbed
 from mcast.wire.addresses import LocalAddress
 
 M = TypeVar("M", bound=Measurement)

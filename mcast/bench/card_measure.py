@@ -23,6 +23,7 @@ from mcast.api import (
     McastError,
     QpInit,
     QueuePair,
+    Testbed,
 )
 from mcast.bench.card_report import (
     Flood,
@@ -35,7 +36,6 @@ from mcast.bench.card_report import (
     spread,
 )
 from mcast.bench.measure import measure
-from mcast.contract.testbed import Testbed
 from mcast.endpoint.ports import Place
 
 BOUND = 30.0

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
 from mcast.api import Batch, Destination, LinkLayer, Message, TimestampClock
-from mcast.contract.file_objects import FileWriter
+from mcast.arguments.file_objects import FileWriter
 from mcast.endpoint.blocking import Endpoint
 from mcast.pcapng.writer import CapturedPacket, Direction, Writer
 from mcast.wire import packets

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mcast import open_backend
 from mcast.cli.bench_apart import OneEnd, line_of, send, serve, show
 from mcast.cli.place import (
     BackendName,
@@ -24,7 +25,6 @@ from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import Failure, NotBegun, group, json_output, plural, say
 from mcast.cli.values import bit_rate, message_size, microseconds, rate
 from mcast.cli.values import seconds as seconds_of
-from mcast.contract.registry import open_backend
 from mcast.errors import install
 from mcast.errors.tree import MessageTooLarge
 from mcast.wire.addresses import McastAddress

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from mcast import backend_names, backend_status
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import (
     STANDARD,
@@ -31,7 +32,6 @@ from mcast.cli.terminal import (
     say,
     write_file,
 )
-from mcast.contract.registry import backend_names, backend_status
 from mcast.errors import install
 
 if TYPE_CHECKING:
@@ -128,8 +128,8 @@ def conformance(
             json_output.is_printed = True
     if html_file:
         from mcast import __version__
+        from mcast.api import provider
         from mcast.conformance.page import to_html
-        from mcast.contract.registry import provider
 
         host = f"Python {platform.python_version()}, {platform.system()} {platform.release()}"
         today = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
@@ -203,8 +203,8 @@ def _run_with_lab(
 
     The card report is made in the lab, too.
     """
+    from mcast.api import SIMULATED
     from mcast.conformance.report import merge
-    from mcast.contract.registry import SIMULATED
     from mcast.lab import LabError, LabMachine
     from mcast.lab.suite import run_in_lab
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mcast import backend_names
 from mcast.cli.place import OBJECTS_DEPTH, is_alone, places_of, require, with_settings
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import (
@@ -28,7 +29,6 @@ from mcast.cli.terminal import (
     tabulate,
 )
 from mcast.cli.values import size
-from mcast.contract.registry import SIMULATED, backend_names
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def demo(
 
     Sender and receivers do what `mcast send` and `mcast recv` do, and ignore all others.
     """
-    from mcast.contract.registry import open_backend
+    from mcast import open_backend
 
     if file and file_size is not None:
         raise typer.BadParameter("--size is for a made-up file: leave out --size or FILE")
@@ -204,6 +204,8 @@ def _outcome(
 def _show(outcome: dict[str, Any]) -> None:
     from rich.filesize import decimal
     from rich.table import Table
+
+    from mcast.api import SIMULATED
 
     out, receivers = console(), outcome["receivers"]
     sent, again = outcome["messages"], outcome["sent_again"]

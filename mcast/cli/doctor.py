@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mcast import backend_names
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import (
     BACKEND,
@@ -24,7 +25,6 @@ from mcast.cli.terminal import (
     wrapped,
 )
 from mcast.cli.values import seconds
-from mcast.contract.registry import backend_names
 from mcast.errors.finding import Finding, Level
 from mcast.errors.tree import BackendUnavailable, UnavailableReason
 
@@ -133,7 +133,7 @@ def _examine(names: Sequence[str], listen: float) -> Diagnosis:
 
     What a named provider lacks is a problem.
     """
-    from mcast.contract.registry import backend_names, provider
+    from mcast.api import provider
 
     found: Diagnosis = {}
     seen: set[str] = set()

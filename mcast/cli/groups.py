@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mcast.cli import guests
 from mcast.cli.place import BackendName, Json, chosen, refuse_simulated
 from mcast.cli.terminal import Failure, console, group, json_output, say, tabulate, wrapped
-from mcast.contract.groups import GroupInfo, GroupMember, GroupSource, GroupTable
-from mcast.contract.guest import Guest
 from mcast.wire.addresses import LOCAL_CONTROL, McastAddress
 from mcast.wire.mapping import ipv4_group_of, is_mapped
+
+if TYPE_CHECKING:
+    from mcast.api import GroupInfo, GroupMember, GroupSource, GroupTable, Guest
 
 
 def groups(
@@ -29,7 +30,7 @@ def groups(
     Members on other hosts are shown if a bridge of this host, or the SA, knows them. The last lines say what
     cannot be seen from here.
     """
-    from mcast.contract.registry import open_backend, provider
+    from mcast.api import open_backend, provider
 
     refuse_simulated(backend, "be a member")
     name = chosen(backend)
@@ -82,12 +83,16 @@ def _name(info: GroupInfo) -> str:
 
 
 def _sources(member: GroupMember) -> list[GroupSource]:
+    from mcast.api import GroupSource
+
     return [where for where in GroupSource if where in member.seen_in]
 
 
 def _show(shown: Sequence[GroupInfo], table: GroupTable, there: Sequence[Guest]) -> None:
     from rich.markup import escape
     from rich.table import Table
+
+    from mcast.api import GroupSource
 
     snooped = any(GroupSource.SWITCH in member.seen_in for info in table.groups for member in info.members)
     lids = any(info.mlid for info in shown)
@@ -123,6 +128,8 @@ def _show(shown: Sequence[GroupInfo], table: GroupTable, there: Sequence[Guest])
 def _where(member: GroupMember, info: GroupInfo, snooped: bool) -> str:
     """The tables that have the member, and the switch's table if that lacks it, because the switch delivers
     by it."""
+    from mcast.api import GroupSource
+
     found = ", ".join(where.value for where in _sources(member)) + (", send-only" if member.send_only else "")
     group = info.mgid.ipv4
     lacking = snooped and member.seen_in == {GroupSource.HOST}

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mcast.api import Backend
-    from mcast.contract.guest import Guest
+    from mcast.api import Backend, Guest
 
 
 def others(backend: Backend) -> list[Guest]:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from mcast.cli import guests
 from mcast.cli.terminal import Json, beside, console, json_output, to_paste
-from mcast.contract.guest import Guest
 from mcast.errors.tree import BackendUnavailable
 
 if TYPE_CHECKING:
-    from mcast.api import Backend
+    from mcast.api import Backend, Guest
 
 
 def info(
@@ -35,7 +34,7 @@ def info(
 def _look(name: str) -> dict[str, Any]:
     """What can be said of a backend: its status, and its ports if it can be opened."""
     from mcast import backend_status, open_backend
-    from mcast.contract.registry import provider
+    from mcast.api import provider
 
     status, ports = backend_status(name), list[dict[str, Any]]()
     on_it: list[Guest] = []
@@ -81,6 +80,8 @@ def _ports(backend: Backend) -> list[dict[str, Any]]:
 
 def _show(found: dict[str, Any]) -> None:
     from rich.text import Text
+
+    from mcast.api import Guest
 
     out = console()
     out.print(f"mcast {found['version']}, Python {found['python']}, {found['system']}\n", markup=False)

@@ -14,7 +14,6 @@ import typer
 from mcast.cli.place import chosen, endpoint_at, is_alone
 from mcast.cli.terminal import Failure, NotBegun, group
 from mcast.cli.values import LONGEST, seconds
-from mcast.contract.registry import open_at
 from mcast.errors.tree import McastError
 from mcast.wire.addresses import McastAddress
 
@@ -50,6 +49,8 @@ _RATE, _WORDS, _TICK = 1000, b"made-up message " * 16, 0.02
 @contextmanager
 def opened(wanted: str | None, demo: bool, bind: IPv4Address | IPv6Address | None) -> Iterator[Backend]:
     """Open the backend. A simulated one has nobody to listen to, unless this process sends as well."""
+    from mcast.api import open_at
+
     name = chosen(wanted)
     alone = is_alone(name)
     if alone and not demo:

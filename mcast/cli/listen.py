@@ -17,7 +17,7 @@ from mcast.wire.addresses import Gid
 from mcast.wire.mapping import ipv4_group_of
 
 if TYPE_CHECKING:
-    from mcast.contract.batch import Message
+    from mcast.api import Message
     from mcast.endpoint.blocking import Endpoint
     from mcast.endpoint.policy import MessagesMissing
     from mcast.endpoint.settings import Settings

@@ -10,8 +10,8 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
+from mcast.arguments.amounts import whole_in
 from mcast.cli.terminal import Json, json_output, say, wrapped
-from mcast.contract.amounts import whole_in
 from mcast.wire import mapping
 from mcast.wire.addresses import Gid, Mgid
 from mcast.wire.kinds import RDMA_UDP_QKEY, PortSpace

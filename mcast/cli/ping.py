@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mcast.arguments.amounts import whole_in
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.place import (
     BackendName,
@@ -25,7 +26,6 @@ from mcast.cli.place import (
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import Failure, NotBegun, console, group, json_output, say, tabulate
 from mcast.cli.values import LONGEST, message_size, seconds
-from mcast.contract.amounts import whole_in
 from mcast.wire.addresses import McastAddress, Mgid
 from mcast.wire.kinds import PortSpace
 from mcast.wire.probe import PROBE_SIZE
@@ -127,8 +127,8 @@ def ping(
     if answer and send_only:
         raise NotBegun("a send-only member receives no ping to answer: leave out -o or --answer")
     refuse_simulated(backend, "answer")
+    from mcast.api import open_at
     from mcast.bench.ping import AnswerResult, answer_all, joined, ping_all
-    from mcast.contract.registry import open_at
 
     with ends_cleanly(), open_at(chosen(backend), bind, {}) as opened, ExitStack() as stack:
         place = _place(opened, bind, device)

@@ -16,16 +16,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mcast import backend_names, backend_status, open_backend
 from mcast.cli.terminal import BACKEND, NotBegun, backend_name, group, say, sentence
 from mcast.cli.terminal import Json as Json
 from mcast.cli.values import microseconds, seconds
-from mcast.contract.registry import SIMULATED, backend_names, backend_status, open_backend, provider
 from mcast.errors.tree import BackendError
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
-    from mcast.contract.backend import Backend
-    from mcast.contract.values import CqModeration
+    from mcast.api import Backend, CqModeration
     from mcast.endpoint.blocking import Endpoint
     from mcast.endpoint.ports import Place
     from mcast.endpoint.settings import Settings
@@ -122,6 +121,8 @@ def chosen(backend: str | None) -> str:
 
 def is_alone(backend: str) -> bool:
     """Return True if the backend is a fabric inside this process; if others share one, stderr says which."""
+    from mcast.api import SIMULATED, provider
+
     words = provider(backend).shared()
     if words:
         say(f"{backend}: {words}", err=True)
@@ -139,7 +140,7 @@ def refuse_simulated(backend: str | None, what: str) -> None:
 
 
 def _moderation(text: str) -> CqModeration:
-    from mcast.contract.values import CqModeration
+    from mcast.api import CqModeration
 
     numbers = re.fullmatch("([0-9]{1,9})/([0-9.a-z]{1,20})", text)
     try:

@@ -235,7 +235,7 @@ def to_paste(out: Console, label: Text, text: str) -> None:
 
 def backend_name(name: str) -> str:
     """Check that a backend has that name."""
-    from mcast.contract.registry import backend_names
+    from mcast.api import backend_names
 
     if name not in backend_names():
         raise typer.BadParameter(f"{name!r} is no backend; there are {', '.join(backend_names())}")
@@ -315,7 +315,7 @@ def stdin_as_file(name: str, ending: str = "", most: int | None = None) -> Itera
     `most` is how many bytes of stdin are read at the most; None: all. A Failure of the block says STANDARD
     where it names the temporary file.
     """
-    from mcast.contract.file_objects import read_exactly
+    from mcast.arguments.file_objects import read_exactly
 
     if name != STANDARD:
         yield name
@@ -347,8 +347,8 @@ def refuse_two_on_stdout(*outputs: Path | str | bool | None) -> bool:
 
 def write_file(path: Path, data: bytes) -> None:
     """Write the whole file or nothing, STANDARD for stdout; one sentence if it cannot be written."""
+    from mcast.arguments.file_objects import FileWriter
     from mcast.cast.files import open_sink
-    from mcast.contract.file_objects import FileWriter
 
     if str(path) == STANDARD:
         sys.stdout.flush()

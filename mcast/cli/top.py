@@ -21,8 +21,7 @@ from mcast.wire.mapping import ipv4_group_of
 if TYPE_CHECKING:
     from rich.console import Group as Lines
 
-    from mcast.api import Backend
-    from mcast.contract.guest import Guest
+    from mcast.api import Backend, Guest
     from mcast.endpoint.meter import Rates, SequenceCounts
     from mcast.endpoint.settings import Settings
     from mcast.endpoint.watching import Look

@@ -67,7 +67,7 @@ def memory(least: int, most: int) -> Callable[[str | int], int]:
     """The reader of a number of MiB, or of a size with a unit, such as 2G, that is so many whole MiB."""
 
     def read(text: str | int) -> int:
-        from mcast.contract.amounts import whole_in
+        from mcast.arguments.amounts import whole_in
 
         wanted = whole_in(str(text))
         if wanted is None:
@@ -83,7 +83,7 @@ def seconds(least: float, most: float) -> Callable[[str | float], float]:
     """The reader of a time: a number of seconds, or one with us, ms, s, min or h."""
 
     def read(text: str | float) -> float:
-        from mcast.contract.seconds import seconds_in
+        from mcast.arguments.seconds import seconds_in
 
         wanted = seconds_in(str(text), unit=False)
         if wanted is None:
@@ -99,8 +99,8 @@ def microseconds(least: float, most: float) -> Callable[[str | float], float]:
     """The reader of a time in microseconds: their number, or a time with us, ms, s, min or h."""
 
     def read(text: str | float) -> float:
-        from mcast.contract.amounts import number_in
-        from mcast.contract.seconds import seconds_in
+        from mcast.arguments.amounts import number_in
+        from mcast.arguments.seconds import seconds_in
 
         wanted, timed = number_in(str(text)), seconds_in(str(text))
         if timed is not None:
@@ -118,7 +118,7 @@ def factor(least: float, most: float) -> Callable[[str | float], float]:
     """The reader of how many times as much: 10, 0.5 or 10x."""
 
     def read(text: str | float) -> float:
-        from mcast.contract.amounts import amount_in
+        from mcast.arguments.amounts import amount_in
 
         wanted = amount_in(str(text), _TIMES)
         if wanted is None:
@@ -158,7 +158,7 @@ def bit_rate(text: str) -> float:
 
 
 def _rate(text: str, ending: str) -> float:
-    from mcast.contract.amounts import amount_in
+    from mcast.arguments.amounts import amount_in
 
     wanted = amount_in(text, RATES, ending=ending)
     if wanted is None or not wanted:
@@ -214,7 +214,7 @@ StrategyOption = Annotated[
 
 
 def _bytes(text: str) -> int:
-    from mcast.contract.amounts import amount_in
+    from mcast.arguments.amounts import amount_in
 
     wanted = amount_in(text, SIZES, whole=True)
     if wanted is None:
@@ -243,7 +243,7 @@ class Number:
 
     def coerce(self, value: object, param: Any, ctx: Any) -> float | None:
         """Return the number, None if none was given. Raises NumberRefused."""
-        from mcast.contract.amounts import number_in, whole_in
+        from mcast.arguments.amounts import number_in, whole_in
 
         if value is None:
             return None

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Self, SupportsIndex, TypeVar
 
 from typing_extensions import Buffer
 
-from mcast.api import Backend, BackendError, McastAddress, McastError
+from mcast.api import Backend, BackendError, Handle, McastAddress, McastError
+from mcast.arguments.buffers import flat_bytes, writable_bytes
 from mcast.cast.nack.members import MOST_OF_ADDRESS
 from mcast.cast.nack.sender import Manners
 from mcast.collective import by_mpi
 from mcast.collective.agreeing import Act, Intent, RankFailed, Ranks, outcome
 from mcast.collective.place import JobTerms, checked, group_of, opened
 from mcast.collective.stage import NotWhole, Stage, open_stage
-from mcast.contract.buffers import flat_bytes, writable_bytes
-from mcast.contract.closing import Handle
 from mcast.endpoint.blocking import Endpoint
 
 if TYPE_CHECKING:

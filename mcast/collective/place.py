@@ -7,8 +7,7 @@ from ipaddress import IPv4Address
 from secrets import randbelow, token_bytes
 from typing import NamedTuple
 
-from mcast.api import Backend, McastAddress
-from mcast.contract.registry import SIMULATED, backend_status, open_backend, provider
+from mcast.api import SIMULATED, Backend, McastAddress, backend_status, open_backend, provider
 from mcast.endpoint.blocking import Endpoint, open_endpoint
 from mcast.endpoint.ports import active
 

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from functools import partial
 from time import monotonic
 
+from mcast.arguments.checks import member, whole
+from mcast.arguments.seconds import LONGEST, PLAIN, seconds_of
 from mcast.contract.closing import Closeable
 from mcast.contract.cm_id import CmId
 from mcast.contract.enums import Capability
 from mcast.contract.groups import GroupTable
 from mcast.contract.guest import Guest
-from mcast.contract.seconds import LONGEST, PLAIN, seconds_of
 from mcast.contract.values import CmEvent, DeviceInfo, UnusableDevice
 from mcast.errors.cause import Phase
 from mcast.interrupts import is_within, made_or_undone
-from mcast.wire.arguments import member, whole
 from mcast.wire.kinds import PortSpace
 
 

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import operator
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, groupby
 from struct import Struct
 from typing import Any, NamedTuple
 
+from mcast.arguments.buffers import FREE_THREADED
+from mcast.arguments.checks import member, whole
+from mcast.arguments.copies import remade
 from mcast.contract.closing import Handle
-from mcast.contract.copies import remade
 from mcast.contract.region import DeviceBytes
 from mcast.interrupts import Enterable, Lock, uninterrupted
 from mcast.wire.addresses import Gid
-from mcast.wire.arguments import member, whole
 
 _WHOLE = uninterrupted()
-
-FREE_THREADED: bool = not getattr(sys, "_is_gil_enabled", lambda: True)()
-"""Whether threads run at once, because Python has no GIL.
-
-Then Python's memoryviews are not safe to share: where one thread releases a view, no other thread may release
-it, or make or end a slice of it, at that moment.
-"""
 
 RECORD_DTYPE: Any = {
     "names": ["offset", "length", "src_qp", "imm", "has_imm", "src_lid", "source", "group", "timestamp"],

@@ -8,15 +8,15 @@ from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import TypeVar
 
+from mcast.arguments.checks import member, whole
+from mcast.arguments.seconds import seconds_of
 from mcast.contract.closing import OnPort
 from mcast.contract.queue_pair import QueuePair
-from mcast.contract.seconds import seconds_of
 from mcast.contract.values import JoinAttrEx, QpInit
 from mcast.errors.cause import Phase
 from mcast.errors.tree import AlreadyJoined, McastError
 from mcast.interrupts import is_within, later, made_or_undone, uninterrupted
 from mcast.wire.addresses import McastAddress, Mgid
-from mcast.wire.arguments import member, whole
 
 J = TypeVar("J")
 

@@ -21,9 +21,4 @@ class Guest(NamedTuple):
     @property
     def name(self) -> str:
         """The program and its process, for people."""
-        return named(self.pid, self.program)
-
-
-def named(pid: int, program: str) -> str:
-    """What a process is called that the kernel knows by this number."""
-    return f"{program} ({pid})" if pid else "a process in another container"
+        return f"{self.program} ({self.pid})" if self.pid else "a process in another container"

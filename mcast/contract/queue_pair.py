@@ -12,19 +12,19 @@ from typing import Any, NoReturn
 
 from typing_extensions import Buffer
 
+from mcast.arguments.buffers import flat_bytes, writable_bytes
+from mcast.arguments.checks import flag, member, whole
+from mcast.arguments.rows import Headed, flat_rows, rows_of
+from mcast.arguments.seconds import LONGEST, PLAIN, seconds_of
 from mcast.contract.batch import Batch, Message
-from mcast.contract.buffers import flat_bytes, writable_bytes
 from mcast.contract.closing import OnPort
 from mcast.contract.enums import PortEvent, QpState, QpType, TimestampClock
 from mcast.contract.region import DeviceBytes, DeviceRegion, Region
-from mcast.contract.rows import Headed, flat_rows, rows_of
-from mcast.contract.seconds import LONGEST, PLAIN, seconds_of
 from mcast.contract.values import Destination, QpCounters
 from mcast.errors.cause import Phase
 from mcast.errors.tree import MessageTooLarge, SecondMlid, mcast_error
 from mcast.interrupts import made_or_undone, uninterrupted
 from mcast.wire.addresses import Gid
-from mcast.wire.arguments import flag, member, whole
 
 
 class QueuePair(OnPort):

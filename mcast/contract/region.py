@@ -6,8 +6,8 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import NoReturn
 
+from mcast.arguments.checks import shown, whole
 from mcast.contract.closing import Closeable
-from mcast.wire.arguments import shown, whole
 
 NO_VIEW = (
     "these bytes are in the memory of another device, of which the CPU has no view: "

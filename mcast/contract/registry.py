@@ -97,7 +97,7 @@ def open_at(name: str, bind: object, options: Mapping[str, object]) -> Backend:
 
 
 @contextmanager
-def override(name: str, stand_in: Provider) -> Iterator[None]:
+def override_provider(name: str, stand_in: Provider) -> Iterator[None]:
     """Inside the `with`, the name leads to `stand_in`, in every thread.
 
     A test uses this for an application that opens its backend by name. Overrides nest, and the name need not

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
+from mcast.arguments.checks import as_whole, shown
 from mcast.contract.batch import Message
 from mcast.contract.enums import (
     JOIN_MASK,
@@ -26,7 +27,6 @@ from mcast.contract.enums import (
 from mcast.errors.cause import Cause, Phase
 from mcast.errors.tree import McastError, UnavailableReason, mcast_error
 from mcast.wire.addresses import Gid, McastAddress, Mgid
-from mcast.wire.arguments import as_whole, shown
 from mcast.wire.kinds import RDMA_UDP_QKEY, LinkLayer
 from mcast.wire.mcmember import MLID_FIRST
 

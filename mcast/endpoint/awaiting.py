@@ -40,6 +40,7 @@ from mcast.api import (
     Backend,
     Batch,
     Closed,
+    CopiedBatch,
     CqModeration,
     Destination,
     McastError,
@@ -49,8 +50,7 @@ from mcast.api import (
     QueuePair,
     TimedOut,
 )
-from mcast.contract.batch import CopiedBatch
-from mcast.contract.seconds import LONGEST, PLAIN, seconds_of
+from mcast.arguments.seconds import LONGEST, PLAIN, seconds_of
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import Event, LoopbackPolicy, RejoinPolicy
 from mcast.endpoint.receiving import Receiving

@@ -36,7 +36,7 @@ from typing import Literal, TypeVar
 from typing_extensions import Buffer
 
 from mcast.api import Backend, Batch, Closed, CmEvent, CqModeration, Message, Phase, QpError, QueuePair
-from mcast.contract.seconds import LONGEST, PLAIN, seconds_of
+from mcast.arguments.seconds import LONGEST, PLAIN, seconds_of
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import Event, LoopbackPolicy, RejoinPolicy
 from mcast.endpoint.sending import Post, as_batch

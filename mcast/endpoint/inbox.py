@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from mcast.contract.batch import Batch, CopiedBatch, Message
+from mcast.api import Batch, CopiedBatch, Message
 
 
 class Inbox:

@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from mcast.api import Closed, McastError, MembershipLost, Phase, mcast_error
-from mcast.contract.seconds import seconds_of
+from mcast.arguments.seconds import seconds_of
 from mcast.endpoint.kept import Kept
 from mcast.endpoint.membership import SEQUENCE_COUNTS, EndpointGroup, GroupState
 from mcast.endpoint.recovery import Restorer

@@ -21,8 +21,8 @@ from mcast.api import (
     UnusableDevice,
     mcast_error,
 )
+from mcast.arguments.checks import member, whole
 from mcast.wire.addresses import ZERO_GID, Gid, LocalAddress
-from mcast.wire.arguments import member, whole
 
 logger: logging.Logger = logging.getLogger("mcast")
 

@@ -7,8 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import SupportsIndex
 
-from mcast.api import Batch, Message, QpError
-from mcast.contract.batch import CopiedBatch
+from mcast.api import Batch, CopiedBatch, Message, QpError
 from mcast.endpoint.inbox import ChosenBatch, copied
 from mcast.endpoint.kept import Kept
 from mcast.endpoint.low_water import LowWater

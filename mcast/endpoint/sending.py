@@ -9,9 +9,8 @@ from typing import TypeVar
 
 from typing_extensions import Buffer
 
-from mcast.api import Destination, Headed, McastError, Message, Phase, QueuePair, mcast_error
-from mcast.contract.buffers import flat_bytes
-from mcast.contract.rows import rows_of
+from mcast.api import Destination, Headed, McastError, Message, Phase, QueuePair, mcast_error, rows_of
+from mcast.arguments.buffers import flat_bytes
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.memberships import Memberships
 from mcast.endpoint.station import Station

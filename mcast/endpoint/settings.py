@@ -9,11 +9,11 @@ from math import inf
 from typing import Literal
 
 from mcast.api import Backend, CqModeration, LinkLayer
-from mcast.contract.seconds import seconds_of
+from mcast.arguments.checks import flag, member, shown, whole
+from mcast.arguments.seconds import seconds_of
 from mcast.endpoint import sequence
 from mcast.endpoint.policy import LoopbackPolicy, RejoinPolicy
 from mcast.endpoint.ports import Place
-from mcast.wire.arguments import flag, member, shown, whole
 
 _WHOLE = {
     "receive_depth": "messages that the receive queue holds",

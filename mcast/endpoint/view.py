@@ -8,9 +8,7 @@ from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any, Generic, TypeVar
 
-from mcast.api import Backend, Destination, DeviceInfo, PortInfo, TimestampClock
-from mcast.contract.closing import Handle
-from mcast.contract.registry import open_at
+from mcast.api import Backend, Destination, DeviceInfo, Handle, PortInfo, TimestampClock, open_at
 from mcast.endpoint.core import Session
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import LoopbackReport

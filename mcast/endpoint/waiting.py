@@ -7,7 +7,7 @@ from math import inf
 from typing import NamedTuple, TypeVar
 
 from mcast.api import Batch
-from mcast.contract.seconds import seconds_of
+from mcast.arguments.seconds import seconds_of
 
 T = TypeVar("T")
 

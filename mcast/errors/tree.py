@@ -34,9 +34,9 @@ from collections.abc import Mapping
 from enum import Enum, IntEnum
 from types import MappingProxyType
 
+from mcast.arguments.checks import shown
 from mcast.errors.cause import ENOTSUPP, Cause, Phase
 from mcast.errors.causes import errno_name, likely_causes
-from mcast.wire.arguments import shown
 from mcast.wire.kinds import LinkLayer
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import BinaryIO, NamedTuple
 
-from mcast.contract.file_objects import read_exactly
+from mcast.arguments.file_objects import read_exactly
 from mcast.pcapng.writer import BYTE_ORDER, INTERFACE, NS, PACKET, RESOLUTION, SECTION
 
 _OBSOLETE_PACKET, _SIMPLE_PACKET = 2, 3

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import BinaryIO, NamedTuple
 
 from mcast.api import LinkLayer
-from mcast.contract.file_objects import FileWriter
+from mcast.arguments.file_objects import FileWriter
 
 NS = 1_000_000_000
 ETHERNET, ERF = 1, 197

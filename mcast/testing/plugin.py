@@ -113,7 +113,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _seed(text: str) -> int:
-    from mcast.contract.amounts import whole_in
+    from mcast.arguments.amounts import whole_in
 
     if text == "random":
         return SystemRandom().getrandbits(32)
@@ -503,14 +503,14 @@ def _planted(fabric: McastFabric, layer: str, faults: Sequence[tuple[str, Any]])
 def _reachable(layer: str, open_it: Callable[..., Backend], shared: str = "") -> Iterator[None]:
     """Inside the `with`, the names of this kind of fabric lead to the test's, and those of the other kind to
     an error. `shared` says in words which fabric other processes are on, too."""
-    from mcast.contract.registry import override, provider
+    from mcast.api import override_provider, provider
 
     with ExitStack() as stack:
         for kind, names in _NAMES.items():
             opens = open_it if kind == layer else partial(_open_other, kind, layer)
             for name in names if kind == layer else names[1:]:
                 stand_in = provider(name)._replace(open=opens, shared=lambda: shared)
-                stack.enter_context(override(name, stand_in))
+                stack.enter_context(override_provider(name, stand_in))
         yield
 
 

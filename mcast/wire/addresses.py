@@ -7,7 +7,7 @@ from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from mcast.wire.arguments import whole
+from mcast.arguments.checks import whole
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler

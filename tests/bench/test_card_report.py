@@ -18,7 +18,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mcast.api import Provider, Status
+from mcast.api import DeviceIdentity, Identity, Provider, Status, Testbed, override_provider
 from mcast.backends.model.port import Port
 from mcast.backends.rdma.identity import identify
 from mcast.backends.sim import Fabric
@@ -32,9 +32,6 @@ from mcast.bench.card_report import CardReport, json_schema, spread
 from mcast.conformance.clauses import CLAUSES
 from mcast.conformance.facts import FACTS
 from mcast.conformance.report import Outcome, SuiteReport, SuiteResult, build_report
-from mcast.contract.provider import DeviceIdentity, Identity
-from mcast.contract.registry import override
-from mcast.contract.testbed import Testbed
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import SaMethod, SaStatus
 
@@ -71,7 +68,7 @@ def acme(testbed: Bed, identity: Identity = Identity()) -> AbstractContextManage
         testbed=testbed,
         identify=lambda: identity,
     )
-    return override("acme", made)
+    return override_provider("acme", made)
 
 
 def simulated(make: Callable[..., Fabric] = Fabric.roce, **options: Any) -> Bed:

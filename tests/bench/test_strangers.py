@@ -13,14 +13,13 @@ from typing import Any
 
 import pytest
 
-from mcast.api import Backend, Destination, McastAddress, QpInit, QueuePair
+from mcast.api import Backend, CopiedBatch, Destination, McastAddress, QpInit, QueuePair
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Messages
 from mcast.bench import mpi
 from mcast.bench.end import BenchEnd
 from mcast.bench.measure import BenchResult, measure
 from mcast.bench.receiver import CHUNK, GRACE, KNOCK, WINDOW, Receiver
-from mcast.contract.batch import CopiedBatch
 from mcast.endpoint.ports import active
 from mcast.wire.addresses import Gid
 

@@ -16,6 +16,7 @@ import pytest
 
 from mcast import CqModeration, open_endpoint
 from mcast.api import (
+    RECORD_DTYPE,
     Closed,
     CmEventType,
     InvalidArgument,
@@ -29,7 +30,6 @@ from mcast.api import (
     TimestampClock,
     WcStatus,
 )
-from mcast.contract.batch import RECORD_DTYPE
 
 from ..waiting import until
 from .card import AsyncEvent, Card, Clock, Stage

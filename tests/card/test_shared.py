@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from mcast import RECORD_DTYPE
-from mcast.api import Batch, Destination, Message, MessageTooLarge
+from mcast.api import Batch, CopiedBatch, Destination, Message, MessageTooLarge
+from mcast.arguments.buffers import FREE_THREADED
 from mcast.backends.rdma.qp import RdmaQueuePair
-from mcast.contract.batch import FREE_THREADED, CopiedBatch
 
 from .card import Card
 from .ends import BOUND, End

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import mcast.conformance
+from mcast.api import override_provider
 from mcast.backends.sim import ROCE
 from mcast.bench import card_measure
 from mcast.bench.card_report import CardReport
@@ -26,7 +27,6 @@ from mcast.conformance.report import (
     merge,
     to_json,
 )
-from mcast.contract.registry import override
 
 from ..commands import Run
 
@@ -216,7 +216,7 @@ def test_a_test_bed_that_fails_is_one_sentence(
     def fail() -> None:
         raise RuntimeError("no port is left")
 
-    with override("sim-roce", ROCE._replace(testbed=fail)):  # type: ignore[arg-type]
+    with override_provider("sim-roce", ROCE._replace(testbed=fail)):  # type: ignore[arg-type]
         done = here("conformance", "--backend", "sim-roce", "--card-report", "c.json", "--report", "r.json")
     assert done.returncode == 1
     assert done.stderr == "mcast: no card report: the test bed of sim-roce fails: no port is left\n"

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mcast.api import Finding, Level, Status, UnavailableReason, UnusableDevice
+from mcast.api import Finding, Level, Status, UnavailableReason, UnusableDevice, override_provider
 from mcast.backends.sim import ROCE
-from mcast.contract.registry import override
 
 from ..commands import Run
 
@@ -42,7 +41,7 @@ def nobody_names_one(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def no_device() -> Iterator[None]:
     stand_in = ROCE._replace(summary="cards", status=lambda: NO_DEVICE, checks=lambda listen: (LACKS,))
-    with override("rdma", stand_in):
+    with override_provider("rdma", stand_in):
         yield
 
 
@@ -64,7 +63,7 @@ def test_usable_device_is_the_default(here: Run, command: str) -> None:
         opened.append("rdma")
         return ROCE.open(**options | {"ports": 4, "clock": "wall"})
 
-    with override("rdma", ROCE._replace(open=opens)):  # type: ignore[arg-type]
+    with override_provider("rdma", ROCE._replace(open=opens)):  # type: ignore[arg-type]
         assert here(*command.split()).returncode == 0
     assert opened == ["rdma"]
 
@@ -114,6 +113,6 @@ class TestDoctor:
         status = NO_DEVICE._replace(unusable=(device,) if left_out else ())
         with ExitStack() as stack:
             other = ROCE._replace(summary="other", status=lambda: status, checks=lambda listen: ())
-            stack.enter_context(override("other", other))
+            stack.enter_context(override_provider("other", other))
             assert here("doctor").returncode == int(left_out)
             assert here("doctor", "--backend", "other").returncode == 1

@@ -87,7 +87,7 @@ def test_error_after_the_start_is_one_object(here: Run, monkeypatch: pytest.Monk
     def fail(*_: Any, **__: Any) -> None:
         raise McastError(19, "open", Phase.OPEN)
 
-    monkeypatch.setattr("mcast.contract.registry.provider", fail)
+    monkeypatch.setattr("mcast.api.provider", fail)
     done = here("ping", GROUP, "--backend", "rdma", "--json")
     found = json.loads(done.stdout)
     assert (done.returncode, found["status"]) == (1, 1)

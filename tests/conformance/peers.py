@@ -26,9 +26,9 @@ from mcast.api import (
     PortSpace,
     QpInit,
     QueuePair,
+    Testbed,
     UdParam,
 )
-from mcast.contract.testbed import Testbed
 from mcast.wire.addresses import Gid, McastAddress
 
 BOUND = 60.0

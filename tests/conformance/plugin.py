@@ -6,7 +6,7 @@ options   --backend NAME          repeatable; default sim-roce and sim-ib; unava
           --conformance-log FILE     each result as it comes (mcast.conformance.log)
 marks     clause(*ids), fact(*ids)   what the test proves (mcast.conformance.clauses, .facts)
           needs(*members)            Capability and Feature members; all must be there
-fixture   bed                        a fresh `mcast.contract.testbed.Testbed` for each test and backend
+fixture   bed                        a fresh `mcast.api.Testbed` for each test and backend
 
 A test that needs what a backend lacks is deselected there and counted as not-applicable, with the missing
 members' words as the reason. A test that the backend's `Testbed.deviations` names, as `function` or, for one
@@ -25,13 +25,20 @@ from typing import Any, NamedTuple
 import pytest
 
 import mcast
-from mcast.api import Capability, Status, UnknownBackend
+from mcast.api import (
+    PORT_FEATURES,
+    Capability,
+    Feature,
+    Status,
+    Testbed,
+    UnknownBackend,
+    backend_status,
+    provider,
+)
 from mcast.conformance.clauses import CLAUSES
 from mcast.conformance.facts import FACTS
 from mcast.conformance.log import ResultLog
 from mcast.conformance.report import Outcome, SuiteReport, SuiteResult, build_report, to_json
-from mcast.contract.registry import backend_status, provider
-from mcast.contract.testbed import PORT_FEATURES, Feature, Testbed
 
 pytest_plugins: list[str] = ["mcast.conformance.peers"]
 

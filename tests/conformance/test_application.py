@@ -9,6 +9,7 @@ import select
 import pytest
 
 from mcast.api import (
+    Batch,
     Closed,
     Destination,
     InvalidArgument,
@@ -17,10 +18,9 @@ from mcast.api import (
     QpInit,
     QpState,
     QueuePair,
+    Testbed,
 )
 from mcast.conformance.peers import BOUND, Application, eventually, new_group, numbered
-from mcast.contract.batch import Batch
-from mcast.contract.testbed import Testbed
 
 
 def pair(bed: Testbed, init: QpInit | None = None) -> tuple[Application, Application, Destination]:

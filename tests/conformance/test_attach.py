@@ -6,9 +6,8 @@ import errno as E
 
 import pytest
 
-from mcast.api import Capability, InvalidArgument, Phase, PortSpace, QpInit, QpType
+from mcast.api import Capability, Feature, InvalidArgument, Phase, PortSpace, QpInit, QpType, Testbed
 from mcast.conformance.peers import Application, clause, fact, needs, new_group, numbered
-from mcast.contract.testbed import Feature, Testbed
 
 connected: pytest.MarkDecorator = pytest.mark.parametrize("kind", [QpType.RC, QpType.UC])
 

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from mcast.api import CqModeration, DeviceInfo, InvalidArgument, NotSupported, QpInit, TimestampClock
+from mcast.api import CqModeration, DeviceInfo, InvalidArgument, NotSupported, QpInit, Testbed, TimestampClock
 from mcast.conformance.peers import BOUND, Application, new_group
-from mcast.contract.testbed import Testbed
 
 
 def device_of(peer: Application) -> DeviceInfo:

@@ -25,20 +25,25 @@ import pytest
 
 from mcast.api import (
     GRH_BYTES,
+    RECORD_DTYPE,
+    Batch,
     Capability,
     Closed,
     CmEventType,
     Destination,
+    Feature,
     Headed,
     InvalidArgument,
     JoinAttrEx,
     McastError,
+    Message,
     MessageTooLarge,
     Phase,
     QpError,
     QpInit,
     QpState,
     QueuePair,
+    Testbed,
     UdParam,
     mcast_error,
 )
@@ -54,8 +59,6 @@ from mcast.conformance.peers import (
     raw_address,
     readable,
 )
-from mcast.contract.batch import RECORD_DTYPE, Batch, Message
-from mcast.contract.testbed import Feature, Testbed
 from mcast.wire.addresses import Gid, McastAddress, Mgid
 
 # --- values and errors -----------------------------------------------------

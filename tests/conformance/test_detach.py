@@ -6,7 +6,16 @@ import errno as E
 
 import pytest
 
-from mcast.api import DeviceInfo, InvalidArgument, NotSupported, OutOfResources, QpInit, QpState
+from mcast.api import (
+    DeviceInfo,
+    Feature,
+    InvalidArgument,
+    NotSupported,
+    OutOfResources,
+    QpInit,
+    QpState,
+    Testbed,
+)
 from mcast.conformance.peers import (
     Application,
     clause,
@@ -17,7 +26,6 @@ from mcast.conformance.peers import (
     numbered,
     other_lid,
 )
-from mcast.contract.testbed import Feature, Testbed
 from mcast.wire.addresses import Gid, McastAddress
 
 SMALL = QpInit(max_send_wr=1, max_recv_wr=1)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mcast.api import Capability, InvalidArgument, QpState
+from mcast.api import Capability, Feature, InvalidArgument, QpState, Testbed
 from mcast.conformance.peers import Application, fact, needs, new_group, numbered
-from mcast.contract.testbed import Feature, Testbed
 from mcast.wire.addresses import Gid
 
 LIDS = [0, 1, 0xBFFF, 0xC000, 0xFFFE, 0xFFFF]

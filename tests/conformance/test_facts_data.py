@@ -7,9 +7,8 @@ from contextlib import AbstractContextManager
 
 import pytest
 
-from mcast.api import Capability, InvalidArgument, McastError, QpError, QpInit, QpState
+from mcast.api import Capability, Feature, InvalidArgument, McastError, QpError, QpInit, QpState, Testbed
 from mcast.conformance.peers import BOUND, Application, fact, needs, new_group, numbered, port_at
-from mcast.contract.testbed import Feature, Testbed
 
 
 @fact("K-DATA-1", "K-DEVICE-8")

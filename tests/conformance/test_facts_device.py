@@ -6,7 +6,7 @@ import errno as E
 
 import pytest
 
-from mcast.api import Capability, CmEventType, McastError, PortEvent
+from mcast.api import Capability, CmEventType, Feature, McastError, PortEvent, Testbed
 from mcast.conformance.peers import (
     BOUND,
     Application,
@@ -17,7 +17,6 @@ from mcast.conformance.peers import (
     numbered,
     readable,
 )
-from mcast.contract.testbed import Feature, Testbed
 
 roce: pytest.MarkDecorator = needs(Capability.IGMP)
 

@@ -16,6 +16,7 @@ from mcast.api import (
     Capability,
     CmEventType,
     DeviceGone,
+    Feature,
     InvalidArgument,
     JoinAttrEx,
     McastError,
@@ -24,6 +25,7 @@ from mcast.api import (
     PortSpace,
     QpInit,
     QpState,
+    Testbed,
 )
 from mcast.conformance.peers import (
     Application,
@@ -38,7 +40,6 @@ from mcast.conformance.peers import (
     readable,
     ud_of,
 )
-from mcast.contract.testbed import Feature, Testbed
 from mcast.wire.addresses import AF_UNIX, Gid, McastAddress, Mgid
 
 roce: pytest.MarkDecorator = needs(Capability.IGMP)

@@ -7,9 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from mcast.api import Capability, CmEventType, DeviceGone, InvalidArgument
+from mcast.api import Capability, CmEventType, DeviceGone, Feature, InvalidArgument, Testbed
 from mcast.conformance.peers import Application, eventually, fact, needs, new_group, raw_address, readable
-from mcast.contract.testbed import Feature, Testbed
 from mcast.wire.addresses import AF_UNIX, Gid, McastAddress
 
 

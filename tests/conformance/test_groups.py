@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mcast.api import Backend, Capability, Closed, GroupMember, GroupSource, GroupTable
+from mcast.api import Backend, Capability, Closed, Feature, GroupMember, GroupSource, GroupTable, Testbed
 from mcast.conformance.peers import Application, eventually, needs, new_group
-from mcast.contract.testbed import Feature, Testbed
 
 pytestmark: pytest.MarkDecorator = needs(Capability.GROUP_TABLE)
 

@@ -21,6 +21,7 @@ from mcast.api import (
     McastError,
     MessageTooLarge,
     SecondMlid,
+    Testbed,
 )
 from mcast.conformance.peers import (
     BOUND,
@@ -34,7 +35,6 @@ from mcast.conformance.peers import (
     raw_address,
     readable,
 )
-from mcast.contract.testbed import Testbed
 from mcast.wire.addresses import McastAddress, Mgid
 
 NO_GROUPS = ["10.9.9.9", "240.0.0.1", "255.255.255.255", "0.0.0.0", "::", "fe80::1", "::ffff:10.1.2.3"]

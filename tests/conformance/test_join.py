@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from mcast.api import JoinAttrEx
+from mcast.api import JoinAttrEx, Testbed
 from mcast.conformance.peers import Application, clause, eventually, new_group, ud_of
-from mcast.contract.testbed import Testbed
 
 
 @clause("JM-1")

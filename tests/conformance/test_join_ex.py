@@ -12,6 +12,7 @@ from mcast.api import (
     Capability,
     CmEventType,
     CmId,
+    Feature,
     InvalidArgument,
     JoinAttrEx,
     McastError,
@@ -19,6 +20,7 @@ from mcast.api import (
     PortSpace,
     QpInit,
     QpState,
+    Testbed,
     Unreachable,
 )
 from mcast.conformance.peers import (
@@ -37,7 +39,6 @@ from mcast.conformance.peers import (
     readable,
     ud_of,
 )
-from mcast.contract.testbed import Feature, Testbed
 from mcast.wire.addresses import McastAddress
 
 Join = Callable[[CmId, McastAddress, object], None]

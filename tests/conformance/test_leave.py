@@ -6,7 +6,7 @@ import errno as E
 
 import pytest
 
-from mcast.api import AddressNotAvailable, InvalidArgument, QpInit
+from mcast.api import AddressNotAvailable, Feature, InvalidArgument, QpInit, Testbed
 from mcast.conformance.peers import (
     Application,
     clause,
@@ -17,7 +17,6 @@ from mcast.conformance.peers import (
     numbered,
     readable,
 )
-from mcast.contract.testbed import Feature, Testbed
 from mcast.wire.addresses import McastAddress
 
 

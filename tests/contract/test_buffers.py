@@ -13,7 +13,7 @@ import pytest
 
 import mcast
 from mcast.api import Backend, Headed, Message
-from mcast.contract.buffers import flat_bytes, writable_bytes
+from mcast.arguments.buffers import flat_bytes, writable_bytes
 
 from ..buffers import DATA, PAYLOADS, REFUSED, OrObject, content
 from ..card.ends import BOUND, GROUP, End

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mcast.api import AlreadyJoined, Backend, Closed, CmEventType, Destination, McastError, Message
-from mcast.contract.seconds import LONGEST, seconds_of
+from mcast.arguments.seconds import LONGEST, seconds_of
 from mcast.wire.addresses import Gid, Mgid
 
 from ..card.ends import BOUND, GROUP, End

@@ -11,6 +11,7 @@ import pytest
 from typing_extensions import Buffer
 
 from mcast.api import (
+    RECORD_DTYPE,
     Backend,
     Batch,
     Closed,
@@ -20,7 +21,6 @@ from mcast.api import (
     NotSupported,
     Phase,
 )
-from mcast.contract.batch import RECORD_DTYPE
 
 from ..card.ends import BOUND, End
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mcast.contract.file_objects import FileWriter, read_exactly, read_some
+from mcast.arguments.file_objects import FileWriter, read_exactly, read_some
 
 from ..file_objects import BROKEN, NONSENSE, READERS, WRITERS, Plain, Raw
 

@@ -26,6 +26,7 @@ from mcast.api import (
     Cause,
     CmEvent,
     Gid,
+    Handle,
     Headed,
     LinkLayer,
     McastError,
@@ -33,7 +34,6 @@ from mcast.api import (
     Phase,
     Series,
 )
-from mcast.contract.closing import Handle
 
 GROUP = "239.1.1.1"
 
@@ -226,6 +226,8 @@ def values_of_cast() -> list[object]:
         cast.ObjectReport("a name", 4, bytes(32), True, 0.5, 1, 0, True, (account,), {}, 0, 0),
         cast.Progress("a name", 4, 2, 1),
         cast.Strategy.of("quorum:3"),
+        api.Identity({"libibverbs": "1.14"}, {"mlx5_0": api.DeviceIdentity("mlx5_core", firmware="20.1")}),
+        api.DeviceIdentity("mlx5_core"),
     ]
 
 
@@ -237,7 +239,9 @@ def public_classes() -> Iterator[type[Any]]:
 def test_every_public_value_is_tried() -> None:
     """What is neither an error, an enumeration nor a handle has an instance among the values."""
     tried = {type(one) for one in values()} | {Message, Series, Headed, CmEvent}
-    others = (BaseException, Enum, Handle, api.DeviceBytes, api.Provider)  # a place in a handle; functions
+    # DeviceBytes is a place in a handle; the others have functions or locks
+    places = (BaseException, Enum, Handle, api.DeviceBytes)
+    others = (*places, api.Guard, api.Observer, api.Provider, api.Testbed, api.Waiters)
     assert [one for one in public_classes() if not issubclass(one, (*others, *tried))] == []
 
 

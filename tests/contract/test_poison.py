@@ -7,8 +7,7 @@ from threading import Event, Thread
 
 import pytest
 
-from mcast.api import Broken, Phase
-from mcast.contract.poison import Guard, Refused
+from mcast.api import Broken, Guard, Phase, Refused
 
 
 class Interrupt(BaseException):

@@ -73,9 +73,9 @@ def test_an_option_that_does_not_exist_is_refused() -> None:
 
 def test_an_override_stands_in_for_a_name_while_it_is_open() -> None:
     roce, infiniband = registry.provider("sim"), registry.provider("sim-ib")
-    with registry.override("rdma", infiniband), registry.override("new", roce):
+    with registry.override_provider("rdma", infiniband), registry.override_provider("new", roce):
         assert backend_status("rdma").available
-        with registry.override("rdma", roce), open_backend("rdma", ports=1) as inner:
+        with registry.override_provider("rdma", roce), open_backend("rdma", ports=1) as inner:
             assert inner.name == "sim-roce"
             assert "new" in backend_names()
         with open_backend("rdma", ports=1) as outer, open_backend("new", ports=2) as new:

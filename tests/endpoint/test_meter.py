@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from mcast.api import Message
-from mcast.contract.batch import CopiedBatch
+from mcast.api import CopiedBatch, Message
 from mcast.endpoint.meter import MAX_GAPS, Meter
 from mcast.endpoint.policy import MessagesMissing
 from mcast.endpoint.sequence import SOURCES_MAX, pack

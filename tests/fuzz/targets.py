@@ -24,7 +24,7 @@ from typing import Any, cast
 import typer
 from blake3 import blake3
 
-from mcast.api import Backend, DeviceInfo, Series, TimedOut, UnusableDevice
+from mcast.api import Backend, DeviceInfo, Series, TimedOut, UnusableDevice, open_backend, rows_of
 from mcast.backends.rdma.sa import umad
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.scenario import model as scenario_model
@@ -47,8 +47,6 @@ from mcast.cast.objects.receiving import ObjectsIn, Received
 from mcast.cast.objects.sending import ObjectsOut
 from mcast.cast.objects.turns import Seat, Turns
 from mcast.cli import mgid, place, terminal, values
-from mcast.contract.registry import open_backend
-from mcast.contract.rows import rows_of
 from mcast.endpoint import sequence
 from mcast.endpoint.ports import choose
 from mcast.errors.sa_refusal import PortView, found_causes

@@ -30,15 +30,15 @@ from mcast.api import (
     QpState,
     QueuePair,
     Region,
+    Testbed,
     TimedOut,
+    open_at,
 )
 from mcast.backends.sim import INFINIBAND, ROCE, Fabric
 from mcast.backends.sim.backend import SimBackend
 from mcast.backends.sim.shared import connection
 from mcast.backends.sim.shared.client import SharedBackend
 from mcast.backends.sim.testbed import SimObserver, SimTestbed
-from mcast.contract.registry import open_at
-from mcast.contract.testbed import Testbed
 from mcast.endpoint.blocking import LOOK_EVERY
 from mcast.wire.addresses import Gid
 

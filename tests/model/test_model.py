@@ -21,13 +21,14 @@ from mcast.api import (
     Capability,
     CmEventType,
     Destination,
+    Feature,
     GroupSource,
     InvalidArgument,
     JoinAttrEx,
     McastAddress,
+    Testbed,
 )
 from mcast.conformance.peers import Application, eventually, new_group, ud_of
-from mcast.contract.testbed import Feature, Testbed
 
 PORTS = 3
 MAX_PEERS = 5

@@ -21,7 +21,7 @@ import gc, os, resource, signal, sys, threading, time
 from tests.card.card import Card
 import numpy, pytest
 from mcast.api import Closed, McastError, QpState
-from mcast.contract.batch import RECORD_DTYPE
+from mcast.api import RECORD_DTYPE
 from benchmarks.rdma.ours import End, null_backend
 backend = null_backend(["10.0.0.1"])
 end = End(backend, "10.0.0.1")

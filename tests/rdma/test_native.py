@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy
 
 import mcast.backends.rdma
+from mcast.api import RECORD_DTYPE
 from mcast.backends.rdma import _native  # type: ignore[attr-defined]
 from mcast.backends.rdma.native import Lib, QpPlan
-from mcast.contract.batch import RECORD_DTYPE
 
 HOME = Path(mcast.backends.rdma.__file__).parent
 

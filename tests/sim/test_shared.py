@@ -18,12 +18,11 @@ from random import Random
 import pytest
 
 from mcast import BackendUnavailable, open_backend, open_endpoint
-from mcast.api import Backend, McastError
+from mcast.api import Backend, McastError, provider
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.shared import frames
 from mcast.backends.sim.shared.server import FabricServer, Serving
 from mcast.backends.sim.testbed import SimObserver
-from mcast.contract.registry import provider
 from mcast.endpoint.policy import Lost, Rejoined, RejoinPolicy
 
 from ..commands import Run

@@ -8,10 +8,9 @@ import numpy
 import pytest
 
 from mcast import open_endpoint
-from mcast.api import QpInit, TimestampClock
+from mcast.api import RECORD_DTYPE, QpInit, TimestampClock
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Delay, Messages
-from mcast.contract.batch import RECORD_DTYPE
 
 GROUP = "239.1.2.3"
 NS = 1_000_000_000

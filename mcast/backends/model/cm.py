@@ -17,6 +17,7 @@ from ipaddress import IPv4Address, IPv6Address
 from typing import Protocol
 
 from mcast.api import (
+    JOIN_MASK,
     MULTICAST_QPN,
     RDMA_UDP_QKEY,
     CmEventType,
@@ -35,7 +36,6 @@ from mcast.backends.model.qp import Qp
 from mcast.backends.model.queue_pairs import QueuePairs
 from mcast.backends.model.sa_client import SaClient, SaMember
 from mcast.backends.model.times import Timeline
-from mcast.contract.enums import JOIN_MASK
 from mcast.errors.cause import ENOTSUPP, Cause
 from mcast.errors.causes import causes_of_status
 from mcast.errors.sa_refusal import PortView, found_causes

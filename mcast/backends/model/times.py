@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from mcast.contract.seconds import seconds_of
+from mcast.arguments.seconds import seconds_of
 
 NS = 1_000_000_000
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-from mcast.api import Backend, Finding, Provider, Status
-from mcast.contract.provider import Identity
+from mcast.api import Backend, Finding, Identity, Provider, Status
 
 if TYPE_CHECKING:
-    from mcast.contract.testbed import Testbed
+    from mcast.api import Testbed
 
 
 def _status() -> Status:

@@ -10,9 +10,9 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address
 from time import monotonic, sleep
 from typing import Protocol, TypeVar
 
+from mcast.api import Testbed
 from mcast.backends.rdma.native import Native
 from mcast.backends.rdma.net import hostnet
-from mcast.contract.testbed import Testbed
 
 SETTLE = 60.0
 """Seconds that the kernel and the fabric may take to carry a change through."""

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from mcast.contract.provider import DeviceIdentity, Identity
+from mcast.api import DeviceIdentity, Identity
 
 SYSFS = Path("/sys/class/infiniband")
 MODULES = Path("/sys/module")

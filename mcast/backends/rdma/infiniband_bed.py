@@ -19,7 +19,7 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import NamedTuple
 
-from mcast.api import Backend, Gid, LinkLayer, PortState
+from mcast.api import Backend, Feature, Gid, LinkLayer, Observer, PortState
 from mcast.backends.rdma.devices import read_devices
 from mcast.backends.rdma.host_bed import (
     SETTLE,
@@ -36,7 +36,6 @@ from mcast.backends.rdma.net.groups import SaRecord, read_records
 from mcast.backends.rdma.net.ipoib import interfaces_of
 from mcast.backends.rdma.net.netlink import more_objects, rdma_objects
 from mcast.backends.rdma.sa.umad import Silent, SubnetAdministrator, subnet_administrator
-from mcast.contract.testbed import Feature, Observer
 from mcast.wire.mcmember import RECEIVING, JoinState
 from mcast.wire.partition import DEFAULT_PKEY, PARTITION
 

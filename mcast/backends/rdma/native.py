@@ -14,7 +14,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import Any, NamedTuple, NewType, Protocol, cast
 
-from mcast.contract.values import QpCounters
+from mcast.api import QpCounters
 from mcast.errors.cause import Phase
 from mcast.errors.tree import Closed, UnavailableReason, mcast_error
 from mcast.interrupts import Lock

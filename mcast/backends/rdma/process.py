@@ -6,8 +6,7 @@ import errno as E
 import os
 from types import TracebackType
 
-from mcast.api import Phase, mcast_error
-from mcast.contract.closing import Closeable
+from mcast.api import Closeable, Phase, mcast_error
 from mcast.interrupts import Alive, Lock, uninterrupted
 
 

@@ -15,7 +15,16 @@ from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import NamedTuple
 
-from mcast.api import Backend, BackendUnavailable, Gid, PortState, UnavailableReason
+from mcast.api import (
+    Backend,
+    BackendUnavailable,
+    Feature,
+    Gid,
+    Observer,
+    PortState,
+    Testbed,
+    UnavailableReason,
+)
 from mcast.backends.rdma.backend import RdmaBackend
 from mcast.backends.rdma.devices import read_devices
 from mcast.backends.rdma.host_bed import SETTLE, HostTestbed, eventually, qkey_violations
@@ -31,7 +40,6 @@ from mcast.backends.rdma.net.netlink import (
     snooping_table,
 )
 from mcast.backends.rdma.roce_bed import OVER_LO, RoceTestbed, find_roce_ports
-from mcast.contract.testbed import Feature, Observer, Testbed
 from mcast.wire.units import MTU
 
 PORTS_NEEDED = 3

@@ -20,7 +20,7 @@ from mcast.backends.sim.shared.attach import attach, open_sim, shared_status, sh
 from mcast.backends.sim.testbed import sim_testbed
 
 if TYPE_CHECKING:
-    from mcast.contract.testbed import Testbed
+    from mcast.api import Testbed
 
 __all__ = [
     "INFINIBAND",

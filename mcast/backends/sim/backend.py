@@ -14,12 +14,14 @@ from types import MappingProxyType
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from mcast.api import (
+    JOIN_MASK,
     Backend,
     Batch,
     Capability,
     Cause,
     CmEvent,
     CmId,
+    CopiedBatch,
     Destination,
     DeviceBytes,
     DeviceInfo,
@@ -54,8 +56,6 @@ from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.lease import DeviceSlots, MemorySlots, Packed, SimBatch, Slots, message_of
 from mcast.backends.sim.readiness import Readiness
 from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
-from mcast.contract.batch import CopiedBatch
-from mcast.contract.enums import JOIN_MASK
 from mcast.interrupts import Alive, uninterrupted
 from mcast.wire.addresses import Gid, McastAddress
 

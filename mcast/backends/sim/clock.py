@@ -20,8 +20,8 @@ from types import TracebackType
 from weakref import ref
 
 from mcast.api import McastError, Phase
+from mcast.arguments.seconds import seconds_of
 from mcast.backends.model.times import NS
-from mcast.contract.seconds import seconds_of
 from mcast.interrupts import Lock, Sleepers, do_what_was_put_off, take_interrupt, uninterrupted
 
 logger: logging.Logger = logging.getLogger("mcast")

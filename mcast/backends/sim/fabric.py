@@ -13,6 +13,7 @@ from random import Random
 from typing import Concatenate, Final, ParamSpec
 
 from mcast.api import LinkLayer, PortEvent
+from mcast.arguments.options import taking
 from mcast.backends.model.port import Interface, Port
 from mcast.backends.model.qp import Qp
 from mcast.backends.sim.clock import CLOCKS, Clock
@@ -23,7 +24,6 @@ from mcast.backends.sim.core.sa import SubnetAdmin
 from mcast.backends.sim.faults import incidents
 from mcast.backends.sim.faults.rules import Rules
 from mcast.backends.sim.trace.events import Trace
-from mcast.contract.options import taking
 from mcast.interrupts import later
 
 P = ParamSpec("P")

@@ -13,9 +13,9 @@ from typing import overload
 from typing_extensions import Buffer
 
 from mcast.api import Batch, Gid, Message, Series
+from mcast.arguments.buffers import FREE_THREADED
 from mcast.backends.model.qp import Burst, Header
 from mcast.backends.sim.region import SimDeviceRegion
-from mcast.contract.batch import FREE_THREADED
 from mcast.interrupts import uninterrupted
 
 Slices = list[tuple[Burst, int, int]]

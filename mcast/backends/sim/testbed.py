@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 
-from mcast.api import Backend
+from mcast.api import Backend, Feature, Observer, Testbed
 from mcast.backends.sim.backend import SimBackend
 from mcast.backends.sim.fabric import Fabric
-from mcast.contract.testbed import Feature, Observer, Testbed
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import RECEIVING, McMask, McMemberRecord, SaMethod
 from mcast.wire.partition import DEFAULT_PKEY, PARTITION

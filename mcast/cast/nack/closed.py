@@ -21,6 +21,7 @@ from hmac import compare_digest
 from blake3 import blake3
 from typing_extensions import Buffer
 
+from mcast.api import Headed, rows_of
 from mcast.cast.nack.header import HEADER, Rejected, number_at
 from mcast.cast.nack.messages import (
     MOST_MEMBERS,
@@ -31,7 +32,6 @@ from mcast.cast.nack.messages import (
     pieces_in,
     told,
 )
-from mcast.contract.rows import Headed, rows_of
 
 LEAST_KEY = 16
 """The fewest bytes of a key."""

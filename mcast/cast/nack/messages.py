@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from typing_extensions import Buffer
 
+from mcast.arguments.rows import copy_rows
 from mcast.cast.nack.header import FOREIGN, FORGED, HEADER, MALFORMED, TEXT, Rejected, number_at, printable
-from mcast.contract.rows import copy_rows
 
 SIGN = b"mcC1"
 MOST_WIDTH = 128

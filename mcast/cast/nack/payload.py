@@ -9,11 +9,11 @@ from blake3 import blake3
 from typing_extensions import Buffer
 
 from mcast.api import Headed
+from mcast.arguments.rows import copy_rows
 from mcast.cast.nack.messages import AROUND, Describe, Sealed, heads
 from mcast.cast.nack.parity import parity_of, restored
 from mcast.cast.nack.rate import BURST
 from mcast.cast.nack.repairs import Run
-from mcast.contract.rows import copy_rows
 
 _KEPT = 16 << 20
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mcast.contract.amounts import whole_in
-from mcast.contract.seconds import seconds_in
+from mcast.arguments.amounts import whole_in
+from mcast.arguments.seconds import seconds_in
 
 _QUIET = 2
 

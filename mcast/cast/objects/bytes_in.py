@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, TypeVar, cast
 from pydantic import BaseModel, ValidationError
 from typing_extensions import Buffer
 
+from mcast.arguments.buffers import writable_bytes
+from mcast.arguments.file_objects import FileWriter, Writable
 from mcast.cast.files import Sink, StreamSink, native, sink_of_path
 from mcast.cast.objects.bytes_out import Tensor, memory_of, poll_of
-from mcast.contract.buffers import writable_bytes
-from mcast.contract.file_objects import FileWriter, Writable
 from mcast.errors.refused import sentence_of
 from mcast.interrupts import interruptible
 

@@ -16,13 +16,13 @@ from typing import Any, BinaryIO, Protocol, cast
 from typing_extensions import Buffer
 
 from mcast.api import Headed, McastError, Region
+from mcast.arguments.buffers import flat_bytes, is_buffer
+from mcast.arguments.file_objects import Readable, read_some
 from mcast.cast.files import Source, native
 from mcast.cast.nack.messages import OPEN, UNTOLD, Describe
 from mcast.cast.nack.payload import BlockBytes, Digest, Frames
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import ObjectSender
-from mcast.contract.buffers import flat_bytes, is_buffer
-from mcast.contract.file_objects import Readable, read_some
 from mcast.interrupts import interruptible
 
 _OF_CPU = (1, 3)

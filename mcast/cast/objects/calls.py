@@ -22,14 +22,13 @@ from typing import Any, Self, TypedDict, Unpack, overload
 
 from pydantic import BaseModel
 
-from mcast.api import Closed, McastError
+from mcast.api import Closed, Handle, McastError
 from mcast.cast.nack.strategy import Strategy, all_of_them, carousel
 from mcast.cast.objects.bytes_in import Into, Offered
 from mcast.cast.objects.bytes_out import Sendable
 from mcast.cast.objects.receiving import Missed, ObjectsIn, Received
 from mcast.cast.objects.sending import Object, ObjectReport, ObjectsOut, Progress
 from mcast.cast.objects.turns import Seat, Turns, awaited, blocked, seated, told_of
-from mcast.contract.closing import Handle
 from mcast.endpoint import awaiting, blocking
 from mcast.interrupts import made_or_undone, uninterrupted
 

@@ -12,8 +12,8 @@ from typing import Self
 
 from typing_extensions import Buffer
 
+from mcast.api import Handle
 from mcast.cast.files import Sink
-from mcast.contract.closing import Handle
 
 
 class Chunks(Handle, Sink):

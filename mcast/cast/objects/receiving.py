@@ -18,6 +18,8 @@ from pydantic import BaseModel
 from typing_extensions import Buffer
 
 from mcast.api import Series
+from mcast.arguments.copies import remade
+from mcast.arguments.seconds import seconds_of
 from mcast.cast.files import Sink, native
 from mcast.cast.nack import parity
 from mcast.cast.nack.arriving import Ready
@@ -42,8 +44,6 @@ from mcast.cast.nack.shape import Shape
 from mcast.cast.objects.bytes_in import Into, Offered, Target, ToBuffer, ToMemory, ToNew, sink_at, sink_of
 from mcast.cast.objects.runs import Pieces, in_runs
 from mcast.cast.objects.turns import Seat, Turn, Turns, kept, messages_of, others, told_of
-from mcast.contract.copies import remade
-from mcast.contract.seconds import seconds_of
 
 logger: logging.Logger = logging.getLogger("mcast")
 

@@ -14,6 +14,8 @@ from pydantic import BaseModel
 from typing_extensions import Buffer
 
 from mcast.api import Phase, TimedOut
+from mcast.arguments.copies import remade
+from mcast.arguments.seconds import seconds_of
 from mcast.cast.nack import parity
 from mcast.cast.nack.closed import CLOSED, STRANGERS, letters_of
 from mcast.cast.nack.header import Rejected
@@ -26,8 +28,6 @@ from mcast.cast.nack.strategy import Strategy
 from mcast.cast.objects.bytes_in import metadata_of
 from mcast.cast.objects.bytes_out import FromMemory, Origin, Outflow, Sendable, origin_of
 from mcast.cast.objects.turns import Seat, Turn, Turns, messages_of, others
-from mcast.contract.copies import remade
-from mcast.contract.seconds import seconds_of
 
 _NAP = 0.01
 """Seconds until a pipe that had no bytes is asked again."""

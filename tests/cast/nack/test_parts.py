@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from mcast.api import rows_of
 from mcast.cast.nack.arriving import TRIES
 from mcast.cast.nack.asking import Asking
 from mcast.cast.nack.backoff import SPREAD, backoff, spread
@@ -42,7 +43,6 @@ from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Repairs, Run
 from mcast.cast.nack.sender import Manners, ObjectSender
 from mcast.cast.nack.strategy import Standing, Strategy, all_of_them, best_effort, deadline, quorum
-from mcast.contract.rows import rows_of
 from mcast.endpoint.low_water import LowWater
 
 from .network import LIARS_NUMBER, address, described, joined, number

@@ -11,14 +11,13 @@ from math import inf
 from random import Random
 from typing import Any, NamedTuple
 
-from mcast.api import Headed, Series
+from mcast.api import Headed, Series, rows_of
 from mcast.cast.nack.header import number_at
 from mcast.cast.nack.strategy import Strategy
 from mcast.cast.objects.bytes_in import Into, Offered, Target
 from mcast.cast.objects.receiving import Missed, ObjectsIn, Received
 from mcast.cast.objects.sending import Object, ObjectReport, ObjectsOut
 from mcast.cast.objects.turns import Seat, Turn, Turns
-from mcast.contract.rows import rows_of
 from mcast.wire.addresses import Gid
 
 LARGEST = 1024

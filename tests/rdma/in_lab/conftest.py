@@ -10,11 +10,10 @@ from time import monotonic, sleep
 
 import pytest
 
-from mcast.api import DeviceInfo, McastAddress, PortSpace
+from mcast.api import DeviceInfo, McastAddress, PortSpace, Testbed
 from mcast.backends.rdma import PROVIDER
 from mcast.backends.rdma.infiniband_bed import InfinibandTestbed
 from mcast.backends.rdma.net.ipoib import interfaces_of
-from mcast.contract.testbed import Testbed
 from mcast.wire.addresses import Gid
 from mcast.wire.mapping import infiniband_mgid
 

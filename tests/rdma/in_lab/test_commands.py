@@ -15,11 +15,10 @@ from time import monotonic, sleep
 
 import pytest
 
-from mcast.api import Capability
+from mcast.api import Capability, Testbed
 from mcast.backends.rdma.net.groups import UNTRUSTED
 from mcast.capture.player import Recorded, messages_of
 from mcast.capture.recorder import recorder_of
-from mcast.contract.testbed import Testbed
 from mcast.endpoint.blocking import open_endpoint
 from mcast.wire.addresses import McastAddress
 

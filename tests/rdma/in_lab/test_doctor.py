@@ -19,10 +19,9 @@ from typing import NamedTuple
 
 import pytest
 
-from mcast.api import Finding, Level, OutOfResources
+from mcast.api import Finding, Level, OutOfResources, Testbed
 from mcast.backends.rdma import PROVIDER
 from mcast.backends.rdma.net.igmp_listener import hear_queriers
-from mcast.contract.testbed import Testbed
 
 from .conftest import sh
 

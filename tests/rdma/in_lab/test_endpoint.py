@@ -16,10 +16,9 @@ from ipaddress import IPv4Address
 import pytest
 
 from mcast import Endpoint, Lost, Rejoined, RejoinPolicy, aio, open_endpoint
-from mcast.api import Closed, McastError, TimedOut
+from mcast.api import Closed, McastError, Testbed, TimedOut
 from mcast.backends.rdma.net import hostnet
 from mcast.backends.rdma.testbed import RdmaTestbed
-from mcast.contract.testbed import Testbed
 
 BOUND = 100.0
 """Seconds; the longest that anything may take, never a delay."""

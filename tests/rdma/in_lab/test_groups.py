@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from ipaddress import IPv4Address
 from time import monotonic, sleep
 
-from mcast.api import GroupMember, GroupSource
+from mcast.api import GroupMember, GroupSource, Testbed
 from mcast.backends.rdma.net import hostnet
 from mcast.backends.rdma.net.netlink import forget, rdma_objects, snooping_table
-from mcast.contract.testbed import Testbed
 from mcast.wire.addresses import Gid
 from mcast.wire.mapping import group_mac, roce_v1_mgid
 

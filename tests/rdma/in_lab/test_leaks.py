@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 import mcast
-from mcast.api import JoinAttrEx
+from mcast.api import JoinAttrEx, Testbed
 from mcast.backends.rdma.net.netlink import rdma_objects
-from mcast.contract.testbed import Testbed
 
 from ...waiting import descriptors
 

@@ -10,8 +10,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from mcast.api import CmId, Destination, EventChannel, Gid, JoinAttrEx, JoinFlag, QueuePair
-from mcast.contract.testbed import Testbed
+from mcast.api import CmId, Destination, EventChannel, Gid, JoinAttrEx, JoinFlag, QueuePair, Testbed
 
 from .conftest import mckey_sends
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from mcast.api import Testbed
 from mcast.bench.ping import answer_all, joined, ping_all
-from mcast.contract.testbed import Testbed
 from mcast.endpoint.ports import choose
 from mcast.wire.addresses import McastAddress
 from mcast.wire.probe import PROBE_SIZE

@@ -23,8 +23,8 @@ from mcast.api import (
     QpInit,
     QpState,
     QueuePair,
+    Testbed,
 )
-from mcast.contract.testbed import Testbed
 
 BOUND = 100.0
 

@@ -13,7 +13,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from mcast.contract.testbed import Testbed
+from mcast.api import Testbed
 
 from .conftest import source_of
 

@@ -12,10 +12,18 @@ from collections.abc import Iterable, Iterator
 from ipaddress import IPv4Address
 from typing import NamedTuple
 
-from mcast.api import DeviceInfo, GroupInfo, GroupMember, GroupSource, GroupTable, LinkLayer, PortState
+from mcast.api import (
+    UNREPORTED,
+    DeviceInfo,
+    GroupInfo,
+    GroupMember,
+    GroupSource,
+    GroupTable,
+    LinkLayer,
+    PortState,
+)
 from mcast.backends.rdma.devices import netdevs_of
 from mcast.backends.rdma.net import hostnet, netlink
-from mcast.contract.groups import UNREPORTED
 from mcast.wire.addresses import ZERO_GID, Gid
 from mcast.wire.mcmember import JoinState
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from mcast.api import GroupInfo, GroupMember, GroupSource, GroupTable
+from mcast.api import UNREPORTED, GroupInfo, GroupMember, GroupSource, GroupTable
 from mcast.backends.model.port import Port
 from mcast.backends.sim.core.fabric import Parts
 from mcast.backends.sim.core.port import FabricPort
-from mcast.contract.groups import UNREPORTED
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import RECEIVING
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 
+from mcast.arguments.amounts import number_in, whole_in
+from mcast.arguments.seconds import seconds_in
 from mcast.backends.sim.scenario.model import FAULTS, BadScenario
-from mcast.contract.amounts import number_in, whole_in
-from mcast.contract.seconds import seconds_in
 from mcast.wire.addresses import McastAddress
 
 ENDS = ("port", "source", "target")

@@ -22,13 +22,16 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from mcast.api import (
+    JOIN_MASK,
     Backend,
     Batch,
     Capability,
+    Closeable,
     Closed,
     CmEvent,
     CmEventType,
     CmId,
+    CopiedBatch,
     Destination,
     DeviceBytes,
     DeviceInfo,
@@ -80,9 +83,6 @@ from mcast.backends.sim.shared.incoming import Incoming, ServerEnded
 from mcast.backends.sim.shared.outgoing import SharedOutgoing
 from mcast.backends.sim.shared.tap import Tapped
 from mcast.backends.sim.shared.watch import needs_descriptors
-from mcast.contract.batch import CopiedBatch
-from mcast.contract.closing import Closeable
-from mcast.contract.enums import JOIN_MASK
 from mcast.interrupts import Alive, Lock, is_within, later, made_or_undone, uninterrupted
 from mcast.wire.addresses import Gid, McastAddress
 from mcast.wire.mapping import infiniband_group, ipoib_broadcast_mgid

@@ -32,7 +32,6 @@ from mcast.backends.sim.shared.posting import BURST
 from mcast.backends.sim.shared.rings import Page
 from mcast.backends.sim.shared.session import Answer, ClientSession, Later, refusal_of
 from mcast.backends.sim.shared.watch import ServerWatch, needs_descriptors
-from mcast.contract.guest import named
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -332,9 +331,9 @@ class FabricServer:
             with self.fabric.clock:  # in which the clock's thread may be about to answer
                 session.close()
                 client.socket.close()
-            self._say(f"left: {named(client.pid, client.program)}{f': {why}' if why else ''}")
+            self._say(f"left: {_who(client)}{f': {why}' if why else ''}")
         elif why:
-            self._say(f"refused: {named(client.pid, client.program)}: {why}")
+            self._say(f"refused: {_who(client)}: {why}")
         if client.ring is not None:
             os.close(client.ring)
             client.ring = None
@@ -357,7 +356,7 @@ class FabricServer:
         posted = partial(self._read, client, self._take_posts)
         client.session = ClientSession(fabric, self.name, hosts, self._pump, ring, posted)
         places = ", ".join(f"{port.name} {port.addresses[0]}" for port in topology.ports_of(hosts)[:4])
-        who = named(client.pid, client.program)
+        who = _who(client)
         self._say(f"attached: {who} as host {_named(hosts, topology)}: {places}")
         backend = client.session.backend
         return Answer(
@@ -411,6 +410,10 @@ class FabricServer:
             for client, session in attached
             if session is not None
         )
+
+
+def _who(client: Client) -> str:
+    return Guest(client.pid, client.program, "", ()).name
 
 
 def _named(hosts: frozenset[int], topology: Topology) -> str:

@@ -17,6 +17,7 @@ from io import UnsupportedOperation
 from typing import BinaryIO, NamedTuple
 
 from mcast.api import LinkLayer, McastError
+from mcast.arguments.file_objects import FileWriter
 from mcast.backends.model.times import NS
 from mcast.backends.sim.clock import Clock
 from mcast.backends.sim.trace.events import (
@@ -32,7 +33,6 @@ from mcast.backends.sim.trace.events import (
     parse,
 )
 from mcast.backends.sim.trace.pcapng import Packets
-from mcast.contract.file_objects import FileWriter
 from mcast.interrupts import Enterable, uninterrupted
 from mcast.pcapng.writer import Writer
 

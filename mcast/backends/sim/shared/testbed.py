@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from mcast.api import Testbed
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.shared import frames
 from mcast.backends.sim.shared.client import SharedBackend
 from mcast.backends.sim.testbed import SimTestbed
-from mcast.contract.testbed import Testbed
 
 
 @contextmanager

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from mcast.api import Testbed
 from mcast.backends.rdma.infiniband_bed import SM_KEY, InfinibandTestbed, cables, trusted_records
 from mcast.backends.rdma.net import hostnet
 from mcast.conformance.peers import Application, new_group
-from mcast.contract.testbed import Testbed
 
 
 def multicast_table(said: str) -> dict[int, frozenset[int]]:

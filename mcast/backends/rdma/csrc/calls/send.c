@@ -71,7 +71,7 @@ static int finish_sending(struct payloads *payloads)
 	return !type;
 }
 
-/* Whether the buffer is plainly one that mcast/contract/buffers.py takes. All else is for the contract to judge, because
+/* Whether the buffer is plainly one that mcast/arguments/buffers.py takes. All else is for the contract to judge, because
  * Python objects may be in it: O is one, and & points to something. A B of more than a byte may be a union or a packed
  * structure of ctypes, and a record, T, may have fields that its format does not name. What stands between two colons
  * is the name of a field. */

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import fsum, inf, nan
 
-from mcast.contract.amounts import amount_in
-from mcast.wire.arguments import shown
+from mcast.arguments.amounts import amount_in
+from mcast.arguments.checks import shown
 
 LONGEST = float(((1 << 63) - 1) // 1_000_000_000)
 """The most seconds that a thread can wait, some 292 years. A longer wait is cut to this."""

@@ -19,7 +19,12 @@ from typing import Any
 
 from typing_extensions import Buffer
 
-from mcast.contract.batch import FREE_THREADED
+FREE_THREADED: bool = not getattr(sys, "_is_gil_enabled", lambda: True)()
+"""True if threads run at once, because Python has no GIL.
+
+Then Python's memoryviews are not safe to share: where one thread releases a view, no other thread may release
+it, or make or end a slice of it, at that moment.
+"""
 
 _FIELD_NAME = re.compile(":[^:]*:")
 """The name of a field in a format: the O in `T{i:O:}` is a name, and no object."""

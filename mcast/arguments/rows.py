@@ -8,8 +8,8 @@ from typing import final, overload
 
 from typing_extensions import Buffer
 
-from mcast.contract.buffers import flat_bytes, writable_bytes
-from mcast.contract.copies import remade
+from mcast.arguments.buffers import flat_bytes, writable_bytes
+from mcast.arguments.copies import remade
 from mcast.interrupts import copy_rows
 
 __all__ = ["Headed", "copy_rows", "flat_rows", "rows_of"]
