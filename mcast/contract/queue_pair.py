@@ -68,15 +68,21 @@ class QueuePair(OnPort):
         limit, group = self.max_message_size, destination.group_mtu
         return limit if group is None or group > limit else group
 
-    def too_large(self, destination: Destination, sizes: Sequence[int], limit: int) -> MessageTooLarge:
-        """The error of guard G-MTU for the first message above `limit` bytes; it says whether port or group
-        limits."""
+    def require_fits(self, destination: Destination, sizes: Sequence[int], limit: int | None = None) -> None:
+        """Raise MessageTooLarge for the first payload of more than `limit` bytes (guard G-MTU).
+
+        None: `max_message_to`. The error says whether the port or the group limits.
+        """
+        if limit is None:
+            limit = self.max_message_to(destination)
+        if not sizes or max(sizes) <= limit:
+            return
         index, size = next((index, size) for index, size in enumerate(sizes) if size > limit)
         if self.max_message_to(destination) == self.max_message_size:
-            return MessageTooLarge(size, limit, index)
+            raise MessageTooLarge(size, limit, index)
         source = destination.mtu_source
         said = "" if source is None else source.value
-        return MessageTooLarge(size, limit, index, destination.group_mtu, said)
+        raise MessageTooLarge(size, limit, index, destination.group_mtu, said)
 
     @property
     def timestamp_clock(self) -> TimestampClock | None:
@@ -227,9 +233,7 @@ class QueuePair(OnPort):
         if isinstance(batch, memoryview):
             return self._check_rows(destination, batch, imm, timeout)
         if type(batch) is Headed:
-            size, limit = batch.nbytes // len(batch), self.max_message_to(destination)
-            if size > limit:
-                raise self.too_large(destination, [size], limit)
+            self.require_fits(destination, [batch.nbytes // len(batch)])
             self._send_headed(destination, batch, imm, timeout)
             return len(batch)
         payloads: list[Any] = batch if isinstance(batch, list) else list(batch)
@@ -238,9 +242,7 @@ class QueuePair(OnPort):
         else:
             payloads = list(map(_as_payload, payloads, range(len(payloads))))
             sizes = list(map(operator.attrgetter("nbytes"), payloads))
-        limit = self.max_message_to(destination)
-        if sizes and max(sizes) > limit:
-            raise self.too_large(destination, sizes, limit)
+        self.require_fits(destination, sizes)
         self._send(destination, payloads, imm, timeout)
         return len(payloads)
 
@@ -248,13 +250,12 @@ class QueuePair(OnPort):
         self, destination: Destination, rows: memoryview, imm: int | None, timeout: float | None
     ) -> int:
         flat = flat_rows(rows)
-        count, limit = len(rows), self.max_message_to(destination)
+        count = len(rows)
         if not flat.nbytes:
             self._send(destination, [b""] * count, imm, timeout)
             return count
         size = flat.nbytes // count
-        if size > limit:
-            raise self.too_large(destination, [size], limit)
+        self.require_fits(destination, [size])
         self._send_rows(destination, flat.cast("B", (count, size)), imm, timeout)
         return count
 

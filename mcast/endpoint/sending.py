@@ -129,9 +129,8 @@ class Sending:
             raise TypeError(f"reply: the message is {message!r}{why}: give the Message to answer")
         if not destination.can_reply_to(message):
             raise ValueError(f"reply: {message.source} QP {message.src_qp} is nobody who can be answered")
-        size, limit = _size(payload), self._station.max_message_to(qp, destination)
-        if size > limit:
-            raise qp.too_large(destination, [size], limit)
+        size = _size(payload)
+        qp.require_fits(destination, [size], self._station.max_message_to(qp, destination))
         qp.send_one(destination.reply_to(message), payload, imm, timeout)
         self._count_sent(group, 1, size)
 
@@ -161,10 +160,7 @@ class Sending:
         Raises TypeError or MessageTooLarge for the first that cannot be sent, with its place in the list.
         """
         flat = [one if type(one) is bytes else flat_bytes(one, i) for i, one in enumerate(payloads)]
-        sizes = list(map(len, flat))
-        limit = self._station.max_message_to(qp, destination)
-        if sizes and max(sizes) > limit:
-            raise qp.too_large(destination, sizes, limit)
+        qp.require_fits(destination, list(map(len, flat)), self._station.max_message_to(qp, destination))
         return flat
 
     def _count_sent(self, group: EndpointGroup, count: int, size: int) -> None:

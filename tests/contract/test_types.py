@@ -328,7 +328,7 @@ def test_what_stands_for_a_number_is_taken(site: Site, name: str) -> None:
 
 OTHERS = {
     "context": "any object, which comes back in the event",
-    "too_large": "makes an error for a provider",
+    "require_fits": "is for endpoints, which have looked at the payloads",
 }
 """Arguments and calls that take anything, and why."""
 
