@@ -56,9 +56,11 @@ RECHECK = 1.0
 class Refused(Exception):
     """The way of an error of ours out of a change; no handler raises this type."""
 
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(error)
-        self.error: BaseException = error
+    @property
+    def error(self) -> BaseException:
+        """The error that `run` raises."""
+        error: BaseException = self.args[0]
+        return error
 
 
 class Guard:

@@ -52,9 +52,11 @@ WAYS: dict[str, Callable[[Any], Any]] = {
 
 ARGUMENTS: dict[str, object] = {
     "address": api.McastAddress.of(GROUP, 5000),
+    "amid": "join",
     "arguments": {"addr": api.McastAddress.of(GROUP), "lid": 3},
     "attached_lid": 0xC002,
     "call": "join_multicast",
+    "cure": "close it",
     "console": ("the last line",),
     "detail": "a detail",
     "errno": 110,
