@@ -91,7 +91,12 @@ class CmId(OnPort):
         )
         self._require_open("create_qp", Phase.CREATE_QP)
         self._require_alone()
-        return made_or_undone(partial(self._create_qp, init), lambda qp: qp.close())
+        return made_or_undone(partial(self._make_qp, init), lambda qp: qp.close())
+
+    def _make_qp(self, init: QpInit) -> QueuePair:
+        qp = self._create_qp(init)
+        qp._depth = init.max_recv_wr
+        return qp
 
     def join_multicast(
         self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str, context: object = None

@@ -19,10 +19,11 @@ from mcast.arguments.seconds import LONGEST, PLAIN, seconds_of
 from mcast.contract.batch import Batch, Message
 from mcast.contract.closing import OnPort
 from mcast.contract.enums import PortEvent, QpState, QpType, TimestampClock
+from mcast.contract.receive_memory import CopiedRegion, ReceiveSlots
 from mcast.contract.region import DeviceBytes, DeviceRegion, Region
 from mcast.contract.values import Destination, QpCounters
 from mcast.errors.cause import Phase
-from mcast.errors.tree import MessageTooLarge, SecondMlid, mcast_error
+from mcast.errors.tree import MessageTooLarge, QpError, SecondMlid, WcStatus, mcast_error
 from mcast.interrupts import made_or_undone, uninterrupted
 from mcast.wire.addresses import Gid
 
@@ -31,7 +32,16 @@ class QueuePair(OnPort):
     """ibv_qp of a CmId: sends and receives UD messages in batches, and is attached to groups.
 
     Closing it is ibv_destroy_qp, after detaching it from every group.
+
+    Messages pass through two hooks of the provider: `_send` posts a list of payloads, `_recv` returns a
+    batch. Rows, messages of two parts, single messages and registered memory reach these two by default; a
+    provider overrides `_send_rows`, `_send_headed`, `_recv_one` and `_register` where that saves time.
     """
+
+    _depth = 0
+    """How many receives there are (`QpInit.max_recv_wr`)."""
+    _receive_slots: ReceiveSlots | None = None
+    """Where `recv` copies messages, of a provider that cannot receive there."""
 
     @property
     @abstractmethod
@@ -271,7 +281,7 @@ class QueuePair(OnPort):
             timeout = seconds_of(timeout)
         plain = imm is None and not self._closed and type(destination) is Destination
         if plain and type(payload) is bytes and len(payload) <= self.max_message_to(destination):
-            self._send_one(destination, payload, timeout)  # no check of `send` could fail here
+            self._send(destination, [payload], None, timeout)  # no check of `send` could fail here
         else:
             self.send(destination, [payload], imm, timeout)
 
@@ -309,7 +319,10 @@ class QueuePair(OnPort):
             max = min(whole(max, "max", 1, None, "recv returns 1 or more messages"), _MAX_BATCH)
         if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
             timeout = seconds_of(timeout)
-        return self._recv(max, timeout, flag(events, "events"))
+        slots, events = self._receive_slots, flag(events, "events")
+        if slots is None:
+            return self._recv(max, timeout, events)
+        return slots.receive(lambda free: self._recv(free, timeout, events), max)
 
     def recv_one(self, timeout: float | None = None) -> Message | None:
         """Receive one message as a copy, or None when `timeout` seconds have passed.
@@ -418,10 +431,13 @@ class QueuePair(OnPort):
         payloads: Sequence[bytes | memoryview | DeviceBytes],
         imm: int | None,
         timeout: float | None,
-    ) -> None: ...
+    ) -> None:
+        """Post the payloads in order, each as one message: the send hook.
 
-    def _send_one(self, destination: Destination, payload: bytes, timeout: float | None) -> None:
-        self._send(destination, [payload], None, timeout)
+        The contract has checked arguments and sizes, and every buffer is flat. When the hook returns, all
+        are posted, and the buffers may be reused. The error of a call that fails says in `posted` how many
+        were posted before.
+        """
 
     def _send_rows(
         self, destination: Destination, rows: memoryview, imm: int | None, timeout: float | None
@@ -442,7 +458,11 @@ class QueuePair(OnPort):
         """
 
     @abstractmethod
-    def _recv(self, max: int, timeout: float | None, events: bool) -> Batch: ...
+    def _recv(self, max: int, timeout: float | None, events: bool) -> Batch:
+        """Return 1..max messages as soon as there is one, or an empty batch: the receive hook.
+
+        `recv` says when it ends. A provider that leases no buffers returns a `CopiedBatch`.
+        """
 
     def _recv_one(self, timeout: float | None) -> Message | None:
         with self._recv(1, timeout, False) as batch:
@@ -456,10 +476,37 @@ class QueuePair(OnPort):
         detail = "messages arrive in another device's memory, and cannot be copied out of it: use recv"
         raise mcast_error(E.EOPNOTSUPP, "recv_one", Phase.RECV, None, detail)
 
-    @abstractmethod
     def _register(
         self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool, constant: bool
-    ) -> Region: ...
+    ) -> Region:
+        """Register the buffer.
+
+        By default nothing is registered: `_send` gets payloads of the region like any others, and `recv`
+        copies messages from the provider's own receives, which `counters.recv_free` counts, to the slots. So
+        a slot has room for the largest message (EINVAL), and closing the region drops no message.
+        """
+        if recv_slot is None:
+            return CopiedRegion(buffer)
+        self._require_no_messages(recv_slot)
+        slots = self._receive_slots = ReceiveSlots(buffer, recv_slot)
+        return CopiedRegion(buffer, partial(self._leave_slots, slots))
+
+    def _require_no_messages(self, recv_slot: int) -> None:
+        """Guard G-RECV by the counters: each receive that is not free has a message, or is leased."""
+        state, slots, largest = self.state, self._receive_slots, self.max_message_size
+        if state is QpState.ERR:
+            raise QpError(WcStatus.WR_FLUSH_ERR, "register", Phase.REGISTER)
+        is_taken = state is not QpState.RESET and self.counters.recv_free < self._depth
+        if is_taken or (slots is not None and slots.leased):
+            detail = "messages are queued or leased: register receive memory before the QP joins"
+            raise mcast_error(E.EBUSY, "register", Phase.REGISTER, None, detail)
+        if recv_slot < largest:
+            detail = f"this provider copies each message into a slot: give it room for the largest, {largest}"
+            raise mcast_error(E.EINVAL, "register", Phase.REGISTER, {"recv_slot": recv_slot}, detail)
+
+    def _leave_slots(self, slots: ReceiveSlots) -> None:
+        if self._receive_slots is slots:
+            self._receive_slots = None
 
     def _register_dmabuf(
         self, fd: int, nbytes: int, offset: int, recv_slot: int | None, relaxed_ordering: bool
