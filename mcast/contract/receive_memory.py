@@ -35,7 +35,8 @@ class ReceiveSlots:
     """Memory of the program in slots of `size` bytes. `receive` copies each message into a free one."""
 
     def __init__(self, memory: memoryview, size: int) -> None:
-        self.memory, self.size = memory, size
+        self.memory: memoryview = memory
+        self.size: int = size
         self._free = deque(range(memory.nbytes // size))
         self._count = len(self._free)
 

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from mcast.backends.rdma import _native  # type: ignore[attr-defined]
+from mcast.backends.rdma import _native
 
 from .build import ROOT, SANITIZE
 from .run_sanitized import ENOUGH, TESTS, command

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 import subprocess
 from pathlib import Path
@@ -11,8 +10,9 @@ import numpy
 
 import mcast.backends.rdma
 from mcast.api import RECORD_DTYPE
-from mcast.backends.rdma import _native  # type: ignore[attr-defined]
-from mcast.backends.rdma.native import Lib, QpPlan
+from mcast.backends.rdma import _native
+from mcast.backends.rdma.native import QpPlan
+from scripts.native_stub import STUB, stub
 
 HOME = Path(mcast.backends.rdma.__file__).parent
 
@@ -24,18 +24,14 @@ def test_only_libc_is_linked() -> None:
     assert set(re.findall(r"NEEDED.*\[(.*)\]", said)) <= {"libc.so.6", "libdl.so.2", "ld-linux-x86-64.so.2"}
 
 
-def test_the_protocol_names_what_the_header_declares() -> None:
-    text = re.sub(r"/\*.*?\*/", "", (HOME / "csrc" / "cdefs.h").read_text(), flags=re.S)
-    declared = {
-        name: 0 if arguments.strip() == "void" else arguments.count(",") + 1
-        for name, arguments in re.findall(r"\b(mcast_\w+)\(((?:[^()]|\(\*\w+\)(?:\[\d+\])?)*)\);", text)
-    }
-    protocol = {
-        name: len(inspect.signature(member).parameters) - 1
-        for name, member in vars(Lib).items()
-        if name.startswith("mcast_")
-    }
-    assert protocol == declared
+def test_the_types_are_those_of_the_header() -> None:
+    """`python -m scripts.native_stub` makes them again."""
+    assert STUB.read_text() == stub()
+
+
+def test_the_types_have_every_function() -> None:
+    declared = {name for name in dir(_native.lib) if name.startswith("mcast_")}
+    assert set(re.findall(r"def (mcast_\w+)", STUB.read_text())) == declared
 
 
 def test_the_records_have_one_layout() -> None:

@@ -1,19 +1,19 @@
-/* The asynchronous events of a device. Every thread that sleeps on one of its QPs reads them, and tells all QPs. */
-#include "qp.h"
+/* Reads the asynchronous events of devices, and tells their QPs; async.h says who wakes whom, and which lock is first. */
+#include "async.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
+#include <unistd.h>
 
-/* librdmacm opens a device once a process, so its events have one queue. */
-struct mcast_async {
+struct device_events {
 	struct ibv_context *context;
-	struct mcast_qp *qps;
-	struct mcast_async *next;
+	struct async_events *listeners;
+	struct device_events *next;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct mcast_async *devices;
+static struct device_events *devices;
 
 /* The QPs are the parent's, whose other threads may have held the lock. */
 void mcast_async_after_fork(void)
@@ -22,9 +22,17 @@ void mcast_async_after_fork(void)
 	devices = NULL;
 }
 
-static struct mcast_async *device_of(struct ibv_context *context)
+int mcast_open_async(struct async_events *self, struct qp_state *state, struct ibv_context *context)
 {
-	struct mcast_async *device;
+	self->state = state;
+	self->fd = context->async_fd;
+	self->news_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	return self->news_fd < 0 ? -errno : 0;
+}
+
+static struct device_events *device_of(struct ibv_context *context)
+{
+	struct device_events *device;
 	int flags;
 
 	for (device = devices; device; device = device->next)
@@ -42,42 +50,44 @@ static struct mcast_async *device_of(struct ibv_context *context)
 	return device;
 }
 
-void mcast_listen_no_more(struct mcast_qp *qp)
+static void leave(struct async_events *self)
 {
-	struct mcast_async *device = qp->async, **at = &devices;
+	struct device_events *device = self->device, **at = &devices;
 
-	if (!device)
-		return;
-	pthread_mutex_lock(&lock);
-	for (struct mcast_qp **one = &device->qps; *one; one = &(*one)->next_of_device)
-		if (*one == qp) {
-			*one = qp->next_of_device;
+	for (struct async_events **one = &device->listeners; *one; one = &(*one)->next)
+		if (*one == self) {
+			*one = self->next;
 			break;
 		}
-	if (!device->qps) {
+	if (!device->listeners) {
 		while (*at != device)
 			at = &(*at)->next;
 		*at = device->next;
 		free(device);
 	}
-	qp->async = NULL;
-	pthread_mutex_unlock(&lock);
+	self->device = NULL;
 }
 
-int mcast_async_fd(const struct mcast_qp *qp)
+void mcast_close_async(struct async_events *self)
 {
-	return qp->async_fd;
+	pthread_mutex_lock(&lock);
+	if (self->device)
+		leave(self);
+	pthread_mutex_unlock(&lock);
+	if (self->news_fd >= 0)
+		close(self->news_fd);
+	self->news_fd = -1;
 }
 
-static int is_about(const struct ibv_async_event *event, const struct mcast_qp *qp)
+static int is_about(const struct ibv_async_event *event, const struct async_events *self)
 {
 	switch (event->event_type) {
 	case IBV_EVENT_QP_FATAL:
 	case IBV_EVENT_QP_REQ_ERR:
 	case IBV_EVENT_QP_ACCESS_ERR:
-		return event->element.qp == qp->qp;
+		return event->element.qp == self->state->qp;
 	case IBV_EVENT_CQ_ERR:
-		return event->element.cq == qp->send.cq || event->element.cq == qp->recv.cq;
+		return event->element.cq == self->cqs[0] || event->element.cq == self->cqs[1];
 	case IBV_EVENT_DEVICE_FATAL:
 		return 1;
 	default:
@@ -85,7 +95,7 @@ static int is_about(const struct ibv_async_event *event, const struct mcast_qp *
 	}
 }
 
-static int is_of_port(const struct ibv_async_event *event, const struct mcast_qp *qp)
+static int is_of_port(const struct ibv_async_event *event, const struct async_events *self)
 {
 	switch (event->event_type) {
 	case IBV_EVENT_PORT_ACTIVE:
@@ -95,116 +105,104 @@ static int is_of_port(const struct ibv_async_event *event, const struct mcast_qp
 	case IBV_EVENT_GID_CHANGE:
 	case IBV_EVENT_SM_CHANGE:
 	case IBV_EVENT_CLIENT_REREGISTER:
-		return event->element.port_num == qp->id->port_num;
+		return event->element.port_num == self->port;
 	default:
 		return 0;
 	}
 }
 
-static void tell_of_port(struct mcast_qp *qp, enum ibv_event_type type)
+static void tell_of_port(struct async_events *self, enum ibv_event_type type)
 {
-	uint32_t place = __atomic_fetch_add(&qp->port_changes, 1, __ATOMIC_SEQ_CST);
+	uint32_t place = __atomic_fetch_add(&self->port_changes, 1, __ATOMIC_SEQ_CST);
 
-	qp->port_events[place % PORT_EVENTS] = (uint8_t)type;
-	if (!qp->has_news)
-		(void)!eventfd_write(qp->news_fd, 1);
-	qp->has_news = 1;
+	self->port_events[place % PORT_EVENTS] = (uint8_t)type;
+	if (!self->has_news)
+		(void)!eventfd_write(self->news_fd, 1);
+	self->has_news = 1;
 }
 
-static void tell(const struct ibv_async_event *event, struct mcast_qp *qp)
+static void tell(const struct ibv_async_event *event, struct async_events *self)
 {
-	pthread_mutex_lock(&qp->lock);
-	if (is_about(event, qp)) {
-		if (!qp->reason)
-			qp->reason = (int)event->event_type + 1;
-		mcast_note_failure(qp, IBV_WC_FATAL_ERR);
-	} else if (is_of_port(event, qp)) {
-		tell_of_port(qp, event->event_type);
-	}
-	pthread_mutex_unlock(&qp->lock);
+	pthread_mutex_lock(&self->state->lock);
+	if (is_about(event, self))
+		mcast_note_reason(self->state, (int)event->event_type + 1);
+	else if (is_of_port(event, self))
+		tell_of_port(self, event->event_type);
+	pthread_mutex_unlock(&self->state->lock);
 }
 
 /* With the lock held. */
-static void read_all(struct mcast_async *device)
+static void read_all(struct device_events *device)
 {
 	struct ibv_async_event event;
 
 	while (!mcast_sym.ibv_get_async_event(device->context, &event)) {
-		for (struct mcast_qp *one = device->qps; one; one = one->next_of_device)
+		for (struct async_events *one = device->listeners; one; one = one->next)
 			tell(&event, one);
 		mcast_sym.ibv_ack_async_event(&event);
 	}
 }
 
-/* Read what the device tells, without waiting, and tell its QPs; without the lock of one. */
-void mcast_read_async(struct mcast_qp *qp)
+void mcast_read_events(struct async_events *self)
 {
 	pthread_mutex_lock(&lock);
-	if (qp->async)
-		read_all(qp->async);
+	if (self->device)
+		read_all(self->device);
 	pthread_mutex_unlock(&lock);
 }
 
-int mcast_listen(struct mcast_qp *qp, struct ibv_context *context)
-{
-	pthread_mutex_lock(&lock);
-	qp->async = device_of(context);
-	if (qp->async) {
-		read_all(qp->async); /* an event from before the QP is not about the QP */
-		qp->next_of_device = qp->async->qps;
-		qp->async->qps = qp;
-	}
-	pthread_mutex_unlock(&lock);
-	return qp->async ? 0 : -ENOMEM;
-}
-
-int mcast_take_news(struct mcast_qp *qp)
-{
-	int had = qp->has_news;
-	eventfd_t unused;
-
-	if (had)
-		(void)!eventfd_read(qp->news_fd, &unused);
-	qp->has_news = 0;
-	return had;
-}
-
-int mcast_holds_port_events(struct mcast_qp *qp)
+int mcast_listen(struct async_events *self, struct ibv_context *context, const struct ibv_cq *send,
+		 const struct ibv_cq *recv, uint8_t port)
 {
 	int ret;
 
-	pthread_mutex_lock(&qp->lock);
-	ret = qp->port_events_read != qp->port_changes;
-	pthread_mutex_unlock(&qp->lock);
+	self->cqs[0] = send;
+	self->cqs[1] = recv;
+	self->port = port;
+	pthread_mutex_lock(&lock);
+	self->device = device_of(context);
+	ret = self->device ? 0 : -ENOMEM;
+	if (self->device) {
+		read_all(self->device); /* an event from before the QP is not about the QP */
+		self->next = self->device->listeners;
+		self->device->listeners = self;
+	}
+	pthread_mutex_unlock(&lock);
 	return ret;
 }
 
-int mcast_has_port_events(struct mcast_qp *qp)
+int mcast_take_news(struct async_events *self)
 {
-	int ret = mcast_enter_gate(&qp->gate);
+	int had = self->has_news;
+	eventfd_t unused;
 
-	if (ret)
-		return ret;
-	mcast_read_async(qp);
-	ret = mcast_holds_port_events(qp);
-	mcast_leave_gate(&qp->gate);
+	if (had)
+		(void)!eventfd_read(self->news_fd, &unused);
+	self->has_news = 0;
+	return had;
+}
+
+int mcast_holds_events(struct async_events *self)
+{
+	int ret;
+
+	pthread_mutex_lock(&self->state->lock);
+	ret = self->port_events_read != self->port_changes;
+	pthread_mutex_unlock(&self->state->lock);
 	return ret;
 }
 
-int mcast_read_port_events(struct mcast_qp *qp, uint8_t *out)
+int mcast_take_port_events(struct async_events *self, uint8_t *out)
 {
-	int count = 0, ret = mcast_enter_gate(&qp->gate);
+	int count = 0;
 
-	if (ret)
-		return ret;
-	mcast_read_async(qp);
-	pthread_mutex_lock(&qp->lock);
-	mcast_take_news(qp);
-	if (qp->port_changes - qp->port_events_read > PORT_EVENTS)
-		qp->port_events_read = qp->port_changes - PORT_EVENTS;
-	while (qp->port_events_read != qp->port_changes)
-		out[count++] = qp->port_events[qp->port_events_read++ % PORT_EVENTS];
-	pthread_mutex_unlock(&qp->lock);
-	mcast_leave_gate(&qp->gate);
+	mcast_read_events(self);
+	pthread_mutex_lock(&self->state->lock);
+	mcast_take_news(self);
+	if (self->port_changes - self->port_events_read > PORT_EVENTS)
+		self->port_events_read = self->port_changes - PORT_EVENTS;
+	while (self->port_events_read != self->port_changes)
+		out[count++] = self->port_events[self->port_events_read++ % PORT_EVENTS];
+	pthread_mutex_unlock(&self->state->lock);
 	return count;
 }

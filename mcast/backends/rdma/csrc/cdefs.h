@@ -110,7 +110,7 @@ int mcast_id_port(struct mcast_id *id);
 /* The P_Key of the interface that the id is bound to. It has no meaning on Ethernet. */
 int mcast_id_pkey(struct mcast_id *id);
 
-/* --- qp.c --- */
+/* --- qp.c, memory.c --- */
 
 struct mcast_qp_init {
 	int qp_type;
@@ -201,7 +201,7 @@ uint32_t mcast_port_changes(struct mcast_qp *qp);
 enum { PORT_EVENTS = 64 };
 int mcast_read_port_events(struct mcast_qp *qp, uint8_t *out);
 
-/* --- receive.c, send.c --- */
+/* --- messages and counters --- */
 
 struct mcast_message {
 	uint64_t offset;

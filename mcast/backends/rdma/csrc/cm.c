@@ -1,4 +1,4 @@
-/* Channels, ids, events, joins. */
+/* Channels, ids, events, joins: cm.h says who waits, and under which lock. */
 #include "cm.h"
 
 #include <fcntl.h>

@@ -1,6 +1,5 @@
+/* Completion queues, and sleeping until they have something; completions.h says who waits, and who wakes whom. */
 #include "completions.h"
-
-#include "qp.h"
 
 #include <fcntl.h>
 #include <sys/epoll.h>
@@ -42,26 +41,32 @@ static int create_stamped(struct ibv_context *context, struct ibv_cq_init_attr_e
 	return 0;
 }
 
-int mcast_open_completions(struct ibv_context *context, uint32_t depth, uint32_t vector, int timestamps,
-			   struct completions *out)
+int mcast_open_completions(struct completions *self, struct ibv_context *context, const struct completions_init *init)
 {
-	struct ibv_cq_init_attr_ex init = { .cqe = depth, .comp_vector = vector };
+	struct ibv_cq_init_attr_ex attr = { .cqe = init->depth, .comp_vector = init->vector };
 	int flags;
 
-	errno = 0;
-	out->channel = mcast_sym.ibv_create_comp_channel(context);
-	if (!out->channel)
-		return -(errno ? errno : ENOMEM);
-	/* not blocking: a thread that finds the event gone polls the queue and sleeps again */
-	flags = fcntl(out->channel->fd, F_GETFL);
-	if (flags < 0 || fcntl(out->channel->fd, F_SETFL, flags | O_NONBLOCK))
+	self->state = init->state;
+	self->async = init->async;
+	self->owner = init->owner;
+	self->watch_fd = self->call_fd = NO_FD;
+	self->reset_fd = init->of_sends ? eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) : NO_FD;
+	if (init->of_sends && self->reset_fd < 0)
 		return -errno;
 	errno = 0;
-	init.channel = out->channel;
-	if (timestamps)
-		return create_stamped(context, &init, out);
-	out->cq = mcast_sym.ibv_create_cq(context, (int)depth, NULL, out->channel, (int)vector);
-	return out->cq ? 0 : -(errno ? errno : ENOMEM);
+	self->channel = mcast_sym.ibv_create_comp_channel(context);
+	if (!self->channel)
+		return -(errno ? errno : ENOMEM);
+	/* not blocking: a thread that finds the event gone polls the queue and sleeps again */
+	flags = fcntl(self->channel->fd, F_GETFL);
+	if (flags < 0 || fcntl(self->channel->fd, F_SETFL, flags | O_NONBLOCK))
+		return -errno;
+	errno = 0;
+	attr.channel = self->channel;
+	if (init->timestamps)
+		return create_stamped(context, &attr, self);
+	self->cq = mcast_sym.ibv_create_cq(context, (int)init->depth, NULL, self->channel, (int)init->vector);
+	return self->cq ? 0 : -(errno ? errno : ENOMEM);
 }
 
 int mcast_moderate(struct completions *completions, uint32_t count, uint32_t period)
@@ -115,37 +120,43 @@ int mcast_poll_stamped(struct completions *completions, int max, struct ibv_wc *
 	return count;
 }
 
+static void close_fd(int *fd)
+{
+	if (*fd >= 0)
+		close(*fd);
+	*fd = NO_FD;
+}
+
 int mcast_close_completions(struct completions *completions)
 {
-	int ret = completions->cq ? mcast_returned(mcast_sym.ibv_destroy_cq(completions->cq)) : 0;
-	int other;
+	int ret, other;
 
+	if (!completions->state)
+		return 0;
+	ret = completions->cq ? mcast_returned(mcast_sym.ibv_destroy_cq(completions->cq)) : 0;
 	if (!ret)
 		completions->cq = NULL;
 	other = completions->channel ? mcast_returned(mcast_sym.ibv_destroy_comp_channel(completions->channel)) : 0;
 	if (!other) {
 		completions->channel = NULL;
-	} else if (completions->channel->fd >= 0) {
-		close(completions->channel->fd); /* whatever the library keeps: no descriptor stays */
-		completions->channel->fd = NO_FD;
+	} else {
+		close_fd(&completions->channel->fd); /* whatever the library keeps: no descriptor stays */
 	}
-	if (completions->watch_fd >= 0)
-		close(completions->watch_fd);
-	if (completions->call_fd >= 0)
-		close(completions->call_fd);
-	completions->watch_fd = completions->call_fd = NO_FD;
+	close_fd(&completions->watch_fd);
+	close_fd(&completions->call_fd);
+	close_fd(&completions->reset_fd);
 	return ret ? ret : other;
 }
 
 /* The channel's descriptor tells of nothing: of a device that is gone it would do so without end. */
-static void give_up(struct mcast_qp *qp, struct completions *completions)
+static void give_up(struct completions *completions)
 {
-	pthread_mutex_lock(&qp->lock);
+	pthread_mutex_lock(&completions->state->lock);
 	completions->is_broken = 1;
 	if (completions->watch_fd >= 0)
 		epoll_ctl(completions->watch_fd, EPOLL_CTL_DEL, completions->channel->fd, NULL);
 	mcast_call_followers(completions, UINT64_MAX); /* the leader may wait for an event, and sleep on */
-	pthread_mutex_unlock(&qp->lock);
+	pthread_mutex_unlock(&completions->state->lock);
 }
 
 /* Take what the channel tells, if it tells something: 0. The queue is armed no more then, for there is one event per arm
@@ -161,10 +172,10 @@ static int try_completion_event(struct completions *completions)
 	return 0;
 }
 
-static void take_completion_event(struct mcast_qp *qp, struct completions *completions, int is_in_error)
+static void take_completion_event(struct completions *completions, int is_in_error)
 {
 	if (try_completion_event(completions) && (is_in_error || errno != EAGAIN))
-		give_up(qp, completions);
+		give_up(completions);
 }
 
 static int arm(struct completions *completions)
@@ -194,12 +205,17 @@ static void call_next(struct completions *completions)
 
 /* --- loops outside --- */
 
-static int open_watch(struct mcast_qp *qp, struct completions *completions)
+static int is_of_sends(const struct completions *completions)
+{
+	return completions->reset_fd >= 0;
+}
+
+static int open_watch(struct completions *completions)
 {
 	int epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	int call_fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK); /* a look before this one's time has armed nothing */
-	int fds[SOURCES] = { completions->is_broken ? NO_FD : completions->channel->fd, call_fd, qp->gate.wake_fd,
-			     mcast_async_fd(qp), completions == &qp->recv ? qp->news_fd : NO_FD };
+	int fds[SOURCES] = { completions->is_broken ? NO_FD : completions->channel->fd, call_fd, completions->state->gate.wake_fd,
+			     completions->async->fd, is_of_sends(completions) ? NO_FD : completions->async->news_fd };
 	int ret = epoll_fd < 0 || call_fd < 0 ? -errno : 0;
 
 	for (uint32_t source = 0; source < SOURCES && !ret; source++) {
@@ -218,38 +234,38 @@ static int open_watch(struct mcast_qp *qp, struct completions *completions)
 	return 0;
 }
 
-int mcast_watch(struct mcast_qp *qp, struct completions *completions)
+int mcast_watch(struct completions *completions)
 {
 	int ret = 0;
 
-	pthread_mutex_lock(&qp->lock);
+	pthread_mutex_lock(&completions->state->lock);
 	if (completions->watch_fd < 0)
-		ret = open_watch(qp, completions);
+		ret = open_watch(completions);
 	if (!ret)
 		ret = completions->watch_fd;
-	pthread_mutex_unlock(&qp->lock);
+	pthread_mutex_unlock(&completions->state->lock);
 	return ret;
 }
 
-static int look_once(struct mcast_qp *qp, mcast_work *work, void *what)
+static int look_once(struct completions *completions, mcast_work *work, void *what)
 {
 	int ret;
 
-	pthread_mutex_lock(&qp->lock);
-	ret = work(qp, what);
-	pthread_mutex_unlock(&qp->lock);
+	pthread_mutex_lock(&completions->state->lock);
+	ret = work(completions->owner, what);
+	pthread_mutex_unlock(&completions->state->lock);
 	return ret;
 }
 
-static void forget_news(struct mcast_qp *qp)
+static void forget_news(struct completions *completions)
 {
-	pthread_mutex_lock(&qp->lock);
-	mcast_take_news(qp);
-	pthread_mutex_unlock(&qp->lock);
+	pthread_mutex_lock(&completions->state->lock);
+	mcast_take_news(completions->async);
+	pthread_mutex_unlock(&completions->state->lock);
 }
 
 /* Silence the descriptor; what the completion channel has to tell. */
-static uint32_t silence(struct mcast_qp *qp, struct completions *completions)
+static uint32_t silence(struct completions *completions)
 {
 	struct epoll_event events[SOURCES];
 	int count = epoll_wait(completions->watch_fd, events, SOURCES, 0);
@@ -260,9 +276,9 @@ static uint32_t silence(struct mcast_qp *qp, struct completions *completions)
 		if (events[i].data.u32 == CALL)
 			(void)!eventfd_read(completions->call_fd, &unused);
 		else if (events[i].data.u32 == ASYNC)
-			mcast_read_async(qp);
+			mcast_read_events(completions->async);
 		else if (events[i].data.u32 == NEWS)
-			forget_news(qp);
+			forget_news(completions);
 		else if (events[i].data.u32 == CHANNEL)
 			told = events[i].events;
 	}
@@ -272,74 +288,74 @@ static uint32_t silence(struct mcast_qp *qp, struct completions *completions)
 /* Nothing was found: arm the descriptor as a leader would, and look again. If a thread leads, it calls as it leaves.
  * After messages the channel mostly tells of them, and of nothing else: then one system call does. What else there is
  * to tell keeps the descriptor readable. */
-static int look_armed(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what, int full)
+static int look_armed(struct completions *completions, mcast_work *work, void *what, int full)
 {
 	static const struct waiter loop = { .fd = NO_FD };
 	int leads, has_found, ret = 0;
 
-	pthread_mutex_lock(&qp->lock);
+	pthread_mutex_lock(&completions->state->lock);
 	leads = !completions->leader;
 	if (leads)
 		completions->leader = &loop;
 	has_found = completions->watch == WATCH_FOUND;
-	pthread_mutex_unlock(&qp->lock);
+	pthread_mutex_unlock(&completions->state->lock);
 	if (!leads || !has_found || try_completion_event(completions)) {
-		uint32_t told = silence(qp, completions);
+		uint32_t told = silence(completions);
 
 		if (leads && told)
-			take_completion_event(qp, completions, told & (EPOLLERR | EPOLLHUP));
+			take_completion_event(completions, told & (EPOLLERR | EPOLLHUP));
 	}
 	if (leads)
 		ret = arm(completions);
-	pthread_mutex_lock(&qp->lock);
+	pthread_mutex_lock(&completions->state->lock);
 	if (leads) {
 		completions->leader = NULL;
 		completions->watch = ret ? WATCH_UNKNOWN : WATCH_ARMED;
 	}
-	ret = ret ? ret : work(qp, what);
+	ret = ret ? ret : work(completions->owner, what);
 	/* more may have come before it was armed; and who led may have left, and its call been taken above */
 	if (ret == full || (!leads && !completions->leader))
 		call_loop(completions);
 	call_next(completions);
-	pthread_mutex_unlock(&qp->lock);
+	pthread_mutex_unlock(&completions->state->lock);
 	return ret;
 }
 
-int mcast_look(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what, int full)
+int mcast_look(struct completions *completions, mcast_work *work, void *what, int full)
 {
 	int ret, is_to_arm;
 
-	pthread_mutex_lock(&qp->lock);
-	ret = mcast_is_shut(&qp->gate) ? -EBADF : work(qp, what);
+	pthread_mutex_lock(&completions->state->lock);
+	ret = mcast_is_shut(&completions->state->gate) ? -EBADF : work(completions->owner, what);
 	is_to_arm = !ret && completions->watch_fd >= 0;
-	if (is_to_arm && completions->watch == WATCH_ARMED && !qp->has_news) {
+	if (is_to_arm && completions->watch == WATCH_ARMED && !completions->async->has_news) {
 		completions->watch = WATCH_LOOKED;
 		is_to_arm = 0;
 	}
-	pthread_mutex_unlock(&qp->lock);
+	pthread_mutex_unlock(&completions->state->lock);
 	if (!is_to_arm)
 		return ret;
-	ret = mcast_enter_gate(&qp->gate);
+	ret = mcast_enter_gate(&completions->state->gate);
 	if (ret)
 		return ret;
-	ret = look_armed(qp, completions, work, what, full);
-	mcast_leave_gate(&qp->gate);
+	ret = look_armed(completions, work, what, full);
+	mcast_leave_gate(&completions->state->gate);
 	return ret;
 }
 
-int mcast_look_often(struct mcast_qp *qp, mcast_work *work, void *what, int looks)
+int mcast_look_often(struct completions *completions, mcast_work *work, void *what, int looks)
 {
 	int ret = 0;
 
 	for (; !ret && looks; looks--) {
-		pthread_mutex_lock(&qp->lock);
-		ret = mcast_is_shut(&qp->gate) ? -EBADF : work(qp, what);
-		pthread_mutex_unlock(&qp->lock);
+		pthread_mutex_lock(&completions->state->lock);
+		ret = mcast_is_shut(&completions->state->gate) ? -EBADF : work(completions->owner, what);
+		pthread_mutex_unlock(&completions->state->lock);
 	}
 	return ret;
 }
 
-int mcast_spin(struct mcast_qp *qp, mcast_work *work, void *what, int64_t deadline)
+int mcast_spin(struct completions *completions, mcast_work *work, void *what, int64_t deadline)
 {
 	int64_t end = mcast_now() + SPIN_NS;
 	int ret;
@@ -347,8 +363,8 @@ int mcast_spin(struct mcast_qp *qp, mcast_work *work, void *what, int64_t deadli
 	if (end > deadline)
 		end = deadline;
 	do
-		ret = look_once(qp, work, what);
-	while (!ret && !mcast_is_shut(&qp->gate) && mcast_now() < end);
+		ret = look_once(completions, work, what);
+	while (!ret && !mcast_is_shut(&completions->state->gate) && mcast_now() < end);
 	return ret;
 }
 
@@ -361,11 +377,11 @@ void mcast_call_followers(struct completions *completions, uint64_t tail)
 			call(one->fd);
 }
 
-void mcast_end_sends(struct mcast_qp *qp)
+void mcast_end_waits(struct completions *completions)
 {
-	mcast_call_followers(&qp->send, UINT64_MAX);
-	call(qp->reset_fd);
-	call_loop(&qp->send);
+	mcast_call_followers(completions, UINT64_MAX);
+	call(completions->reset_fd);
+	call_loop(completions);
 }
 
 /* 0: `self` leads, or follows. -errno: it can do neither. */
@@ -409,12 +425,12 @@ static void leave(struct completions *completions, struct waiter *self)
 }
 
 /* What a thread that spins would be woken by, but for completions: 0, or as `sleep_once`. 1: the device is gone. */
-static int look_around(struct mcast_qp *qp, struct completions *completions, const struct mcast_wait *wait)
+static int look_around(struct completions *completions, const struct mcast_wait *wait)
 {
 	enum { CHANNEL_FAILED, DEVICE, EVENT, SIGNAL };
 	struct pollfd fds[] = {
 		[CHANNEL_FAILED] = { .fd = completions->channel->fd },
-		[DEVICE] = { .fd = mcast_async_fd(qp), .events = POLLIN },
+		[DEVICE] = { .fd = completions->async->fd, .events = POLLIN },
 		[EVENT] = { .fd = wait->event_fd, .events = POLLIN },
 		[SIGNAL] = { .fd = wait->signal_fd, .events = POLLIN },
 	};
@@ -423,7 +439,7 @@ static int look_around(struct mcast_qp *qp, struct completions *completions, con
 	if (ready <= 0)
 		return ready;
 	if (fds[DEVICE].revents)
-		mcast_read_async(qp);
+		mcast_read_events(completions->async);
 	if (fds[CHANNEL_FAILED].revents)
 		return 1;
 	if (fds[SIGNAL].revents)
@@ -432,46 +448,46 @@ static int look_around(struct mcast_qp *qp, struct completions *completions, con
 }
 
 /* As in a sleep, a call that waits for events ends when the port reports something. */
-static int has_news(struct mcast_qp *qp, const struct mcast_wait *wait)
+static int has_news(struct completions *completions, const struct mcast_wait *wait)
 {
 	int ret;
 
 	if (wait->event_fd < 0)
 		return 0;
-	pthread_mutex_lock(&qp->lock);
-	ret = mcast_take_news(qp);
-	pthread_mutex_unlock(&qp->lock);
+	pthread_mutex_lock(&completions->state->lock);
+	ret = mcast_take_news(completions->async);
+	pthread_mutex_unlock(&completions->state->lock);
 	return ret;
 }
 
-int mcast_busy_poll(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what,
+int mcast_busy_poll(struct completions *completions, mcast_work *work, void *what,
 		    const struct mcast_wait *wait)
 {
 	int told = 0, ret = 0;
 
 	while (!ret && !told && mcast_now() < wait->spin_until && mcast_now() < wait->deadline) {
-		ret = mcast_spin(qp, work, what, wait->deadline);
+		ret = mcast_spin(completions, work, what, wait->deadline);
 		if (!ret)
-			told = mcast_is_shut(&qp->gate) ? -EBADF : look_around(qp, completions, wait);
-		if (!ret && !told && has_news(qp, wait))
+			told = mcast_is_shut(&completions->state->gate) ? -EBADF : look_around(completions, wait);
+		if (!ret && !told && has_news(completions, wait))
 			told = -EAGAIN;
 	}
 	if (!ret && told < 0)
-		ret = look_once(qp, work, what); /* a completion may have come together with what ended the spin */
+		ret = look_once(completions, work, what); /* a completion may have come together with what ended the spin */
 	return ret || told > 0 ? ret : told;
 }
 
 /* 0: look again. -EAGAIN, -EINTR: look again, then end with it. */
-static int sleep_once(struct mcast_qp *qp, struct completions *completions, int own, int leads,
+static int sleep_once(struct completions *completions, int own, int leads,
 		      const struct mcast_wait *wait)
 {
 	enum { OWN, GATE, DEVICE, PORT, RESET, EVENT, SIGNAL };
 	struct pollfd fds[] = {
 		[OWN] = { .fd = own, .events = POLLIN },
-		[GATE] = { .fd = wait->is_last ? NO_FD : qp->gate.wake_fd, .events = POLLIN },
-		[DEVICE] = { .fd = mcast_async_fd(qp), .events = POLLIN },
-		[PORT] = { .fd = wait->event_fd >= 0 ? qp->news_fd : NO_FD, .events = POLLIN },
-		[RESET] = { .fd = leads && completions == &qp->send ? qp->reset_fd : NO_FD, .events = POLLIN },
+		[GATE] = { .fd = wait->is_last ? NO_FD : completions->state->gate.wake_fd, .events = POLLIN },
+		[DEVICE] = { .fd = completions->async->fd, .events = POLLIN },
+		[PORT] = { .fd = wait->event_fd >= 0 ? completions->async->news_fd : NO_FD, .events = POLLIN },
+		[RESET] = { .fd = leads ? completions->reset_fd : NO_FD, .events = POLLIN },
 		[EVENT] = { .fd = wait->event_fd, .events = POLLIN },
 		[SIGNAL] = { .fd = wait->signal_fd, .events = POLLIN },
 	};
@@ -481,37 +497,37 @@ static int sleep_once(struct mcast_qp *qp, struct completions *completions, int 
 	if (ready <= 0)
 		return ready;
 	if (fds[DEVICE].revents)
-		mcast_read_async(qp);
+		mcast_read_events(completions->async);
 	if (fds[OWN].revents && leads)
-		take_completion_event(qp, completions, fds[OWN].revents & ~POLLIN);
+		take_completion_event(completions, fds[OWN].revents & ~POLLIN);
 	else if (fds[OWN].revents)
 		(void)!eventfd_read(own, &unused);
 	if (fds[RESET].revents)
-		(void)!eventfd_read(qp->reset_fd, &unused);
+		(void)!eventfd_read(completions->reset_fd, &unused);
 	if (fds[SIGNAL].revents)
 		return -EINTR;
 	return fds[EVENT].revents ? -EAGAIN : 0;
 }
 
-int mcast_wait_for(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what,
+int mcast_wait_for(struct completions *completions, mcast_work *work, void *what,
 		   const uint64_t *end, const struct mcast_wait *wait)
 {
 	struct waiter self = { .fd = NO_FD };
 	int armed = 0, has_slept = 0, over = 0, own, ret;
 
-	pthread_mutex_lock(&qp->lock);
+	pthread_mutex_lock(&completions->state->lock);
 	for (;;) {
 		int leads, is_late = wait->deadline != FOREVER && mcast_now() >= wait->deadline;
 
-		ret = work(qp, what);
-		if (!ret && mcast_is_shut(&qp->gate) && !wait->is_last)
+		ret = work(completions->owner, what);
+		if (!ret && mcast_is_shut(&completions->state->gate) && !wait->is_last)
 			ret = -EBADF;
 		if (!ret)
 			ret = over;
-		if (!ret && wait->event_fd >= 0 && mcast_take_news(qp))
+		if (!ret && wait->event_fd >= 0 && mcast_take_news(completions->async))
 			ret = -EAGAIN;
 		if (!ret && completions->is_broken && wait->event_fd < 0)
-			ret = mcast_note_gone(qp);
+			ret = mcast_note_gone(completions->state);
 		if (ret || is_late)
 			break;
 		if (end)
@@ -524,20 +540,20 @@ int mcast_wait_for(struct mcast_qp *qp, struct completions *completions, mcast_w
 		/* it has taken the event that was to tell the loop outside, which may wait for fewer sends */
 		if (end && has_slept && !armed)
 			call_loop(completions);
-		pthread_mutex_unlock(&qp->lock);
+		pthread_mutex_unlock(&completions->state->lock);
 		/* armed, then looked once more: only now nothing can slip through */
 		if (leads && !armed && own >= 0) {
 			over = arm(completions);
 			armed = 1;
 		} else {
-			over = sleep_once(qp, completions, own, leads, wait);
+			over = sleep_once(completions, own, leads, wait);
 			armed = 0;
 			has_slept = leads;
 		}
-		pthread_mutex_lock(&qp->lock);
+		pthread_mutex_lock(&completions->state->lock);
 	}
 	leave(completions, &self);
-	pthread_mutex_unlock(&qp->lock);
+	pthread_mutex_unlock(&completions->state->lock);
 	if (self.fd >= 0)
 		close(self.fd);
 	return ret;

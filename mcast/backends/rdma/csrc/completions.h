@@ -1,19 +1,24 @@
-/* A completion queue, and the threads that wait for its completions.
+/* A completion queue, and the threads that wait for its completions. Its owner, `struct sending` or `struct receiving`,
+ * gives the work that is tried again after each sleep.
  *
  * Of the threads that wait for one queue, one leads: it arms the queue, polls once more, and sleeps on the
  * channel. The others sleep on descriptors of their own. A thread that leaves while nobody leads wakes the first of
  * them to lead. A new leader polls before it sleeps, so no thread sleeps while its completion waits. A thread that
- * spins neither leads nor follows: it takes completions, but no event, so the others sleep and wake as without it. */
+ * spins neither leads nor follows: it takes completions, but no event, so the others sleep and wake as without it.
+ *
+ * A loop outside sleeps on `watch_fd`, an epoll of all that a leader sleeps on, and of `call_fd`. A look that finds
+ * nothing arms the queue for it, as a leader would; while a thread leads, that thread takes the events, so it calls the
+ * loop by `call_fd` when it leaves.
+ *
+ * All sleepers also wake for the gate (closed, or in ERR), for the device's asynchronous events, which they read, and
+ * leaders of those that wait for sends for `reset_fd`: no completion tells of sends that a reset has ended.
+ *
+ * The lock of the QP guards all fields. Whoever sleeps, arms or takes an event does so without it. */
 #ifndef MCAST_COMPLETIONS_H
 #define MCAST_COMPLETIONS_H
 
-#include "dynload.h"
-
+#include "async.h"
 #include "wait.h"
-
-#include <pthread.h>
-
-struct mcast_qp;
 
 struct waiter {
 	int fd;	      /* NO_FD until it follows somebody */
@@ -30,6 +35,9 @@ enum watch {
 };
 
 struct completions {
+	struct qp_state *state; /* NULL: not opened */
+	struct async_events *async;
+	void *owner; /* what the work is for */
 	struct ibv_comp_channel *channel;
 	struct ibv_cq *cq;
 	struct ibv_cq_ex *stamped; /* the same, if its completions have time stamps */
@@ -39,15 +47,25 @@ struct completions {
 	struct waiter *followers; /* the first has waited longest */
 	int watch_fd;		  /* an epoll for an event loop outside; NO_FD until it is asked for */
 	int call_fd;		  /* by which a leader tells that loop to look again */
+	int reset_fd;		  /* by which the leader learns that no completion will come; NO_FD of receives */
 	int is_broken;		  /* the device is gone, and the channel is readable without end */
 	enum watch watch;
 };
 
 /* A piece of work, called with the QP's lock held. Positive or -errno: done. 0: not yet. */
-typedef int mcast_work(struct mcast_qp *qp, void *what);
+typedef int mcast_work(void *owner, void *what);
 
-int mcast_open_completions(struct ibv_context *context, uint32_t depth, uint32_t vector, int timestamps,
-			   struct completions *out);
+/* What the queue is for: its owner, how many completions it holds, and what it tells of besides. */
+struct completions_init {
+	struct qp_state *state;
+	struct async_events *async;
+	void *owner;
+	uint32_t depth, vector;
+	int timestamps;
+	int of_sends;
+};
+
+int mcast_open_completions(struct completions *self, struct ibv_context *context, const struct completions_init *init);
 
 /* An event tells of so many completions, or of fewer once the first is so many microseconds old. */
 int mcast_moderate(struct completions *completions, uint32_t count, uint32_t period);
@@ -79,33 +97,32 @@ static inline uint32_t mcast_polls_left(uint32_t left, int polled)
 int mcast_close_completions(struct completions *completions);
 
 /* The descriptor for a loop outside: `mcast_look` that finds nothing arms it. Or -errno. */
-int mcast_watch(struct mcast_qp *qp, struct completions *completions);
+int mcast_watch(struct completions *completions);
 
 /* Do the work once, without waiting. `full`: its answer where more may be left to do. The loop outside is armed by the
  * first of several looks that find nothing, and stays so. */
-int mcast_look(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what, int full);
+int mcast_look(struct completions *completions, mcast_work *work, void *what, int full);
 
 /* Do the work up to `looks` times, or for about SPIN_NS but not beyond `deadline`, without sleeping. */
-int mcast_look_often(struct mcast_qp *qp, mcast_work *work, void *what, int looks);
-int mcast_spin(struct mcast_qp *qp, mcast_work *work, void *what, int64_t deadline);
+int mcast_look_often(struct completions *completions, mcast_work *work, void *what, int looks);
+int mcast_spin(struct completions *completions, mcast_work *work, void *what, int64_t deadline);
 
 enum { SPIN_NS = 50000 }; /* about what it costs to sleep and be woken */
 enum { LOOKS = 32 }; /* before the first look at the clock, which may cost more than all of these */
 
 /* Repeat the work until it is done, at most until `wait->spin_until`; then 0, as after the deadline. Otherwise as
  * mcast_wait_for. */
-int mcast_busy_poll(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what,
-		    const struct mcast_wait *wait);
+int mcast_busy_poll(struct completions *completions, mcast_work *work, void *what, const struct mcast_wait *wait);
 
 /* Repeat the work until it is done, sleeping in between. 0: the deadline has passed. -EAGAIN, -EINTR: see struct
  * mcast_wait. -EBADF: closed. `end`: where the work keeps the number of the send that it waits for; NULL: none. */
-int mcast_wait_for(struct mcast_qp *qp, struct completions *completions, mcast_work *work, void *what,
-		   const uint64_t *end, const struct mcast_wait *wait);
+int mcast_wait_for(struct completions *completions, mcast_work *work, void *what, const uint64_t *end,
+		   const struct mcast_wait *wait);
 
 /* Wake the threads that wait for a send before `tail`; with the lock held. */
 void mcast_call_followers(struct completions *completions, uint64_t tail);
 
-/* Wake all who wait for sends, because no completion will tell of them; with the lock held. */
-void mcast_end_sends(struct mcast_qp *qp);
+/* Wake all who wait, because no completion will tell of what they wait for; with the lock held. */
+void mcast_end_waits(struct completions *completions);
 
 #endif

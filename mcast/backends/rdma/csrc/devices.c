@@ -1,4 +1,4 @@
-/* Devices, ports, GIDs, and the addresses of network interfaces. */
+/* Devices, ports, GIDs, and the addresses of network interfaces. Every call asks, and keeps nothing: no lock, no wait. */
 #include "dynload.h"
 
 #include <endian.h>

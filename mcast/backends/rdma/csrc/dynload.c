@@ -1,4 +1,4 @@
-/* Loads the two libraries, all or nothing. The caller serialises mcast_load. */
+/* Loads the two libraries, all or nothing. The caller serialises mcast_load; what it has written is only read then. */
 #include "dynload.h"
 
 #include <dlfcn.h>

@@ -1,3 +1,4 @@
+/* The gate of an object: gate.h says who waits for whom. */
 #include "gate.h"
 
 #include <sys/eventfd.h>

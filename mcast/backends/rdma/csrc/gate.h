@@ -1,5 +1,9 @@
 /* Counts the calls that use an object now, so that closing frees nothing that a call still uses. No Python code runs
- * between enter and leave, so a close never waits for its own thread. The memory of the gate outlives the close. */
+ * between enter and leave, so a close never waits for its own thread. The memory of the gate outlives the close.
+ *
+ * A close sets `shut`, makes `wake_fd` readable, which all sleepers inside watch, and waits for `left`; whoever leaves as
+ * the last one of a gate that is shut signals that. `users` and `shut` are atomic and in one order for all threads, so
+ * that either the close sees the newcomer or the newcomer sees the close; `lock` is `left`'s alone. */
 #ifndef MCAST_GATE_H
 #define MCAST_GATE_H
 
@@ -43,7 +47,7 @@ static inline int mcast_enter_gate(struct mcast_gate *gate)
 	return -EBADF;
 }
 
-static inline int mcast_is_shut(struct mcast_gate *gate)
+static inline int mcast_is_shut(const struct mcast_gate *gate)
 {
 	return __atomic_load_n(&gate->shut, __ATOMIC_SEQ_CST);
 }

@@ -21,4 +21,10 @@ static inline int mcast_returned(int ret)
 	return ret < 0 ? -(errno ? errno : EIO) : -ret;
 }
 
+/* -errno after a call that failed and should have set it; `fallback` if it has not. */
+static inline int mcast_errno_or(int fallback)
+{
+	return -(errno ? errno : fallback);
+}
+
 #endif

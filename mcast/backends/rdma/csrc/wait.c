@@ -1,3 +1,4 @@
+/* Deadlines, and sleeping on descriptors: no lock, and no state. */
 #include "wait.h"
 
 #include <time.h>

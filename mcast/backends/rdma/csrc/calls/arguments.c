@@ -1,7 +1,27 @@
-/* What comes from Python, and what goes back: arguments, times, errors. */
+/* What comes from Python, and what goes back: types, arguments, times, errors. */
 #include "calls.h"
 
 #include <time.h>
+
+struct known known;
+
+static int take(PyObject *from, const char *name, PyObject **out)
+{
+	replace(out, PyObject_GetAttrString(from, name));
+	return *out ? 0 : -1;
+}
+
+int calls_know(PyObject *queue_pair, PyObject *batch, const struct known *types)
+{
+	replace(&known.batch, Py_NewRef(types->batch));
+	replace(&known.message, Py_NewRef(types->message));
+	replace(&known.gid, Py_NewRef(types->gid));
+	if (take(queue_pair, "send", &known.send) || take(queue_pair, "send_one", &known.send_one) ||
+	    take(queue_pair, "recv", &known.recv) || take(queue_pair, "recv_one", &known.recv_one) ||
+	    take(batch, "release", &known.release))
+		return -1;
+	return 0;
+}
 
 PyObject *calls_fall_back(PyObject *method, PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names)
 {

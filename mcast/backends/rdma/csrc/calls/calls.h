@@ -1,6 +1,14 @@
 /* The calls that are made once a message or once a batch, without a Python frame: two base classes, `Calls` of the QP
  * and `Lease` of its batches. What is not plainly in order goes to the contract's own methods in Python, which know
- * every rule and every error; here it is only decided that none of them applies. */
+ * every rule and every error; here it is only decided that none of them applies.
+ *
+ * A call that has to wait first tries a few times with the GIL, then spins, then sleeps in ../completions.h, both without
+ * the GIL; signals.h wakes the sleep of the main thread. The GIL guards `struct calls` and `struct lease`, or BEGIN_ALONE
+ * and BEGIN_GUARDED where there is none; below, the lock of the QP guards all. No code here holds that lock while it
+ * runs Python code or waits for the GIL.
+ *
+ * Files include this alone, and call only those above them: arguments, signals; room, message; lease; send, receive,
+ * events; queue_pair; module. */
 #ifndef MCAST_CALLS_H
 #define MCAST_CALLS_H
 
@@ -111,10 +119,13 @@ static inline void replace(PyObject **place, PyObject *with)
 /* Ask after the last Python code that may run: any may close the QP. */
 static inline int is_usable(const struct calls *self)
 {
-	return self->qp && self->forks == mcast_forks && !mcast_is_shut(&self->qp->gate);
+	return self->qp && self->forks == mcast_forks && !mcast_is_closed(self->qp);
 }
 
 /* --- arguments.c --- */
+
+/* Know the three types, and the methods of the contract's two classes. -1: with an error. */
+int calls_know(PyObject *queue_pair, PyObject *batch, const struct known *types);
 
 /* Call a method of the contract with the arguments that came. */
 PyObject *calls_fall_back(PyObject *method, PyObject *self, PyObject *const *args, Py_ssize_t count, PyObject *names);
@@ -136,6 +147,17 @@ PyObject *calls_fail(struct calls *self, const char *call, int result, uint32_t 
 
 /* Until when calls on the QP look before they sleep. */
 int64_t calls_spin_until(const struct calls *self);
+
+/* --- room.c --- */
+
+/* Room for the records of `max` messages, or of as many as there are receives. No records: with an error. */
+struct room calls_take_room(struct calls *self, uint32_t max);
+
+/* Keep the room for the next batch, or free it. */
+void calls_give_room(struct calls *self, struct room room);
+
+/* Post the receives of these messages again. */
+void calls_give_back(struct calls *self, const struct mcast_message *messages, uint32_t count);
 
 /* --- message.c --- */
 
@@ -174,12 +196,6 @@ PyObject *calls_flush(PyObject *object, PyObject *given);
 PyObject *calls_recv(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *calls_recv_one(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *calls_receive(PyObject *object, PyObject *args);
-
-/* Post the receives of these messages again. */
-void calls_give_back(struct calls *self, const struct mcast_message *messages, uint32_t count);
-
-/* Keep the room for the next batch, or free it. */
-void calls_give_room(struct calls *self, struct room room);
 
 /* --- events.c --- */
 

@@ -59,7 +59,7 @@ PyObject *calls_make_message(struct calls *self, const struct mcast_message *fro
 		PyLong_FromUnsignedLong(from->sl),
 		PyLong_FromUnsignedLong(from->path_bits),
 		place_of(region, from),
-		self->qp->recv.clock ? PyLong_FromUnsignedLongLong(from->timestamp) : Py_NewRef(Py_None),
+		self->qp->init.timestamps ? PyLong_FromUnsignedLongLong(from->timestamp) : Py_NewRef(Py_None),
 		Py_NewRef(Py_None), /* number: known to an endpoint alone */
 	};
 	for (Py_ssize_t i = 0; i < MESSAGE_FIELDS; i++) {

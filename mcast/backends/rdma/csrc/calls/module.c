@@ -1,35 +1,22 @@
 /* The module of the calls, a second one in the same library as cffi's: `calls.py` loads it. */
 #include "calls.h"
 
-struct known known;
-
 static void after_fork(void)
 {
 	mcast_signals_after_fork();
 	mcast_async_after_fork();
 }
 
-static int take(PyObject *from, const char *name, PyObject **out)
-{
-	replace(out, PyObject_GetAttrString(from, name));
-	return *out ? 0 : -1;
-}
-
 static PyObject *set_up(PyObject *module, PyObject *args)
 {
 	PyObject *queue_pair, *batch, *set_wakeup_fd;
 	unsigned long main_thread;
+	struct known given;
 
-	if (!PyArg_ParseTuple(args, "OOOOOOk", &queue_pair, &batch, &known.batch, &known.message, &known.gid,
-			      &set_wakeup_fd, &main_thread) ||
-	    mcast_set_up_signals(set_wakeup_fd, main_thread) ||
-	    take(queue_pair, "send", &known.send) || take(queue_pair, "send_one", &known.send_one) ||
-	    take(queue_pair, "recv", &known.recv) || take(queue_pair, "recv_one", &known.recv_one) ||
-	    take(batch, "release", &known.release))
+	if (!PyArg_ParseTuple(args, "OOOOOOk", &queue_pair, &batch, &given.batch, &given.message, &given.gid, &set_wakeup_fd,
+			      &main_thread) ||
+	    mcast_set_up_signals(set_wakeup_fd, main_thread) || calls_know(queue_pair, batch, &given))
 		return NULL;
-	Py_INCREF(known.batch);
-	Py_INCREF(known.message);
-	Py_INCREF(known.gid);
 	Py_RETURN_NONE;
 }
 

@@ -79,7 +79,7 @@ static PyObject *calls_holds_port_events(PyObject *object, void *unused)
 {
 	struct calls *self = (struct calls *)object;
 
-	return PyBool_FromLong(is_usable(self) && mcast_holds_port_events(self->qp));
+	return PyBool_FromLong(is_usable(self) && mcast_holds_events(&self->qp->async));
 }
 
 static int calls_visit(PyObject *object, visitproc visit, void *arg)
@@ -100,7 +100,7 @@ static void calls_dealloc(PyObject *object)
 
 	PyObject_GC_UnTrack(object);
 	PyMem_Free(self->spare.records);
-	if (self->qp && self->forks == mcast_forks && mcast_is_shut(&self->qp->gate))
+	if (self->qp && self->forks == mcast_forks && mcast_is_closed(self->qp))
 		mcast_free_qp(self->qp);
 	Py_XDECREF(self->destination);
 	Py_XDECREF(self->memories);

@@ -1,32 +1,26 @@
 /* QueuePair.recv and recv_one. */
 #include "calls.h"
 
-static int receive_step(void *qp, void *job, const struct mcast_wait *wait)
+static int receive_step(void *receiving, void *job, const struct mcast_wait *wait)
 {
-	return mcast_receive(qp, job, wait);
+	return mcast_receive(receiving, job, wait);
 }
 
 static int wait_for_messages(struct calls *self, struct mcast_receive_job job, int events, int64_t timeout)
 {
 	int64_t deadline;
-	int got = is_usable(self) ? mcast_receive_now(self->qp, &job, timeout != 0) : -EBADF;
+	int got = is_usable(self) ? mcast_receive_now(&self->qp->receiving, &job, timeout != 0) : -EBADF;
 
 	if (got || !timeout)
 		return got;
 	deadline = calls_deadline(timeout);
 	Py_BEGIN_ALLOW_THREADS
-	got = mcast_spin_receive(self->qp, &job, deadline);
+	got = mcast_spin_receive(&self->qp->receiving, &job, deadline);
 	Py_END_ALLOW_THREADS
 	if (got)
 		return got;
-	return mcast_wait_with_signals(receive_step, self->qp, &job, events ? self->event_fd : NO_FD, deadline,
+	return mcast_wait_with_signals(receive_step, &self->qp->receiving, &job, events ? self->event_fd : NO_FD, deadline,
 				 calls_spin_until(self));
-}
-
-void calls_give_back(struct calls *self, const struct mcast_message *messages, uint32_t count)
-{
-	if (self->forks == mcast_forks)
-		mcast_release(self->qp, messages[0].generation, messages, count);
 }
 
 static PyObject *recv_one_fast(struct calls *self, int64_t timeout)
@@ -61,44 +55,9 @@ PyObject *calls_recv_one(PyObject *object, PyObject *const *args, Py_ssize_t cou
 	return recv_one_fast((struct calls *)object, timeout);
 }
 
-/* Room for the records of `max` messages, or of as many as there are receives. No records: with an error. */
-static struct room take_room(struct calls *self, uint32_t max)
-{
-	struct room room = { NULL, 0 };
-
-	if (max > self->qp->init.recv_depth)
-		max = self->qp->init.recv_depth;
-	BEGIN_ALONE((PyObject *)self);
-	if (self->spare.size >= max) {
-		room = self->spare;
-		self->spare = (struct room){ NULL, 0 };
-	}
-	END_ALONE();
-	if (room.records)
-		return room;
-	room.records = PyMem_Malloc(max * sizeof(*room.records));
-	room.size = max;
-	if (!room.records)
-		PyErr_NoMemory();
-	return room;
-}
-
-void calls_give_room(struct calls *self, struct room room)
-{
-	BEGIN_ALONE((PyObject *)self);
-	if (room.size > self->spare.size) {
-		struct room smaller = self->spare;
-
-		self->spare = room;
-		room = smaller;
-	}
-	END_ALONE();
-	PyMem_Free(room.records);
-}
-
 static PyObject *recv_fast(struct calls *self, uint32_t max, int events, int64_t timeout)
 {
-	struct room room = take_room(self, max);
+	struct room room = calls_take_room(self, max);
 	int got;
 
 	if (!room.records)

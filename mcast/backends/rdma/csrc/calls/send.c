@@ -185,9 +185,9 @@ static int read_imm(PyObject *imm, struct mcast_send_job *job)
 	return 1;
 }
 
-static int send_step(void *qp, void *job, const struct mcast_wait *wait)
+static int send_step(void *sending, void *job, const struct mcast_wait *wait)
 {
-	return mcast_send(qp, job, wait);
+	return mcast_send(sending, job, wait);
 }
 
 /* 1: done. 0: too late; or -errno, RAISED. */
@@ -197,21 +197,21 @@ static int carry_out(struct calls *self, struct mcast_send_job *job, size_t byte
 	int result;
 
 	if (bytes + job->count * POST_BYTES < WORTH_A_HAND_OVER) {
-		result = mcast_send_now(self->qp, job, timeout != 0);
+		result = mcast_send_now(&self->qp->sending, job, timeout != 0);
 	} else {
 		Py_BEGIN_ALLOW_THREADS
-		result = mcast_send_now(self->qp, job, timeout != 0);
+		result = mcast_send_now(&self->qp->sending, job, timeout != 0);
 		Py_END_ALLOW_THREADS
 	}
 	if (result || !timeout)
 		return result;
 	deadline = calls_deadline(timeout);
 	Py_BEGIN_ALLOW_THREADS
-	result = mcast_spin_send(self->qp, job, deadline);
+	result = mcast_spin_send(&self->qp->sending, job, deadline);
 	Py_END_ALLOW_THREADS
 	if (result)
 		return result;
-	return mcast_wait_with_signals(send_step, self->qp, job, NO_FD, deadline, calls_spin_until(self));
+	return mcast_wait_with_signals(send_step, &self->qp->sending, job, NO_FD, deadline, calls_spin_until(self));
 }
 
 static int send_payloads(struct calls *self, struct mcast_send_job *job, struct payloads *payloads, int64_t timeout)

@@ -1,3 +1,4 @@
+/* Sleeps that end when a signal comes: signals.h says how. */
 #include "signals.h"
 
 #include <fcntl.h>
