@@ -319,10 +319,10 @@ class QueuePair(OnPort):
             max = min(whole(max, "max", 1, None, "recv returns 1 or more messages"), _MAX_BATCH)
         if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
             timeout = seconds_of(timeout)
-        slots, events = self._receive_slots, flag(events, "events")
-        if slots is None:
+        events = flag(events, "events")
+        if self._receive_slots is None:
             return self._recv(max, timeout, events)
-        return slots.receive(lambda free: self._recv(free, timeout, events), max)
+        return self._receive_slots.receive(partial(self._recv, timeout=timeout, events=events), max)
 
     def recv_one(self, timeout: float | None = None) -> Message | None:
         """Receive one message as a copy, or None when `timeout` seconds have passed.

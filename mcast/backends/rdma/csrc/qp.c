@@ -117,9 +117,10 @@ int mcast_create_qp(struct mcast_id *id, struct ibv_pd *pd, const struct mcast_q
 
 	if (!id->id || id->id->qp)
 		return id->id ? -EINVAL : -EBADF;
-	self = calloc(1, sizeof(*self));
+	self = aligned_alloc(_Alignof(struct mcast_qp), sizeof(*self));
 	if (!self)
 		return -ENOMEM;
+	memset(self, 0, sizeof(*self));
 	ret = mcast_open_state(&self->state);
 	if (ret) {
 		free(self);

@@ -134,10 +134,10 @@ static int post_slot(struct receiving *self, struct receive_chain *chain, uint32
 	struct ibv_recv_wr *wr = &chain->wrs[chain->count];
 	struct ibv_sge *sge = chain->sges[chain->count];
 
-	sge[0] = (struct ibv_sge){ (uint64_t)(uintptr_t)grh_of(self, memory, slot), GRH_BYTES, self->slab_lkey };
-	if (memory->grh_in_front)
-		sge[0].length += memory->room;
-	else
+	sge[0].addr = (uint64_t)(uintptr_t)grh_of(self, memory, slot);
+	sge[0].length = GRH_BYTES + (memory->grh_in_front ? memory->room : 0);
+	sge[0].lkey = self->slab_lkey;
+	if (!memory->grh_in_front)
 		sge[1] = (struct ibv_sge){ payload_of(memory, slot), memory->room, memory->lkey };
 	*wr = (struct ibv_recv_wr){ .wr_id = slot, .next = wr + 1, .sg_list = sge,
 				    .num_sge = memory->grh_in_front ? 1 : 2 };

@@ -36,13 +36,13 @@ struct receiving {
 	struct qp_state *state;
 	const struct mcast_qp_init *init;
 	struct completions completions;
+	struct mcast_counters counters;
 	uint32_t slab_lkey, qp_num;
+	struct receive_memory *memory; /* one of the next two */
+	struct receive_memory slab, user;
 	struct ibv_wc seen; /* polled, not yet received */
 	uint64_t seen_stamp;
 	int has_seen;
-	struct receive_memory slab, user;
-	struct receive_memory *memory; /* one of the two */
-	struct mcast_counters counters;
 };
 
 enum { COPY_ROOM = 4096, NO_SLOT = UINT32_MAX };

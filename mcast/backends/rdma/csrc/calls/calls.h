@@ -150,9 +150,6 @@ int64_t calls_spin_until(const struct calls *self);
 
 /* --- room.c --- */
 
-/* Room for the records of `max` messages, or of as many as there are receives. No records: with an error. */
-struct room calls_take_room(struct calls *self, uint32_t max);
-
 /* Keep the room for the next batch, or free it. */
 void calls_give_room(struct calls *self, struct room room);
 

@@ -55,9 +55,31 @@ PyObject *calls_recv_one(PyObject *object, PyObject *const *args, Py_ssize_t cou
 	return recv_one_fast((struct calls *)object, timeout);
 }
 
+/* Room for the records of `max` messages, or of as many as there are receives. No records: with an error. */
+static struct room take_room(struct calls *self, uint32_t max)
+{
+	struct room room = { NULL, 0 };
+
+	if (max > self->qp->init.recv_depth)
+		max = self->qp->init.recv_depth;
+	BEGIN_ALONE((PyObject *)self);
+	if (self->spare.size >= max) {
+		room = self->spare;
+		self->spare = (struct room){ NULL, 0 };
+	}
+	END_ALONE();
+	if (room.records)
+		return room;
+	room.records = PyMem_Malloc(max * sizeof(*room.records));
+	room.size = max;
+	if (!room.records)
+		PyErr_NoMemory();
+	return room;
+}
+
 static PyObject *recv_fast(struct calls *self, uint32_t max, int events, int64_t timeout)
 {
-	struct room room = calls_take_room(self, max);
+	struct room room = take_room(self, max);
 	int got;
 
 	if (!room.records)

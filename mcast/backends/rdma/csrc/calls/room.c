@@ -8,27 +8,6 @@ void calls_give_back(struct calls *self, const struct mcast_message *messages, u
 		mcast_release(&self->qp->receiving, messages[0].generation, messages, count);
 }
 
-struct room calls_take_room(struct calls *self, uint32_t max)
-{
-	struct room room = { NULL, 0 };
-
-	if (max > self->qp->init.recv_depth)
-		max = self->qp->init.recv_depth;
-	BEGIN_ALONE((PyObject *)self);
-	if (self->spare.size >= max) {
-		room = self->spare;
-		self->spare = (struct room){ NULL, 0 };
-	}
-	END_ALONE();
-	if (room.records)
-		return room;
-	room.records = PyMem_Malloc(max * sizeof(*room.records));
-	room.size = max;
-	if (!room.records)
-		PyErr_NoMemory();
-	return room;
-}
-
 void calls_give_room(struct calls *self, struct room room)
 {
 	BEGIN_ALONE((PyObject *)self);
