@@ -67,32 +67,29 @@ class _Group(TyperGroup):
             formatter.write_dl([(name, one.get_short_help_str(999)) for name, one in self.commands.items()])
 
 
-class _Argument(TyperArgument):
-    """An argument as manual pages have it: FILE, [FILE] or FILE..., without the type that Python knows."""
-
-    def get_usage_pieces(self, ctx: Context) -> list[str]:
-        name = self.display_name_raw if self.nargs == 1 else f"{self.display_name_raw}..."
-        return [name if self.required else f"[{name}]"]
-
-    def display_type(self, ctx: Context) -> str:
-        return ""
-
-
 class _Plain(TyperCommand):
-    """A command whose arguments are shown as manual pages show them."""
+    """A command whose arguments are shown as manual pages show them: FILE, [FILE] or FILE..., without the
+    type that Python knows."""
 
-    def get_params(self, ctx: Context) -> list[Parameter]:
-        found = super().get_params(ctx)
-        for one in found:
-            if type(one) is TyperArgument:  # typer lets nobody choose the class
-                one.__class__ = _Argument
-            about = getattr(one, "type_descriptor", None)
-            if about and about.annotation in (int, float) and about.parameter_info.parser is None:
-                from mcast.cli.values import Number
+    def collect_usage_pieces(self, ctx: Context) -> list[str]:
+        pieces = [self.options_metavar or ""]
+        for one in self.params:
+            if isinstance(one, TyperArgument):
+                name = one.display_name_raw if one.nargs == 1 else f"{one.display_name_raw}..."
+                pieces.append(name if one.required else f"[{name}]")
+        return pieces
 
-                info = about.parameter_info
-                vars(one)["_runtime_param"] = Number(about.annotation is int, info.min, info.max)
-        return found
+    def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
+        for title, kind in (("Arguments", TyperArgument), ("Options", TyperOption)):
+            shown = [one for one in self.get_params(ctx) if isinstance(one, kind)]
+            rows = [
+                (one.display_name_raw if kind is TyperArgument else row[0], row[1])
+                for one in shown
+                if (row := one.get_help_record(ctx))
+            ]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         try:
@@ -224,15 +221,12 @@ def _run() -> int:
         sys.stdout.flush()
         return status if isinstance(status, int) else ExitStatus.DONE
     except typer.TyperException as error:
-        from mcast.cli.values import NumberRefused
-
         context = getattr(error, "ctx", None)
         if context:
             _read_json_options(context.command)
         command = context.command_path if context else "mcast"
         said = error.format_message().replace("Value error, ", "")
-        is_ours = type(error) in (typer.BadParameter, NumberRefused)
-        if not (is_ours or said.startswith("Usage:") or said.endswith("?")):
+        if not (type(error) is typer.BadParameter or said.startswith("Usage:") or said.endswith("?")):
             said = f"{said.removesuffix('.')}: see `{command} --help`"  # what to do is in the other texts
         return _say(said, error.exit_code, command)
     except Failure as error:

@@ -23,7 +23,7 @@ from mcast.cli.place import (
 )
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import Failure, NotBegun, group, json_output, plural, say
-from mcast.cli.values import bit_rate, message_size, microseconds, rate
+from mcast.cli.values import bit_rate, message_size, microseconds, number_option, rate
 from mcast.cli.values import seconds as seconds_of
 from mcast.errors import install
 from mcast.errors.tree import MessageTooLarge
@@ -58,9 +58,7 @@ def bench(
     ] = 64,
     receivers: Annotated[
         int | None,
-        typer.Option(
-            min=1, max=256, metavar="N", help="How many receivers; under MPI, all ranks but one. [default: 1]"
-        ),
+        number_option(min=1, max=256, help="How many receivers; under MPI, all ranks but one. [default: 1]"),
     ] = None,
     seconds: Annotated[
         float,
@@ -97,9 +95,7 @@ def bench(
     ] = None,
     receive_depth: Annotated[
         int | None,
-        typer.Option(
-            min=1, metavar="N", help="Messages that the receive queue of --server holds.  [default: 4096]"
-        ),
+        number_option(min=1, help="Messages that the receive queue of --server holds.  [default: 4096]"),
     ] = None,
     bind: Bind = None,
     device: Device = None,

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mcast import backend_names, backend_status
+from mcast.cli.place import chosen
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import (
+    BACKEND,
     STANDARD,
     Failure,
     Json,
@@ -56,7 +58,8 @@ def conformance(
             metavar="NAME",
             callback=_checked,
             autocompletion=backend_names,
-            help="Backend to test; may be repeated.",
+            help="Backend to test; may be repeated.  [default: rdma, if a device can be used]  "
+            f"[env var: {BACKEND}]",
         ),
     ] = None,
     require_backend: Annotated[
@@ -99,8 +102,8 @@ def conformance(
 ) -> None:
     """Prove that backends keep the contract.
 
-    Runs the conformance suite on each backend (default: sim-roce and sim-ib) and shows for each clause
-    whether it holds. With --json, or a FILE of -, the rest is on stderr. The status is 1 if anything fails.
+    Runs the conformance suite on each backend and shows for each clause whether it holds. With --json, or
+    a FILE of -, the rest is on stderr. The status is 1 if anything fails.
 
     --card-report also measures join and leave, message rate, loopback and flooding, and adds versions,
     driver, firmware and limits. The file has no addresses and no names of host, user or devices, unless
@@ -112,6 +115,11 @@ def conformance(
             raise NotBegun(f"the suite needs {package}: {install.line('conformance')}")
     if fabric != "roce" and not lab:
         raise typer.BadParameter("--fabric is the lab's: add --lab")
+    if with_names and not card_file:
+        raise typer.BadParameter("--with-names is for the card report: add --card-report FILE")
+    if not (backend or require_backend):
+        given = os.environ.get(BACKEND)
+        backend = [chosen(backend_name(given) if given else None)]
     named = (backend or [], require_backend or [])
     card = _the_card(*named, card_file, with_names)
     if not lab:
@@ -162,14 +170,11 @@ class _Card:
 def _the_card(backends: list[str], required: list[str], path: Path | None, with_names: bool) -> _Card | None:
     """What card report is asked for. Refuses one of no backend, or of several."""
     if path is None:
-        if with_names:
-            raise typer.BadParameter("--with-names is for the card report: add --card-report FILE")
         return None
     names = list(dict.fromkeys([*backends, *required]))
     if len(names) != 1:
-        shown = ", ".join(names) or "none"
         raise typer.BadParameter(
-            f"a card report is of one backend, and named is {shown}: give one --backend, such as rdma"
+            f"a card report is of one backend, and named is {', '.join(names)}: give one --backend"
         )
     return _Card(names[0], path, with_names)
 

@@ -28,7 +28,7 @@ from mcast.cli.terminal import (
     stdin_as_file,
     tabulate,
 )
-from mcast.cli.values import size
+from mcast.cli.values import number_option, size
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def demo(
             show_default=False,
         ),
     ] = None,
-    receivers: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="How many receivers.")] = 3,
+    receivers: Annotated[int, number_option(min=1, max=1000, help="How many receivers.")] = 3,
     backend: Annotated[
         str,
         typer.Option(

@@ -13,7 +13,7 @@ import typer
 
 from mcast.cli.place import chosen, endpoint_at, is_alone
 from mcast.cli.terminal import Failure, NotBegun, group
-from mcast.cli.values import LONGEST, seconds
+from mcast.cli.values import LONGEST, number_option, seconds
 from mcast.errors.tree import McastError
 from mcast.wire.addresses import McastAddress
 
@@ -27,7 +27,7 @@ Groups = Annotated[
     list[McastAddress], typer.Argument(parser=group, metavar="GROUP", help="Such as 239.1.1.1.")
 ]
 MostMessages = Annotated[
-    int | None, typer.Option("--count", "-C", min=1, metavar="N", help="End after this many messages.")
+    int | None, number_option("--count", "-C", min=1, help="End after this many messages.")
 ]
 MostSeconds = Annotated[
     float | None, typer.Option(parser=seconds(0.01, LONGEST), metavar="SECONDS", help="End after this time.")

@@ -14,7 +14,7 @@ import typer
 from mcast.cli.interrupt import heeded
 from mcast.cli.status import ExitStatus, by_signal
 from mcast.cli.terminal import Json, json_output, say
-from mcast.cli.values import LONGEST, seconds
+from mcast.cli.values import LONGEST, number_option, seconds
 from mcast.cli.values import memory as memory_of
 from mcast.lab import LabError, LabMachine, LabResult, apt_line, kernels
 from mcast.lab import needs as look_up_needs
@@ -29,13 +29,13 @@ app: typer.Typer = typer.Typer(
 
 _limit = seconds(0, LONGEST)
 
-Ports = Annotated[int, typer.Option(metavar="N", help=f"RDMA devices to make, 1 to {MAX_PORTS}.")]
+Ports = Annotated[int, number_option(help=f"RDMA devices to make, 1 to {MAX_PORTS}.")]
 FabricName = Annotated[
     FabricKind, typer.Option(help="Soft-RoCE on a bridge, or InfiniBand: HCAs, switches and OpenSM.")
 ]
 Switches = Annotated[
     int,
-    typer.Option(metavar="N", help=f"InfiniBand switches, 1 to {MAX_SWITCHES}: one, or a root and leaves."),
+    number_option(help=f"InfiniBand switches, 1 to {MAX_SWITCHES}: one, or a root and leaves."),
 ]
 KernelSpec = Annotated[
     str | None,

@@ -25,7 +25,7 @@ from mcast.cli.place import (
 )
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import Failure, NotBegun, console, group, json_output, say, tabulate
-from mcast.cli.values import LONGEST, message_size, seconds
+from mcast.cli.values import LONGEST, message_size, number_option, seconds
 from mcast.wire.addresses import McastAddress, Mgid
 from mcast.wire.kinds import PortSpace
 from mcast.wire.probe import PROBE_SIZE
@@ -74,12 +74,10 @@ def ping(
     answer: Annotated[bool, typer.Option("--answer", help="Answer the pings of others instead.")] = False,
     bind: Bind = None,
     device: Device = None,
-    qps: Annotated[int, typer.Option("-c", min=1, max=56, metavar="N", help="Queue pairs that join.")] = 1,
+    qps: Annotated[int, number_option("-c", min=1, max=56, help="Queue pairs that join.")] = 1,
     count: Annotated[
         int | None,
-        typer.Option(
-            "-C", min=1, metavar="N", help="Pings of each queue pair; --answer: messages.  [default: 10; all]"
-        ),
+        number_option("-C", min=1, help="Pings of each queue pair; --answer: messages.  [default: 10; all]"),
     ] = None,
     size: Annotated[
         int,

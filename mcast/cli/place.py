@@ -19,7 +19,7 @@ import typer
 from mcast import backend_names, backend_status, open_backend
 from mcast.cli.terminal import BACKEND, NotBegun, backend_name, group, say, sentence
 from mcast.cli.terminal import Json as Json
-from mcast.cli.values import microseconds, seconds
+from mcast.cli.values import microseconds, number_option, seconds
 from mcast.errors.tree import BackendError
 from mcast.wire.addresses import McastAddress
 
@@ -167,17 +167,17 @@ def settings_of(
         ),
     ] = 0.0,
     traffic_class: Annotated[
-        int | None, typer.Option(min=0, max=255, metavar="0..255", help="Traffic class of sent messages.")
+        int | None, number_option(min=0, max=255, metavar="0..255", help="Traffic class of sent messages.")
     ] = None,
     dscp: Annotated[
-        int | None, typer.Option(min=0, max=63, metavar="0..63", help="DSCP, instead of a traffic class.")
+        int | None, number_option(min=0, max=63, metavar="0..63", help="DSCP, instead of a traffic class.")
     ] = None,
     service_level: Annotated[
-        int | None, typer.Option(min=0, max=15, metavar="0..15", help="Service level; on RoCE a priority.")
+        int | None, number_option(min=0, max=15, metavar="0..15", help="Service level; on RoCE a priority.")
     ] = None,
     comp_vector: Annotated[
         int | None,
-        typer.Option(min=0, metavar="N", help="The card's completion vector: the interrupt that wakes."),
+        number_option(min=0, help="The card's completion vector: the interrupt that wakes."),
     ] = None,
     moderation: Annotated[
         str | None,
@@ -216,7 +216,7 @@ def with_settings(depth: int | None = None) -> Callable[[Callable[..., None]], C
 
 
 ReceiveDepth = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Messages that the receive queue holds, ready to receive.")
+    int, number_option(min=1, help="Messages that the receive queue holds, ready to receive.")
 ]
 
 

@@ -14,7 +14,7 @@ import typer
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.place import BackendName, Bind, Device, Json, endpoint_at, refuse_simulated, with_settings
 from mcast.cli.terminal import Failure, NotBegun, console, group, json_output, plural, say, stdin_as_file
-from mcast.cli.values import factor
+from mcast.cli.values import factor, number_option
 from mcast.wire.addresses import Gid, McastAddress, Mgid
 from mcast.wire.mapping import ipv4_group_of
 
@@ -56,7 +56,7 @@ def replay(
         typer.Option("--keep-copies", help="Send also the copies that tcpdump -i any has of a message."),
     ] = False,
     members: Annotated[
-        int, typer.Option(min=0, max=1 << 20, metavar="N", help="Wait until N members of each group answer.")
+        int, number_option(min=0, max=1 << 20, help="Wait until N members of each group answer.")
     ] = 0,
     bind: Bind = None,
     device: Device = None,

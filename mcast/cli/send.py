@@ -24,7 +24,7 @@ from mcast.cli.place import (
 from mcast.cli.progress import Watch
 from mcast.cli.status import ExitStatus, by_signal
 from mcast.cli.terminal import Failure, NotBegun, console, json_output, plural, say, tabulate
-from mcast.cli.values import MAX_RECEIVERS, WAITING, KeyFile, StrategyOption, bit_rate
+from mcast.cli.values import MAX_RECEIVERS, WAITING, KeyFile, StrategyOption, bit_rate, number_option
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
@@ -50,9 +50,7 @@ def send(
     group: GroupArgument,
     receivers: Annotated[
         int | None,
-        typer.Option(
-            "--receivers", "-n", min=1, max=MAX_RECEIVERS, metavar="N", help="How many to wait for."
-        ),
+        number_option("--receivers", "-n", min=1, max=MAX_RECEIVERS, help="How many to wait for."),
     ] = None,
     strategy: StrategyOption = "all",
     rate: Annotated[

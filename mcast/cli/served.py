@@ -10,6 +10,7 @@ import typer
 
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.terminal import NotBegun, forget_stdout, packet_sink, plain, say
+from mcast.cli.values import number_option
 
 if TYPE_CHECKING:
     from mcast.backends.sim.shared.client import SharedBackend
@@ -34,7 +35,7 @@ def looking_on(socket: Path | None) -> SharedBackend:
 def tap(
     output: Annotated[str, typer.Option("--write", "-w", metavar="FILE", help="Where to; - is stdout.")],
     count: Annotated[
-        int | None, typer.Option("--count", "-C", min=1, metavar="N", help="End after this many packets.")
+        int | None, number_option("--count", "-C", min=1, help="End after this many packets.")
     ] = None,
     socket: Socket = None,
 ) -> None:

@@ -27,7 +27,7 @@ from mcast.cli.terminal import (
     tabulate,
     write_file,
 )
-from mcast.cli.values import MAX_PORTS, MAX_SEED
+from mcast.cli.values import MAX_PORTS, MAX_SEED, number_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,7 +84,8 @@ def run(
     ],
     as_json: Json = False,
     seed: Annotated[
-        int | None, typer.Option(min=0, max=MAX_SEED, metavar="N", help="Instead of the scenario's own seed.")
+        int | None,
+        number_option(min=0, max=MAX_SEED, help="Instead of the scenario's own seed."),
     ] = None,
     fail_if_lost: Annotated[
         bool, typer.Option("--fail-if-lost", help="End with status 1 if a member lost a message.")
@@ -139,7 +140,7 @@ def serve(
     ] = None,
     ports: Annotated[
         int | None,
-        typer.Option(min=1, max=MAX_PORTS, metavar="N", help="Ports, each on a host. [default: 16]"),
+        number_option(min=1, max=MAX_PORTS, help="Ports, each on a host. [default: 16]"),
     ] = None,
     scenario: Annotated[
         str | None,

@@ -9,13 +9,16 @@ import typer
 from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import Failure, Json, NotBegun, json_output, say
-from mcast.cli.values import MAX_RECEIVERS, MAX_SEED, StrategyOption, bit_rate, size
+from mcast.cli.values import MAX_RECEIVERS, MAX_SEED, StrategyOption, bit_rate, number_option, size
 
 
 def cast(
-    receivers: Annotated[int, typer.Option(min=1, max=MAX_RECEIVERS, metavar="N", help="Receivers.")] = 100,
+    receivers: Annotated[int, number_option(min=1, max=MAX_RECEIVERS, help="Receivers.")] = 100,
     loss: Annotated[
-        float, typer.Option(min=0, max=0.9, metavar="P", help="The part of the messages that each end loses.")
+        float,
+        number_option(
+            min=0, max=0.9, metavar="P", help="The part of the messages that each end loses.", is_whole=False
+        ),
     ] = 0.001,
     bytes_: Annotated[
         int, typer.Option("--size", parser=size, metavar="BYTES", help="Of the object, such as 64M.")
@@ -26,7 +29,7 @@ def cast(
         typer.Option(parser=bit_rate, metavar="BITS", help="The sender's link, bits a second."),
     ] = "10G",  # type: ignore[assignment]  # which the parser reads
     parity: Annotated[bool, typer.Option(help="Repair with parity; without, repeat pieces.")] = True,
-    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, metavar="N", help="Of all that is random.")] = 0,
+    seed: Annotated[int, number_option(min=0, max=MAX_SEED, help="Of all that is random.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Play a transfer from one sender to N receivers in virtual time, and print what it cost.

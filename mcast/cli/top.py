@@ -14,7 +14,7 @@ from mcast.cli.interrupt import ends_cleanly
 from mcast.cli.joined import DEPTH, Demo, listening, opened
 from mcast.cli.place import BackendName, Bind, Device, with_settings
 from mcast.cli.terminal import NotBegun, console, group, json_output, say
-from mcast.cli.values import LONGEST, seconds
+from mcast.cli.values import LONGEST, number_option, seconds
 from mcast.wire.addresses import LOCAL_CONTROL, McastAddress
 from mcast.wire.mapping import ipv4_group_of
 
@@ -36,9 +36,7 @@ def top(
     interval: Annotated[
         float, typer.Option(parser=seconds(0.05, LONGEST), metavar="SECONDS", help="Time between looks.")
     ] = 1.0,
-    count: Annotated[
-        int | None, typer.Option("--count", "-C", min=1, metavar="N", help="End after N looks.")
-    ] = None,
+    count: Annotated[int | None, number_option("--count", "-C", min=1, help="End after N looks.")] = None,
     bind: Bind = None,
     device: Device = None,
     backend: BackendName = None,

@@ -228,36 +228,29 @@ def _short(text: str) -> str:
     return text if len(text) <= 24 else f"{text[:20]}..."
 
 
-class NumberRefused(typer.BadParameter):
-    """A number that an option or argument does not take."""
+def number_option(
+    *names: str,
+    min: float | None = None,
+    max: float | None = None,
+    is_whole: bool = True,
+    metavar: str = "N",
+    help: str = "",
+) -> Any:
+    """An option that takes a number within bounds, in the grammar of all numbers."""
 
-    def format_message(self) -> str:
-        return str(self.message)
-
-
-class Number:
-    """Reads the number of an option or argument whose type is `int` or `float`, in place of typer."""
-
-    def __init__(self, is_whole: bool, least: float | None, most: float | None) -> None:
-        self._is_whole, self._least, self._most = is_whole, least, most
-
-    def coerce(self, value: object, param: Any, ctx: Any) -> float | None:
-        """Return the number, None if none was given. Raises NumberRefused."""
+    def read(given: object) -> float:
         from mcast.arguments.amounts import number_in, whole_in
 
-        if value is None:
-            return None
-        text = str(value)
-        found = (whole_in if self._is_whole else number_in)(text)
-        least, most = self._least, self._most
-        if found is None or not (least is None or found >= least) or not (most is None or found <= most):
-            is_option = param.param_type_name == "option"
-            name = max(param.opts, key=len) if is_option else param.human_readable_name
-            kind = "a whole number" if self._is_whole else "a number"
+        text = str(given)
+        found = (whole_in if is_whole else number_in)(text)
+        if found is None or not (min is None or found >= min) or not (max is None or found <= max):
+            kind = "a whole number" if is_whole else "a number"
             more = ", its exponent of at most two digits" if found is None and "e" in text.lower() else ""
-            wanted = f"give {kind}{_bounds(least, most)}{more if not self._is_whole else ''}"
-            raise NumberRefused(f"{name} is {_short(text)}: {wanted}", ctx, param)
+            wanted = f"give {kind}{_bounds(min, max)}{'' if is_whole else more}"
+            raise typer.BadParameter(f"{_short(text)}: {wanted}")
         return found
+
+    return typer.Option(*names, min=min, max=max, parser=read, metavar=metavar, help=help)
 
 
 def _bounds(least: float | None, most: float | None) -> str:

@@ -73,8 +73,8 @@ def test_a_kept_limit_is_status_0(here: Run) -> None:
 BAD_INPUT = {
     "more than one MTU": (("--size", "1025"), "--size is 1025: one MTU carries 1024 bytes"),
     "negative size": (("--size", "-1"), "'-1' is no size"),
-    "no receiver": (("--receivers", "0"), "--receivers is 0: give a whole number from 1 to 256"),
-    "no DSCP": (("--dscp", "64"), "--dscp is 64: give a whole number from 0 to 63"),
+    "no receiver": (("--receivers", "0"), "'--receivers': 0: give a whole number from 1 to 256"),
+    "no DSCP": (("--dscp", "64"), "'--dscp': 64: give a whole number from 0 to 63"),
     "two classes": (("--dscp", "1", "--traffic-class", "4"), "--dscp is a part of --traffic-class"),
     "no such priority": (
         ("--service-level", "8"),

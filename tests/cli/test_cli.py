@@ -32,9 +32,9 @@ BAD_INPUT = {
     "port out of range": (("demo", "--group", "239.1.1.1:99999"), "port is 99999"),
     "no receiver": (
         ("demo", "--receivers", "0"),
-        "--receivers is 0: give a whole number from 1 to 1,000",
+        "'--receivers': 0: give a whole number from 1 to 1,000",
     ),
-    "no number": (("demo", "--receivers", "x"), "--receivers is x: give a whole number"),
+    "no number": (("demo", "--receivers", "x"), "'--receivers': x: give a whole number"),
     "negative size": (("demo", "--size", "-1"), "'-1' is no size"),
     "unknown unit": (("demo", "--size", "4X"), "'4X' is no size"),
     "too large": (("demo", "--size", "1025M"), "at most 1G"),

@@ -226,7 +226,6 @@ def test_a_test_bed_that_fails_is_one_sentence(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("--card-report", "x.json"), "a card report is of one backend, and named is none"),
         (
             ("--card-report", "x.json", "--backend", "sim-roce", "--require-backend", "sim-ib"),
             "and named is sim-roce, sim-ib: give one --backend",

@@ -30,6 +30,7 @@ COMMANDS = [
     "groups",
     "bench",
     "bench --server",
+    "conformance",
 ]
 
 

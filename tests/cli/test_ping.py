@@ -34,7 +34,7 @@ BAD_INPUT = {
     "too short": (("239.1.1.1", "-S", "60"), "60 is out of range: give 61 to 65,536 bytes"),
     "no port space": (("239.1.1.1", "-p", "0x106"), "'0x106' is none of 0x111, 0x2"),
     "no number": (("239.1.1.1", "-p", "udp"), "'udp' is none of"),
-    "no queue pair": (("239.1.1.1", "-c", "0"), "-c is 0: give a whole number from 1 to 56"),
+    "no queue pair": (("239.1.1.1", "-c", "0"), "'-c': 0: give a whole number from 1 to 56"),
     "deaf": (("239.1.1.1", "--answer", "-o"), "a send-only member receives no ping"),
     "simulator": (("239.1.1.1", "--backend", "sim"), "'sim' is a fabric inside this process"),
     "two classes": (("239.1.1.1", "--dscp", "1", "--traffic-class", "4"), "--dscp is a part of"),

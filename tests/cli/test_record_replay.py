@@ -213,7 +213,7 @@ BAD_INPUT = {
     ),
     "a directory": (("record", GROUP, "-o", ".", "--demo", "--backend", "sim"), "cannot write .: Is a dir"),
     "nobody to hear": (("record", GROUP, "-o", "a", "--backend", "sim"), "add --demo for made-up messages"),
-    "count": (("record", GROUP, "-o", "a", "--count", "0"), "--count is 0: give a whole number"),
+    "count": (("record", GROUP, "-o", "a", "--count", "0"), "'--count' / '-C': 0: give a whole number"),
     "nobody to send to": (("replay", "a", "--backend", "sim"), "on which no other program can receive"),
     "twice how fast": (("replay", "a", "--speed", "2", "--max"), "give one of them"),
     "speed": (("replay", "a", "--speed", "0"), "0 is out of range: give 0.001 to 1,000,000"),

@@ -205,7 +205,8 @@ def test_a_loss_below_all_numbers_is_refused(here: Run) -> None:
     done = here(*["sim", "cast", "--loss", "1e-320"])
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "mcast sim cast: --loss is 1e-320: give a number from 0 to 0.9, its exponent of at most two digits\n"
+        "mcast sim cast: Invalid value for '--loss': 1e-320: give a number from 0 to 0.9, its exponent of at "
+        "most two digits\n"
     )
 
 
@@ -238,12 +239,12 @@ def test_json_is_a_flag_and_a_time_is_called_seconds_in_each_command() -> None:
 
 def test_a_number_is_refused_in_words_of_ours(here: Run) -> None:
     for given, says in {
-        "bench --receivers 0": "--receivers is 0: give a whole number from 1 to 256",
-        "bench --receivers 1.5": "--receivers is 1.5: give a whole number from 1 to 256",
-        "top -C " + 5000 * "9" + "x": f"--count is {20 * '9'}...: give a whole number of at least 1",
+        "bench --receivers 0": "'--receivers': 0: give a whole number from 1 to 256",
+        "bench --receivers 1.5": "'--receivers': 1.5: give a whole number from 1 to 256",
+        "top -C " + 5000 * "9" + "x": f"'--count' / '-C': {20 * '9'}...: give a whole number of at least 1",
     }.items():
         done = here(*given.split())
-        assert (done.returncode, done.stderr) == (2, f"mcast {given.split()[0]}: {says}\n")
+        assert (done.returncode, done.stderr) == (2, f"mcast {given.split()[0]}: Invalid value for {says}\n")
 
 
 @pytest.mark.parametrize(("option", "begins"), [("--html", "<!doctype html>"), ("--trace", "{")])
