@@ -31,19 +31,21 @@ from __future__ import annotations
 
 import sys
 
+from mcast.facade import lazy
+
 TYPE_CHECKING = False  # checkers know it by its name; it is not of `typing`, which takes longest to load
 if TYPE_CHECKING:
     from mcast import aio as aio
     from mcast import errors as errors
-    from mcast.api import RECORD_DTYPE as RECORD_DTYPE
-    from mcast.api import Backend as Backend
-    from mcast.api import Batch as Batch
-    from mcast.api import CqModeration as CqModeration
-    from mcast.api import Destination as Destination
-    from mcast.api import Message as Message
-    from mcast.api import backend_names as backend_names
-    from mcast.api import backend_status as backend_status
-    from mcast.api import open_backend as open_backend
+    from mcast.contract.backend import Backend as Backend
+    from mcast.contract.batch import RECORD_DTYPE as RECORD_DTYPE
+    from mcast.contract.batch import Batch as Batch
+    from mcast.contract.batch import Message as Message
+    from mcast.contract.registry import backend_names as backend_names
+    from mcast.contract.registry import backend_status as backend_status
+    from mcast.contract.registry import open_backend as open_backend
+    from mcast.contract.values import CqModeration as CqModeration
+    from mcast.contract.values import Destination as Destination
     from mcast.endpoint.blocking import Endpoint as Endpoint
     from mcast.endpoint.blocking import Membership as Membership
     from mcast.endpoint.blocking import Sender as Sender
@@ -87,6 +89,9 @@ if TYPE_CHECKING:
     __version__: str
 
 _NAMES = {
+    "aio": "aio",
+    "errors": "errors",
+    "errors.install": "__version__",
     "contract.backend": "Backend",
     "contract.batch": "Batch Message RECORD_DTYPE",
     "contract.registry": "backend_names backend_status open_backend",
@@ -101,10 +106,8 @@ _NAMES = {
     "QpError TimedOut UnknownBackend Unreachable",
     "wire.addresses": "Gid McastAddress Mgid",
 }
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-"""Public name -> its module. There is no `__all__`: help(mcast) would print every class in full."""
-
-_MODULES = ("aio", "errors")
+"""A module -> its names; not mcast.api, which loads all that it offers. There is no `__all__`: help(mcast)
+would print every class in full."""
 
 if sys.platform != "linux":
     # Not an error, because pytest imports this for its plugin, also in suites that do not use mcast. The
@@ -116,23 +119,4 @@ if sys.platform != "linux":
     warn(NEEDS_LINUX, RuntimeWarning, stacklevel=2)
 
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any name
-
-    def __getattr__(name: str) -> object:
-        from importlib import import_module
-
-        if name == "__version__":
-            from mcast.errors.install import VERSION
-
-            value: object = VERSION
-        elif name in _MODULES:
-            value = import_module(f"mcast.{name}")
-        elif name in _HOME:
-            value = getattr(import_module(f"mcast.{_HOME[name]}"), name)
-        else:
-            raise AttributeError(f"module 'mcast' has no attribute {name!r}")
-        globals()[name] = value
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*_HOME, *_MODULES, "__version__"])
+    __getattr__, __dir__ = lazy(__name__, _NAMES)

@@ -15,8 +15,9 @@ group can offer objects, and ends that share an address can lie about each other
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from mcast.facade import lazy
 
 if TYPE_CHECKING:
     from mcast.cast.nack.sender import Account as Account
@@ -42,26 +43,14 @@ if TYPE_CHECKING:
     from mcast.cast.objects.sending import Progress as Progress
 
 _NAMES = {
-    "nack.sender": "Account",
-    "nack.strategy": "Strategy all_of_them best_effort carousel deadline quorum",
-    "objects.bytes_in": "Into Offered",
-    "objects.bytes_out": "Sendable",
-    "objects.calls": "AsyncObjectSession ObjectSession open_session receive send",
-    "objects.chunks": "Chunks",
-    "objects.receiving": "Missed Received",
-    "objects.sending": "Object ObjectReport Progress",
+    "cast.nack.sender": "Account",
+    "cast.nack.strategy": "Strategy all_of_them best_effort carousel deadline quorum",
+    "cast.objects.bytes_in": "Into Offered",
+    "cast.objects.bytes_out": "Sendable",
+    "cast.objects.calls": "AsyncObjectSession ObjectSession open_session receive send",
+    "cast.objects.chunks": "Chunks",
+    "cast.objects.receiving": "Missed Received",
+    "cast.objects.sending": "Object ObjectReport Progress",
 }
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-"""Public name -> its module, which is imported when the name is first used."""
-
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any name
-
-    def __getattr__(name: str) -> object:
-        if name not in _HOME:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOME)
+    __getattr__, __dir__ = lazy(__name__, _NAMES)

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from mcast.facade import lazy
+
 TYPE_CHECKING = False  # as in `mcast`
 if TYPE_CHECKING:
     from mcast.errors.cause import Cause as Cause
@@ -33,25 +35,11 @@ if TYPE_CHECKING:
     from mcast.errors.tree import WcStatus as WcStatus
 
 _NAMES = {
-    "cause": "Cause Phase",
-    "tree": "AddressNotAvailable AlreadyJoined BackendError BackendUnavailable Broken Closed DeviceGone "
-    "GuardError InvalidArgument McastError MembershipLost MessageTooLarge NotSupported "
-    "OutOfResources PermissionDenied QpError SecondMlid TimedOut UnavailableReason "
-    "UnknownBackend Unreachable WcStatus",
+    "errors.cause": "Cause Phase",
+    "errors.tree": "AddressNotAvailable AlreadyJoined BackendError BackendUnavailable Broken Closed "
+    "DeviceGone GuardError InvalidArgument McastError MembershipLost MessageTooLarge "
+    "NotSupported OutOfResources PermissionDenied QpError SecondMlid TimedOut "
+    "UnavailableReason UnknownBackend Unreachable WcStatus",
 }
-_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
-"""Public name -> its module, which is imported when the name is first used."""
-
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any name
-
-    def __getattr__(name: str) -> object:
-        from importlib import import_module
-
-        if name not in _HOME:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted(_HOME)
+    __getattr__, __dir__ = lazy(__name__, _NAMES)

@@ -11,6 +11,8 @@ DISTRIBUTION = "rdma-mcast"
 VERSION = "0.1.0.dev0"
 """The version, which stands nowhere else but in CITATION.cff."""
 
+__version__ = VERSION
+
 
 def line(extra: str) -> str:
     """The line to type for an optional part of the package, such as `pip install 'rdma-mcast[yaml]'`."""

@@ -122,7 +122,7 @@ def test_a_queue_pair_of_a_measurement_is_made_as_the_options_say(make: Callable
 
 WORK = ("pydantic", "rich", "mcast.")
 """What a command needs when it runs, and not to say what it does."""
-LIGHT = {"mcast.cli", "mcast.cli.status", "mcast.cli.terminal", "mcast.__main__"}
+LIGHT = {"mcast.cli", "mcast.cli.status", "mcast.cli.terminal", "mcast.__main__", "mcast.facade"}
 """What the help of all commands, and the version, may load of the package."""
 SIM = {"mcast.cli.sim", "mcast.cli.sim_cast", "mcast.cli.served"}
 OWN = {

@@ -234,7 +234,7 @@ def values_of_cast() -> list[object]:
 
 
 def public_classes() -> Iterator[type[Any]]:
-    for module, names in ((mcast, mcast._HOME), (api, api.__all__), (cast, cast._HOME)):
+    for module, names in ((mcast, dir(mcast)), (api, api.__all__), (cast, dir(cast))):
         yield from (one for name in names if inspect.isclass(one := getattr(module, name)))
 
 
