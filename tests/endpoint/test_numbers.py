@@ -43,6 +43,19 @@ def forging(backend: Backend) -> Iterator[tuple[Endpoint, Membership, Sender]]:
         yield receiver, group, out
 
 
+@contextmanager
+def numbering(fabric: Fabric) -> Iterator[tuple[Endpoint, Sender, Endpoint, Membership]]:
+    """A sender and a receiver with sequence=True, each with its part in the group."""
+    with (
+        open_fabric(fabric) as backend,
+        opened(backend, "10.0.0.1", sequence=True) as sender,
+        opened(backend, "10.0.0.2", sequence=True) as receiver,
+        sender.sender(GROUP) as out,
+        receiver.join(GROUP) as group,
+    ):
+        yield sender, out, receiver, group
+
+
 def numbered(*numbers: int, stream: int = STREAM) -> list[bytes]:
     return [pack(stream, number) + b"%d" % number for number in numbers]
 
@@ -74,14 +87,7 @@ def test_dropped_messages_are_named(
     make: Callable[[], Fabric], received: Callable[[Endpoint, Membership], list[int | None]]
 ) -> None:
     """The event has everything that a program needs to ask the sender again."""
-    fabric = make()
-    with (
-        open_fabric(fabric) as backend,
-        opened(backend, "10.0.0.1", sequence=True) as sender,
-        opened(backend, "10.0.0.2", sequence=True) as receiver,
-        sender.sender(GROUP) as out,
-        receiver.join(GROUP) as group,
-    ):
+    with numbering(fabric := make()) as (sender, out, receiver, group):
         with fabric.rules.when(Messages(nth=[3, 4, 7]), Drop()):
             out.send_batch([b"%d" % number for number in range(8)])
         assert received(receiver, group) == [0, 1, 4, 5, 7]
@@ -164,14 +170,7 @@ def test_waiting_next_event_sees_a_gap(backend: Backend) -> None:
 
 def test_a_late_message_comes_with_its_number() -> None:
     """The event does not wait for messages that change places: those come after all, and are counted."""
-    fabric = Fabric.roce()
-    with (
-        open_fabric(fabric) as backend,
-        opened(backend, "10.0.0.1", sequence=True) as sender,
-        opened(backend, "10.0.0.2", sequence=True) as receiver,
-        sender.sender(GROUP) as out,
-        receiver.join(GROUP) as group,
-    ):
+    with numbering(fabric := Fabric.roce()) as (_, out, receiver, group):
         with fabric.rules.when(Messages(nth=2), Reorder(after=1)):
             out.send_batch([b"x"] * 4)
         assert by_one(receiver, group) == [0, 2, 1, 3]
@@ -181,14 +180,7 @@ def test_a_late_message_comes_with_its_number() -> None:
 
 def test_a_gap_over_a_rejoin_is_named() -> None:
     """The numbers go on when the sender comes back on another queue pair."""
-    fabric = Fabric.roce()
-    with (
-        open_fabric(fabric) as backend,
-        opened(backend, "10.0.0.1", sequence=True) as sender,
-        opened(backend, "10.0.0.2", sequence=True) as receiver,
-        sender.sender(GROUP) as out,
-        receiver.join(GROUP) as group,
-    ):
+    with numbering(fabric := Fabric.roce()) as (_, out, receiver, group):
         out.send(b"0")
         fabric.bond_failover(fabric.ports[0])
         with fabric.rules.when(Messages(nth=[1, 2]), Drop()):
