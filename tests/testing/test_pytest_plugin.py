@@ -782,7 +782,7 @@ import sys
 def test_it():
     assert "mcast.testing.plugin" in sys.modules
     heavy = ("mcast.", "pydantic", "cffi", "rich", "typer")
-    plugin = ["mcast.testing", "mcast.testing.asyncio_fixtures", "mcast.testing.plugin"]
+    plugin = ["mcast.facade", "mcast.testing", "mcast.testing.asyncio_fixtures", "mcast.testing.plugin"]
     assert sorted(name for name in sys.modules if name.startswith(heavy)) == plugin
 """)
     pytester.runpytest_subprocess().assert_outcomes(passed=1)
