@@ -34,25 +34,11 @@ waits; a call that Ctrl-C ends is done or not done, never half done (`mcast.inte
 
 from __future__ import annotations
 
-from mcast.arguments.rows import (
-    Headed,
-    rows_of,
-)
-from mcast.contract.backend import (
-    Backend,
-    EventChannel,
-)
-from mcast.contract.batch import (
-    RECORD_DTYPE,
-    Batch,
-    CopiedBatch,
-    Message,
-    Series,
-)
+from mcast.arguments.rows import Headed, rows_of
+from mcast.contract.backend import Backend, EventChannel
+from mcast.contract.batch import RECORD_DTYPE, Batch, CopiedBatch, Message, Series
 from mcast.contract.closing import Closeable, Handle
-from mcast.contract.cm_id import (
-    CmId,
-)
+from mcast.contract.cm_id import CmId
 from mcast.contract.enums import (
     GRH_BYTES,
     JOIN_MASK,
@@ -67,30 +53,12 @@ from mcast.contract.enums import (
     QpType,
     TimestampClock,
 )
-from mcast.contract.groups import (
-    UNREPORTED,
-    GroupInfo,
-    GroupMember,
-    GroupSource,
-    GroupTable,
-)
+from mcast.contract.groups import UNREPORTED, GroupInfo, GroupMember, GroupSource, GroupTable
 from mcast.contract.guest import Guest
 from mcast.contract.poison import Guard, Refused, Waiters
-from mcast.contract.provider import (
-    DeviceIdentity,
-    Identity,
-    Provider,
-    Status,
-)
-from mcast.contract.queue_pair import (
-    QueuePair,
-    require_comp_vector,
-)
-from mcast.contract.region import (
-    DeviceBytes,
-    DeviceRegion,
-    Region,
-)
+from mcast.contract.provider import DeviceIdentity, Identity, Provider, Status
+from mcast.contract.queue_pair import QueuePair, require_comp_vector
+from mcast.contract.region import DeviceBytes, DeviceRegion, Region
 from mcast.contract.registry import (
     SIMULATED,
     backend_names,
@@ -114,14 +82,8 @@ from mcast.contract.values import (
     UdParam,
     UnusableDevice,
 )
-from mcast.errors.cause import (
-    Cause,
-    Phase,
-)
-from mcast.errors.finding import (
-    Finding,
-    Level,
-)
+from mcast.errors.cause import Cause, Phase
+from mcast.errors.finding import Finding, Level
 from mcast.errors.tree import (
     AddressNotAvailable,
     AlreadyJoined,
@@ -147,16 +109,8 @@ from mcast.errors.tree import (
     WcStatus,
     mcast_error,
 )
-from mcast.wire.addresses import (
-    Gid,
-    McastAddress,
-    Mgid,
-)
-from mcast.wire.kinds import (
-    RDMA_UDP_QKEY,
-    LinkLayer,
-    PortSpace,
-)
+from mcast.wire.addresses import Gid, McastAddress, Mgid
+from mcast.wire.kinds import RDMA_UDP_QKEY, LinkLayer, PortSpace
 
 __all__ = [
     "GRH_BYTES",
