@@ -118,6 +118,23 @@ def test_queue_pair_takes_what_its_receives_hold() -> None:
     assert (qp.counters.received, qp.counters.dropped_no_receive) == (2, 1)
 
 
+def test_part_of_a_burst_is_counted_as_a_part() -> None:
+    """Messages 1 and 2 of four arrive: each counts once, whatever it is lost for."""
+    host = Host()
+    qp = bound(host).qp
+    assert qp is not None
+    header = Header(host.port.gids[1], 99, Gid("::ffff:239.1.1.1"), 0, qp.qkey, qp.pkey, 0)
+    burst = Burst([b"a", b"b", b"c", b"d"], 1, header, None, 0)
+    qp.deliver(burst._replace(header=header._replace(qkey=qp.qkey ^ 1)), 1, 3)
+    assert (qp.counters.dropped_qkey, host.port.qkey_violations) == (2, 2)
+    qp.deliver(burst._replace(header=header._replace(pkey=0x1234)), 1, 3)
+    assert host.port.pkey_violations == 2
+    large = b"x" * (host.port.mtu + 1)
+    qp.deliver(burst._replace(payloads=[large] * 4, longest=len(large)), 1, 3)
+    assert (qp.counters.dropped_mtu, host.port.oversized) == (2, 2)
+    assert qp.counters.received == 0
+
+
 def test_models_load_no_provider() -> None:
     code = (
         "import sys, mcast.backends.model.cm, mcast.backends.model.queue_pairs\n"

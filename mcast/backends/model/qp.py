@@ -47,8 +47,7 @@ class Header(NamedTuple):
 
 
 class Burst(NamedTuple):
-    """Messages of one send call; `first` numbers them on the fabric, `at` says when they came, if somebody
-    asks for that."""
+    """Messages of one send call; `first` numbers them, `at` is the time of their arrival, if one asks."""
 
     payloads: Sequence[bytes]
     longest: int
@@ -67,15 +66,14 @@ make_burst: Callable[[tuple[object, ...]], Burst] = partial(tuple.__new__, Burst
 
 
 class Path(NamedTuple):
-    """What the sends of a queue pair to one destination have in common while `Receivers.version` stays the
-    same."""
+    """The way of a queue pair's sends to one destination, valid while the routes have this version."""
 
     to: Destination
     version: int
     header: Header
     targets: Sequence[Qp]
     stamped: bool
-    """Whether one of the receivers wants to know when a message arrives."""
+    """True if one of the receivers wants to know when a message arrives."""
 
 
 class Qp:

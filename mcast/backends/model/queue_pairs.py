@@ -1,4 +1,4 @@
-"""The queue pairs of a fabric, and the devices' attach tables."""
+"""The queue pairs of a provider, and the attach tables of its devices."""
 
 from __future__ import annotations
 

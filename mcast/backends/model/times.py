@@ -1,4 +1,4 @@
-"""Time as the core knows it: whole nanoseconds, and a clock that is an argument."""
+"""Time as the models know it: whole nanoseconds, and a clock that is an argument."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ NS = 1_000_000_000
 
 
 class Timeline(Protocol):
-    """What the core needs of a fabric's clock."""
+    """The clock that is passed in."""
 
     @property
     def now(self) -> int:
-        """Nanoseconds since the fabric was made."""
+        """Nanoseconds since the clock began."""
 
     def call_later(self, delay: int, action: Callable[[], None]) -> None:
         """Run `action` `delay` ns from now."""
