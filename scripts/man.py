@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer.main
 from typer.core import TyperGroup
 
-from mcast.cli import SUMMARIES, app, load
+from mcast.cli import SUMMARIES, app, help_record, load
 from mcast.cli.status import MEANINGS
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def _synopsis(words: str, command: Command) -> Iterator[str]:
 def _options(words: str, command: Command, within: bool = False) -> Iterator[str]:
     """What the help says of arguments and options."""
     with command.make_context(words, [], resilient_parsing=True) as context:
-        records = [found for one in command.get_params(context) if (found := one.get_help_record(context))]
+        records = [found for one in command.get_params(context) if (found := help_record(one, context))]
     if records and not within:
         yield ".SH OPTIONS"
     for names, meaning in records:

@@ -67,9 +67,14 @@ class _Group(TyperGroup):
             formatter.write_dl([(name, one.get_short_help_str(999)) for name, one in self.commands.items()])
 
 
+def help_record(one: Parameter, ctx: Context) -> tuple[str, str] | None:
+    """Return name and description of an option, or of an argument: without the type that Python knows."""
+    found = one.get_help_record(ctx)
+    return (one.display_name_raw, found[1]) if found and isinstance(one, TyperArgument) else found
+
+
 class _Plain(TyperCommand):
-    """A command whose arguments are shown as manual pages show them: FILE, [FILE] or FILE..., without the
-    type that Python knows."""
+    """A command whose arguments are shown as manual pages show them: FILE, [FILE] or FILE..."""
 
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
         pieces = [self.options_metavar or ""]
@@ -82,12 +87,7 @@ class _Plain(TyperCommand):
     def format_options(self, ctx: Context, formatter: HelpFormatter) -> None:
         for title, kind in (("Arguments", TyperArgument), ("Options", TyperOption)):
             shown = [one for one in self.get_params(ctx) if isinstance(one, kind)]
-            rows = [
-                (one.display_name_raw if kind is TyperArgument else row[0], row[1])
-                for one in shown
-                if (row := one.get_help_record(ctx))
-            ]
-            if rows:
+            if rows := [row for one in shown if (row := help_record(one, ctx))]:
                 with formatter.section(title):
                     formatter.write_dl(rows)
 

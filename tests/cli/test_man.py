@@ -40,6 +40,7 @@ def test_a_page_is_sane(page: Path) -> None:
     assert heads[-3:] == ["EXIT STATUS", "ENVIRONMENT", "SEE ALSO"]
     assert max(map(len, lines)) <= 80
     assert "\\" not in shown
+    assert re.findall(r"<(?:list|str|int|path|Mcast)", shown) == [], "Python's types"
 
 
 def test_a_page_shows_quotes_and_hyphens_to_paste() -> None:
