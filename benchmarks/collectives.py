@@ -217,7 +217,7 @@ def show(size: int, ranks: int, found: list[tuple[Cost, Cost]], keep: Path | Non
 def serve(path: Path, ranks: int) -> None:
     """Serve a fabric until the input ends."""
     from mcast.backends.sim import Fabric
-    from mcast.backends.sim.shared.server import FabricServer, Serving
+    from mcast.backends.sim.served.server import FabricServer, Serving
 
     with Serving(FabricServer(Fabric.roce(ports=ranks, mtu=4096, clock="wall"), path)):
         print("!", flush=True)

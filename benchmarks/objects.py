@@ -60,7 +60,7 @@ def profiled(folder: Path | None, role: str) -> Iterator[None]:
 def serve(path: Path, folder: Path | None) -> None:
     """Serve a fabric until the input ends; a line asks for the CPU time."""
     from mcast.backends.sim import Fabric
-    from mcast.backends.sim.shared.server import FabricServer, Serving
+    from mcast.backends.sim.served.server import FabricServer, Serving
 
     with Serving(FabricServer(Fabric.roce(ports=16, mtu=4096, clock="wall"), path)):
         says("!")

@@ -49,7 +49,7 @@ def say(what: bytes) -> None:
 def serve(path: str) -> None:
     """Serve a fabric until the input ends."""
     from mcast.backends.sim import Fabric
-    from mcast.backends.sim.shared.server import FabricServer, Serving
+    from mcast.backends.sim.served.server import FabricServer, Serving
 
     with Serving(FabricServer(Fabric.roce(ports=16, clock="wall"), Path(path))):
         say(b"!")

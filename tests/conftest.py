@@ -36,7 +36,6 @@ LONGEST_IF_LONG = (
     "tests/oracle/test_against_opensm.py",
     "tests/contract/test_races.py",
     "tests/lab/test_infiniband_suite.py",
-    "tests/sim/test_shared_rings.py",
 )
 """Those of a long run."""
 LONG_SECONDS = 7200

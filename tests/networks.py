@@ -17,9 +17,8 @@ from mcast.api import Backend, CmEventType, PortEvent, WcStatus
 from mcast.backends.model.qp import Qp
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Refuse, Requests
-from mcast.backends.sim.shared import frames
-from mcast.backends.sim.shared.client import SharedBackend
-from mcast.backends.sim.shared.server import FabricServer, Serving
+from mcast.backends.sim.served.client import ServedBackend
+from mcast.backends.sim.served.server import FabricServer, Serving
 from mcast.backends.sim.testbed import SimObserver
 from mcast.wire.mcmember import SaMethod, SaStatus
 
@@ -181,11 +180,11 @@ class SharedNetwork(SimNetwork):
         self._path = Path(self._folder.name, "fabric.sock")
         self._serving = Serving(FabricServer(fabric, self._path))
         self.server = self._serving.__enter__()
-        self._opened: list[SharedBackend] = []
+        self._opened: list[ServedBackend] = []
 
     def open(self) -> Backend:
         self._opened = [backend for backend in self._opened if not backend.closed]
-        self._opened.append(SharedBackend(self._path, frames.AttachTo(host="all")))
+        self._opened.append(ServedBackend(self._path, "all"))
         return self._opened[-1]
 
     def leftovers(self) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from mcast import McastError, cast, open_endpoint
 from mcast.backends.rdma import PROVIDER
 from mcast.backends.rdma.infiniband_bed import InfinibandTestbed
 from mcast.backends.rdma.net.netlink import rdma_objects
-from mcast.backends.sim.shared.attach import VARIABLE, attach
+from mcast.backends.sim.served.attach import VARIABLE, attach
 
 GROUPS = tuple(f"239.1.1.{number}" for number in range(1, 9))
 BOUND = 30.0

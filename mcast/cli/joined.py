@@ -56,7 +56,8 @@ def opened(wanted: str | None, demo: bool, bind: IPv4Address | IPv6Address | Non
     if alone and not demo:
         raise NotBegun(
             f"{name!r} is a fabric inside this process, on which no other program can send: add --demo for "
-            "made-up messages, run `mcast sim serve` in another terminal, or use --backend rdma",
+            "made-up messages, run `mcast sim serve` in another terminal and export what it prints, or use "
+            "--backend rdma",
         )
     # Two threads, so time has to be the wall's.
     options: dict[str, object] = {"ports": 2, "clock": "wall"} if alone else {}

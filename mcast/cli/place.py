@@ -134,8 +134,8 @@ def refuse_simulated(backend: str | None, what: str) -> None:
     if backend is not None and is_alone(backend):
         raise NotBegun(
             f"{backend!r} is a fabric inside this process, on which no other program can {what}: "
-            "run `mcast sim serve` in another terminal, use --backend rdma, or try `mcast demo`, which has "
-            "both ends in one process",
+            "run `mcast sim serve` in another terminal and export what it prints, use --backend rdma, or try "
+            "`mcast demo`, which has both ends in one process",
         )
 
 

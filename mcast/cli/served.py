@@ -13,7 +13,7 @@ from mcast.cli.terminal import NotBegun, forget_stdout, packet_sink, plain, say
 from mcast.cli.values import number_option
 
 if TYPE_CHECKING:
-    from mcast.backends.sim.shared.client import SharedBackend
+    from mcast.backends.sim.served.client import ServedBackend
 
 Socket = Annotated[
     Path | None,
@@ -21,9 +21,9 @@ Socket = Annotated[
 ]
 
 
-def looking_on(socket: Path | None) -> SharedBackend:
+def looking_on(socket: Path | None) -> ServedBackend:
     """The served fabric, on which this process takes no host; one sentence where there is none."""
-    from mcast.backends.sim.shared.attach import attach
+    from mcast.backends.sim.served.attach import attach
     from mcast.errors.tree import BackendUnavailable
 
     try:
@@ -45,7 +45,7 @@ def tap(
     which are counted, and holds nobody up. Ends after --count, with its reader, or with Ctrl-C; the status is
     then 0.
     """
-    from mcast.backends.sim.shared.tap import write_pcapng
+    from mcast.backends.sim.served.tap import write_pcapng
 
     with ends_cleanly(), looking_on(socket) as fabric, packet_sink(output) as file, fabric.tap() as tapped:
         try:

@@ -6,6 +6,7 @@ import resource
 from contextlib import ExitStack, closing, suppress
 from io import BytesIO
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -154,12 +155,13 @@ def serve(
 ) -> None:
     """Serve a simulated fabric: every program that opens it is a host of its own.
 
-    Programs find it by themselves (--backend sim), or by MCAST_SIM=PATH. Serves until it is interrupted; then
-    their devices are gone, and come back when it is served again.
+    Programs attach where MCAST_SIM=PATH names it, in the line that this prints; or, at the user's own place,
+    with --backend sim-shared. Serves until it is interrupted; then their devices are gone, and come back when
+    it is served again.
     """
     from mcast.backends.sim.scenario.play import fabric_of
-    from mcast.backends.sim.shared.attach import VARIABLE, default_socket, make_place
-    from mcast.backends.sim.shared.server import FabricServer
+    from mcast.backends.sim.served.attach import VARIABLE, default_socket, make_place
+    from mcast.backends.sim.served.server import FabricServer
 
     about, seed, faults = _described(fabric_file, scenario, fabric, ports)
     if group and socket is None:
@@ -186,8 +188,9 @@ def serve(
         stack.enter_context(ends_cleanly())
         stack.enter_context(ended_by(server.stop))
         herald.say(f"serving {about.ports} ports of {about.link_layer} at {path}")
-        known = "" if path == default_socket() else f"{VARIABLE}={path} and "
-        herald.say(f'attach with {known}--backend sim, or mcast.open_endpoint("sim"); end with Ctrl-C')
+        herald.say('programs with --backend sim, or mcast.open_endpoint("sim"), attach after')
+        herald.say(f"  export {VARIABLE}={quote(str(path))}")
+        herald.say("end with Ctrl-C")
         for fault in faults:
             server.control.faults.plan(fault)
         with suppress(KeyboardInterrupt):  # the usual way to end it

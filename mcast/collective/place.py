@@ -82,7 +82,9 @@ def opened(stack: ExitStack, backend: str | Backend, bind: str | None, seat: int
     """
     if isinstance(backend, str):
         if backend in SIMULATED and not provider(backend).shared():
-            raise ValueError("no simulated fabric is served to the ranks: run `mcast sim serve`")
+            raise ValueError(
+                "no simulated fabric is served to the ranks: run `mcast sim serve`, and export what it prints"
+            )
         backend = stack.enter_context(open_backend(backend))
     places = active(backend)
     place = places[seat % len(places)]

@@ -28,7 +28,7 @@ BUILTIN = {
     "sim-shared-ib": "mcast.backends.sim:SHARED_INFINIBAND",
     "rdma": "mcast.backends.rdma:PROVIDER",
 }
-"""Name -> "module:value" of the provider. `sim` is a fabric that is served, else `sim-roce`."""
+"""Name -> "module:value" of the provider. `sim` is the served fabric of MCAST_SIM, else `sim-roce`."""
 
 SIMULATED = frozenset({"sim", "sim-roce", "sim-ib"})
 """The names of the simulators, which need no hardware and make as many ports as the caller asks for."""

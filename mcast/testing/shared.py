@@ -12,8 +12,8 @@ from tempfile import TemporaryDirectory
 from mcast.api import Backend, Guest
 from mcast.backends.sim.census import Leftover, OpenedAt, opened_at
 from mcast.backends.sim.fabric import Fabric
-from mcast.backends.sim.shared.attach import VARIABLE, attach
-from mcast.backends.sim.shared.server import FabricServer, Serving
+from mcast.backends.sim.served.attach import VARIABLE, attach
+from mcast.backends.sim.served.server import FabricServer, Serving
 
 
 class SharedRun:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from mcast import open_backend, open_endpoint
 from mcast.backends.sim import Fabric
-from mcast.backends.sim.shared.server import FabricServer, Serving
+from mcast.backends.sim.served.server import FabricServer, Serving
 from mcast.cli.guests import others
 from mcast.cli.top import _table
 from mcast.endpoint.watching import looks

@@ -17,7 +17,7 @@ import pytest
 
 from mcast import cast, open_endpoint
 from mcast.backends.sim import Fabric
-from mcast.backends.sim.shared.server import FabricServer, Serving
+from mcast.backends.sim.served.server import FabricServer, Serving
 
 from ..commands import MCAST, QUOTED, Run
 from ..waiting import until

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mcast.backends.sim.shared.attach import attach
+from mcast.backends.sim.served.attach import attach
 
 from ..commands import MCAST, Run
 from ..waiting import until
@@ -50,7 +50,7 @@ class Terminals:
         """Serve, and wait until that is said."""
         server = self.start("sim", "serve", *arguments)
         assert line_of(server).startswith("serving ")
-        assert "attach with" in line_of(server)
+        self.env["MCAST_SIM"] = exported(server)
         return server
 
 
@@ -60,13 +60,22 @@ def line_of(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline()
 
 
+def exported(server: subprocess.Popen[str]) -> str:
+    """The socket that the line to export names."""
+    assert "attach after" in line_of(server)
+    line = line_of(server)
+    assert line.startswith("  export MCAST_SIM=")
+    assert line_of(server) == "end with Ctrl-C\n"
+    return line.partition("=")[2].strip()
+
+
 @pytest.fixture
 def terminals(tmp_path: Path) -> Iterator[Terminals]:
     with ExitStack() as stack:
         yield Terminals(tmp_path, stack)
 
 
-def test_send_and_recv_find_the_fabric_by_themselves(terminals: Terminals, tmp_path: Path) -> None:
+def test_send_and_recv_find_the_fabric_that_is_exported(terminals: Terminals, tmp_path: Path) -> None:
     server = terminals.serve("--ports", 3)
     (tmp_path / "film").write_bytes(bytes(range(256)) * 500)
     receiver = terminals.start("recv", "239.1.1.1", "-o", "copy", *SIM)
@@ -82,7 +91,7 @@ def test_send_and_recv_find_the_fabric_by_themselves(terminals: Terminals, tmp_p
     server.send_signal(signal.SIGTERM)
     rest, _ = server.communicate()
     assert server.returncode == 0
-    assert rest.count("left: mcast") == 2
+    assert [line.split(" (")[0] for line in rest.splitlines()] == ["attached: mcast send"]
     assert not (tmp_path / "mcast" / "sim.sock").exists()
 
 
@@ -134,7 +143,7 @@ def test_a_server_under_nohup_outlives_its_terminal(terminals: Terminals, tmp_pa
     ) as server:
         try:
             assert "serving 2 ports" in line_of(server)
-            assert "attach with" in line_of(server)
+            assert exported(server) == str(tmp_path / "mcast" / "sim.sock")
             server.send_signal(signal.SIGHUP)
             with attach("sim", socket=tmp_path / "mcast" / "sim.sock") as backend:
                 assert len(backend.devices()) == 1
@@ -262,7 +271,7 @@ def test_ctrl_s_on_its_terminal_holds_nobody_up(terminals: Terminals, tmp_path: 
                 with attach("sim", socket=path) as backend:
                     assert len(backend.devices()) == 1
             terminal.write(b"\x11")
-            read_until(b"left:")
+            read_until(b"attached:")
             terminal.write(b"\x13")
             with attach("sim", socket=path) as backend:
                 assert len(backend.devices()) == 1

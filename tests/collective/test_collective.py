@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mcast.backends.sim import Fabric
-from mcast.backends.sim.shared.server import FabricServer, Serving
+from mcast.backends.sim.served.server import FabricServer, Serving
 from mcast.backends.sim.testbed import SimObserver
 
 from ..commands import Run

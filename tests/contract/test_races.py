@@ -33,7 +33,7 @@ from ..interleave import BOUND, EVERY, ROOT, interleaved
 from ..networks import KINDS, SHARED, Network, SharedNetwork
 
 STOPS = {f"contract/{name}.py" for name in ("backend", "cm_id", "closing", "queue_pair", "region")}
-STOPS |= {"backends/sim/backend.py"} | {f"backends/sim/shared/{name}.py" for name in ("client", "connection")}
+STOPS |= {"backends/sim/backend.py"} | {f"backends/sim/served/{name}.py" for name in ("client", "connection")}
 STOPS |= {
     f"backends/rdma/{name}.py" for name in ("channel", "cm_id", "qp", "region", "pds", "address_handles")
 }

@@ -542,7 +542,7 @@ NOT_TOLD = {
     "ECONNREFUSED": "of the socket of a served fabric: becomes BackendUnavailable",
     "ECONNRESET": "of that socket: ends the client's session",
     "EPIPE": "of that socket: becomes the removal of the devices",
-    "EUSERS": "within that server: becomes a warning of that server; the client finds its socket closed",
+    "EPROTOTYPE": "of another program's socket at the path of a server: becomes FileExistsError",
 }
 """Errnos that the backends handle themselves."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import io
-import json
 import os
 import shutil
 import socket
@@ -16,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
+from ipaddress import IPv4Address
 from math import inf
 from pathlib import Path
 from random import Random
@@ -24,14 +24,24 @@ from typing import Any, cast
 import typer
 from blake3 import blake3
 
-from mcast.api import Backend, DeviceInfo, Series, TimedOut, UnusableDevice, open_backend, rows_of
+from mcast.api import (
+    Backend,
+    DeviceInfo,
+    PortSpace,
+    QpInit,
+    Series,
+    TimedOut,
+    UnusableDevice,
+    open_backend,
+    rows_of,
+)
 from mcast.backends.rdma.sa import umad
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.scenario import model as scenario_model
 from mcast.backends.sim.scenario.faults import words_of
 from mcast.backends.sim.scenario.words import fields_of
-from mcast.backends.sim.shared import frames, posts, rings
-from mcast.backends.sim.shared.server import Client, FabricServer
+from mcast.backends.sim.served import frames
+from mcast.backends.sim.served.server import Client, FabricServer
 from mcast.backends.sim.testbed import SimObserver
 from mcast.backends.sim.trace import timeline
 from mcast.backends.sim.trace.events import Trace
@@ -413,7 +423,7 @@ def sa_answers(data: bytes) -> None:
 
 
 class _Served:
-    """A served fabric of which one client is honest; what a stranger says is carried out at once."""
+    """A served fabric of which one client is in order; what another one sends is carried out at once."""
 
     def __init__(self, make: Callable[..., Fabric]) -> None:
         self.said: list[str] = []
@@ -422,10 +432,11 @@ class _Served:
         self.fabric = make(ports=3, clock="wall")
         self.server = FabricServer(self.fabric, path, say=self.said.append)
         atexit.register(self.close)
-        self.honest, self._theirs = self.connect()
-        joins = () if self.fabric.sa else (_JOIN, _JOINED)
-        for text in (*_HONEST, *joins):
-            self.ask(self.honest, self._theirs, text)
+        client, self._theirs = self.connect()
+        for name, arguments in _IN_ORDER:
+            self._theirs.send(frames.encode_request(name, 1, arguments))
+            assert self.serve(client)
+            drain(self._theirs)
         self.before = self.tables()
 
     def close(self) -> None:
@@ -434,177 +445,68 @@ class _Served:
         self.fabric.close()
 
     def tables(self) -> object:
-        """What the honest client has, and what a stranger might leave."""
+        """What the client in order has, and what another one might leave."""
         ports = self.fabric.ports
         return sorted(SimObserver(self.fabric).leftovers()), [len(port.ids) for port in ports]
 
-    def ask(self, client: Client, theirs: socket.socket, text: bytes) -> bytes:
-        """The answer to a request that is in order."""
-        theirs.send(frames.pack(text))
-        assert self.serve(client)
-        frame, descriptors, _, _ = socket.recv_fds(theirs, frames.MOST_FRAME, 4)
-        for descriptor in descriptors:
-            os.close(descriptor)
-        kind, _, answer, _ = frames.unpack(memoryview(frame))
-        assert kind == frames.OK, bytes(answer)
-        return bytes(answer)
-
-    def read(self) -> int:
-        """The honest client takes all that has come, and gives its receives back: how many messages came."""
-        assert self.honest.session is not None
-        arrivals = self.honest.session._qps[3].arrivals
-        with suppress(BlockingIOError):
-            while True:
-                first, told = posts.unpack_told(arrivals.theirs.recv(posts.MOST_FRAME))
-                for one in told:
-                    count = len(one.lengths)
-                    assert sum(map(len, arrivals.receives.payloads(first, count))) == sum(one.lengths)
-                    arrivals.receives.give_back(count)
-                    arrivals.tell()
-                    first += count
-        return arrivals.receives.told
-
-    def serve(self, client: Client, take: Callable[[Client], str | None] | None = None) -> bool:
-        """A turn for what the client has sent; whether it is still there."""
-        self.server._pump.begin()
-        self.server._read(client, self.server._take if take is None else take)
-        with self.fabric.clock:
-            self.server._pump.end()
+    def serve(self, client: Client) -> bool:
+        """Take a turn for what the client has sent; whether it is still there."""
+        self.server._read(client)
+        self.server.step()
         return client.socket in self.server.clients
 
     def connect(self) -> tuple[Client, socket.socket]:
         """A client, and its end of the socket."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        theirs.setblocking(False)
         client = Client(ours, 0, "somebody")
         self.server.welcome(client)
-        theirs.setblocking(False)  # recv_fds has flags, and does not heed them
         return client, theirs
 
 
-_HONEST = (
-    b'{"op":"attach","host":0}',
-    b'{"op":"open_channel"}',
-    b'{"op":"create_id","channel":1,"port_space":273}',
-    b'{"op":"bind","id":2,"src":"10.0.0.1"}',
-    b'{"op":"create_qp","id":2,"init":{}}',
-    b'{"op":"attach_mcast","qp":3,"gid":"ff0e::1","lid":49153}',
+def drain(theirs: socket.socket) -> None:
+    """Read what was answered, and close the descriptors that came with it."""
+    with suppress(BlockingIOError):
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(theirs, 1 << 16, 4)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if not data:
+                return
+
+
+_IN_ORDER: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("attach", (frames.VERSION, 0, None)),
+    ("event_channel", ()),
+    ("create_id", (1, PortSpace.UDP)),
+    ("bind_addr", (2, IPv4Address("10.0.0.1"))),
+    ("create_qp", (2, QpInit(busy_poll=0.0))),
+    ("attach_mcast", (3, Gid("ff0e::1"), 49153)),
 )
-_JOIN = (
-    b'{"op":"join","id":2,"call":"join_multicast","mask":3,"flags":0,'
-    b'"addr":{"kind":"ipv4","text":"239.1.1.1","port":0},"context":1}'
-)
-_JOINED = b'{"op":"get_event","channel":1}'
 _served = cache(_Served)
 
 
 def served_frames(data: bytes) -> None:
-    """Frames of a stranger, to the server of a fabric: its other client keeps what it has, nothing is left.
+    """Bytes to the server of a fabric: its other client keeps what it has, and nothing is left.
 
-    Each chunk is a text, and after a zero what follows the text; or after 255 the whole frame.
+    Each chunk is a text, and after a zero byte its payloads; or, after 255, bytes as they are.
     """
     served = _served(Fabric.infiniband if data[:1] == b"i" else Fabric.roce)
     client, theirs = served.connect()
     with theirs:
         for chunk in _chunks(data[1:]):
             text, _, tail = chunk.partition(b"\0")
-            frame = chunk[1:] if chunk[:1] == b"\xff" else frames.pack(text, tail)
-            theirs.send(frame)
+            whole = chunk[:1] == b"\xff"
+            theirs.send(chunk[1:] if whole else frames.encode(frames.REQUEST, 1, text, tail))
             if not served.serve(client):
                 break
-            with suppress(BlockingIOError):
-                _, descriptors, _, _ = socket.recv_fds(theirs, frames.MOST_FRAME, 4)
-                for descriptor in descriptors:
-                    os.close(descriptor)
+            drain(theirs)
     if client.socket in served.server.clients:
-        served.server._end(client, "")
+        served.server._end(client)
     assert served.tables() == served.before
     assert not [line for line in served.said if "an error of the server" in line]
     served.said.clear()
-
-
-def served_posts(data: bytes) -> None:
-    """Posts of a stranger, whose ring changes meanwhile: no receive is made of nothing, and nothing is left.
-
-    Each chunk: after 255 a post, from the flag of its immediate value on; after 253 one that others may
-    follow before it is carried out; after 252 what lies in the pipe; after 254 the ring has room again; else
-    a word of the ring, and what stands there now.
-    """
-    served = _served(Fabric.roce)
-    client, theirs = served.connect()
-    ring = rings.RingWriter()
-    client.ring = os.dup(ring.fd)
-    with theirs:
-        for text in _STRANGE:
-            served.ask(client, theirs, text)
-        event = frames.answer("get_event").validate_json(served.ask(client, theirs, _JOINED))
-        to = event.ud.destination.model_dump_json()
-        send = json.dumps({"op": "send", "qp": 3, "to": to, "lengths": []})
-        served.ask(client, theirs, send.encode())
-        assert client.session is not None
-        core = client.session._qps[3].qp.core
-        for chunk in _chunks(data):
-            if chunk[:1] == b"\xfc" and client.session._posting.pipe is not None:
-                with suppress(BlockingIOError):
-                    os.write(client.session._posting.pipe.theirs, chunk[1:])
-                if not served.serve(client, served.server._take_posts):
-                    break
-                continue
-            if chunk[:1] in (b"\xff", b"\xfd"):
-                frame = bytes([0, 0, 0, 0, posts.POST]) + chunk[1:]
-            elif chunk[:1] == b"\xfe":
-                frame = frames.pack(b'{"op":"make_room"}')
-            else:
-                ring.words[chunk[0] % 4 if chunk else 0] = int.from_bytes(chunk[1:9], "little")
-                continue
-            with suppress(BlockingIOError):
-                theirs.send(frame)
-            if chunk[:1] == b"\xfd":
-                continue
-            if not served.serve(client):
-                break
-            with suppress(BlockingIOError):
-                theirs.recv(frames.MOST_FRAME)
-            assert 0 <= core.free <= core.depth
-            served.read()
-    ring.forget_descriptor()
-    if client.socket in served.server.clients:
-        served.server._end(client, "")
-    assert served.tables() == served.before
-    assert not [line for line in served.said if "an error of the server" in line]
-    served.said.clear()
-
-
-_STRANGE = (
-    b'{"op":"attach","host":1}',
-    b'{"op":"open_channel"}',
-    b'{"op":"create_id","channel":1,"port_space":273}',
-    b'{"op":"bind","id":2,"src":"10.0.0.2"}',
-    b'{"op":"create_qp","id":2,"init":{"max_recv_wr":64}}',
-    _JOIN,
-)
-
-
-def told_messages(data: bytes) -> None:
-    """What a receiver is told: a ValueError, or messages that are told again as they were.
-
-    Then the places of a ring: bytes from within it, or none, or a ValueError.
-    """
-    with suppress(ValueError):
-        first, told = posts.unpack_told(data)
-        again = posts.pack_told(first, told)
-        alone = posts.unpack_alone(data)
-        assert alone is None or [alone._replace(lengths=told[0].lengths)] == told
-        assert len(again) == len(data)
-        assert posts.unpack_told(again) == (first, told)
-        for one in told:
-            with suppress(ValueError):
-                copied = _reader().copy(one.place, sum(one.lengths))
-                assert copied is None or len(copied) == sum(one.lengths)
-
-
-@cache
-def _reader() -> rings.RingReader:
-    return rings.RingReader(rings.RingWriter().fd)
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
@@ -626,8 +528,6 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         sa_records,
         sa_answers,
         served_frames,
-        served_posts,
-        told_messages,
     )
 }
 

@@ -18,7 +18,6 @@ from mcast import open_endpoint
 from mcast.api import AddressNotAvailable, Backend, Closed, McastError, QueuePair
 from mcast.backends.rdma.backend import RdmaBackend
 from mcast.backends.sim.backend import SimBackend
-from mcast.backends.sim.shared.client import SharedBackend
 from mcast.interrupts import WITHIN, Lock, is_held, later
 
 from ..calls import (
@@ -40,7 +39,7 @@ CLOCKS = {"roce": "virtual", "infiniband": "wall"}
 Prepare = Callable[[], tuple[Calls, Callable[[], None]]]
 
 
-@pytest.fixture(params=["roce", "infiniband", "card-roce", "card-infiniband", "shared-roce"])
+@pytest.fixture(params=["roce", "infiniband", "card-roce", "card-infiniband"])
 def network(request: pytest.FixtureRequest) -> Iterator[Network]:
     """Time is virtual on one of the simulated fabrics: there a call that waits holds the fabric's lock."""
     made = network_of(request, clock=CLOCKS.get(request.param, "wall"))
@@ -270,8 +269,6 @@ def lock_of(backend: Backend) -> Lock:
     """What the provider holds while a channel of the backend changes."""
     if isinstance(backend, SimBackend):
         return backend._clock.mutex
-    if isinstance(backend, SharedBackend):
-        return backend.lock
     assert isinstance(backend, RdmaBackend)
     return backend._channels[0].lock
 

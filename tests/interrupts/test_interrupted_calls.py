@@ -6,7 +6,7 @@ import gc
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Protocol
@@ -34,20 +34,16 @@ from mcast.api import (
     TimedOut,
     open_at,
 )
-from mcast.backends.sim import INFINIBAND, ROCE, Fabric
+from mcast.backends.sim import INFINIBAND, ROCE
 from mcast.backends.sim.backend import SimBackend
-from mcast.backends.sim.shared import connection
-from mcast.backends.sim.shared.client import SharedBackend
-from mcast.backends.sim.testbed import SimObserver, SimTestbed
+from mcast.backends.sim.testbed import SimTestbed
 from mcast.endpoint.blocking import LOOK_EVERY
 from mcast.wire.addresses import Gid
 
-from .. import interleave
 from ..card.card import Card
 from ..card.provider import CardBackend
 from ..interleave import BOUND, EVERY, interrupted_everywhere, nothing_left
-from ..networks import SHARED, SharedNetwork, SimNetwork, network_of
-from ..sim.served import asked
+from ..networks import SimNetwork
 from ..waiting import until
 
 GROUP = "239.1.2.3"
@@ -99,41 +95,10 @@ class CardPlace:
         return frozenset(Gid(bytes(16)) for one in self._card.leftovers() if one.kind == "membership")
 
 
-class SharedPlace:
-    """A served fabric: what is done here is seen there once the server has looked."""
-
-    def __init__(self, network: SharedNetwork) -> None:
-        self._network, self._observer = network, SimObserver(network.fabric)
-        self.backend: Backend = network.open()
-        self.ports: tuple[IPv4Address, ...] = (IPv4Address("10.0.0.1"),)
-        self.observer = self
-
-    def leftovers(self) -> tuple[str, ...]:
-        return self._network.leftovers()
-
-    def port_memberships(self, port: IPv4Address) -> frozenset[Gid]:
-        return self._observer.port_memberships(port)
-
-
-@pytest.fixture(params=["sim-roce", "sim-ib", "card-roce", "card-infiniband", *SHARED])
-def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, long: bool) -> Iterator[Place]:
-    """For the contract's own calls: each provider. A call of a served fabric has many lines."""
+@pytest.fixture(params=["sim-roce", "sim-ib", "card-roce", "card-infiniband"])
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """For the contract's own calls: each provider but the served fabric, whose calls are not atomic."""
     gc.collect()
-    if request.param in SHARED:
-        if not long:
-            monkeypatch.setattr(interleave, "EVERY", 21)
-        # Else Ctrl-C gives up a request to a server that is slow to answer, and with it the connection.
-        monkeypatch.setattr(connection, "LOOK_AGAIN", BOUND)
-        before = threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
-        with closing(network_of(request)) as network:
-            assert isinstance(network, SharedNetwork)
-            served = SharedPlace(network)
-            yield served
-            served.backend.close()
-            assert served.leftovers() == ()
-        # The thread of a clock that is closed ends when it is its turn.
-        until(lambda: (threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))) == before)
-        return
     if request.param in _SIMULATED:
         with _SIMULATED[request.param].testbed() as made, nothing_left():
             yield made
@@ -598,48 +563,6 @@ def test_a_call_of_a_queue_pair(port: Port, name: str) -> None:
     interrupted_everywhere(calls[name], check)
 
 
-@pytest.mark.parametrize("place", SHARED[:1], indirect=True)
-@pytest.mark.parametrize("name", ["send", "send in time", "send_one"])
-def test_a_message_that_is_posted_is_sent_or_not(
-    port: Port, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    """Ctrl-C ends no connection for that, not even while a full pipe has the server make room."""
-    to, backend = port.join(), port.site.backend
-    assert isinstance(backend, SharedBackend)
-    asks, memory = asked(backend, monkeypatch), backend.connection().memory
-    full, write = list[int](), os.write
-    calls: dict[str, Callable[[], object]] = {
-        "send": lambda: port.qp.send(to, [b"x"], imm=1),
-        "send in time": lambda: port.qp.send(to, [b"x"], timeout=SOON),
-        "send_one": lambda: port.qp.send_one(to, b"x"),
-    }
-
-    def write_once_there_is_room(fd: int, data: bytes) -> int:
-        if fd in full:
-            full.clear()
-            raise BlockingIOError
-        return write(fd, data)
-
-    def check(returned: bool) -> None:
-        full.clear()
-        port.qp.send_one(to, b"last")
-        found: list[bytes] = []
-        while b"last" not in found:
-            message = port.qp.recv_one(SOON)
-            assert message is not None
-            found.append(bytes(message.payload))
-        assert found in ([b"last"], [b"x", b"last"])
-        assert len(found) > returned
-        if name == "send_one":
-            full.append(memory.posts)
-
-    check(False)
-    asks.clear()
-    monkeypatch.setattr(os, "write", write_once_there_is_room)
-    interrupted_everywhere(calls[name], check, "backends/sim/shared/", every=1)
-    assert ("send" in asks, "make_room" in asks) == (False, name == "send_one")
-
-
 def test_what_is_read_of_a_batch_ends_with_its_block(site: Testbed) -> None:
     """No traceback refers to what keeps the lease, so that the block ends in Ctrl-C and in nothing else."""
     port = Port(site)
@@ -790,25 +713,18 @@ def test_what_is_closed_is_closed_or_can_be_closed_again(card: Card, layer: str,
 
 
 @pytest.mark.parametrize("bound", [False, True], ids=["", "at an address"])
-@pytest.mark.parametrize("served", [False, True], ids=["of this process", "served"])
-def test_a_backend_is_opened_or_leaves_nothing(served: bool, bound: bool) -> None:
+def test_a_backend_is_opened_or_leaves_nothing(bound: bool) -> None:
     opened: list[Backend] = []
 
     def call() -> None:
         if bound:
-            opened.append(
-                open_at("sim", None, {"socket": network.server.path} if served else {"clock": "wall"})
-            )
+            opened.append(open_at("sim", None, {"clock": "wall"}))
         else:
-            opened.append(attach() if served else open_backend("sim", clock="wall"))
-
-    def attach() -> Backend:
-        return open_backend("sim", socket=network.server.path)
+            opened.append(open_backend("sim", clock="wall"))
 
     def close_all() -> None:
         while opened:
             opened.pop().close()
-        until(lambda: not network.server.clients)
 
     def check(returned: bool) -> None:
         close_all()
@@ -817,11 +733,10 @@ def test_a_backend_is_opened_or_leaves_nothing(served: bool, bound: bool) -> Non
     def open_now() -> tuple[int, int]:
         return threading.active_count(), len(list(Path("/proc/self/fd").iterdir()))
 
-    with closing(SharedNetwork(Fabric.roce(ports=1, clock="wall"))) as network:
-        call()
-        close_all()
-        before = open_now()  # with what is made once
-        interrupted_everywhere(call, check)
+    call()
+    close_all()
+    before = open_now()  # with what is made once
+    interrupted_everywhere(call, check)
 
 
 def test_a_backend_that_is_closed_has_ended_its_fabric() -> None:

@@ -12,17 +12,14 @@ import pytest
 
 from mcast import open_backend, open_endpoint
 from mcast.api import Backend
-from mcast.backends.sim import Fabric
-from mcast.backends.sim.shared import connection
-from mcast.backends.sim.shared.server import FabricServer, Serving
 from mcast.cast.objects.bytes_in import ToWritable
 from mcast.cast.objects.bytes_out import FromIterable, FromOpen
 from mcast.interrupts import uninterrupted
 
 from ..interleave import PATIENCE, Lines
 from ..networks import network_of
-from ..sim.served import End, crowded, end
-from ..waiting import Running, is_asleep, until
+from ..sim.served import crowded
+from ..waiting import is_asleep
 
 LONGEST = 60.0
 """Seconds after which a wait counts as one that Ctrl-C does not end."""
@@ -122,42 +119,3 @@ def test_of_an_attach_while_many_others_wait(tmp_path: Path) -> None:
     path = tmp_path / "fabric.sock"
     with crowded(path) as server:
         check_is_ended(lambda: open_backend("sim", socket=path), server.close)
-
-
-BEHIND: dict[str, Callable[[End], object]] = {
-    "a request": lambda end: end.backend.groups(),
-    "a send": lambda end: end.qp.send(end.to, [b"x"], imm=1),
-    "a send of one": lambda end: end.qp.send_one(end.to, b"x"),
-    "a receive": lambda end: end.qp.recv(),
-}
-
-
-@pytest.mark.parametrize("name", BEHIND)
-def test_behind_another_thread_that_waits_for_a_silent_server(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
-) -> None:
-    """With what the call needs, too: the connection, and the messages that have come."""
-    monkeypatch.setattr(connection, "LOOK_AGAIN", 0.01)
-    path, fabric = tmp_path / "fabric.sock", Fabric.roce(ports=2, clock="wall")
-    silent, over = threading.Event(), threading.Event()
-
-    def silence_the_server() -> None:
-        with fabric.clock:
-            silent.set()
-            over.wait()
-
-    with Serving(FabricServer(fabric, path)), end(path) as here, end(path, sends=True) as there:
-        here.send(b"so that it posts from now on")
-        here.take(1)
-        there.send(b"which the server has")
-        silencing = threading.Thread(target=silence_the_server)
-        silencing.start()
-        assert silent.wait(LONGEST)
-        taking = Running(lambda: here.take(1))
-        try:
-            until(lambda: here.client._connection._depth)
-            check_is_ended(lambda: BEHIND[name](here), over.set)
-        finally:
-            over.set()
-            silencing.join()
-        assert taking.results() == [[b"which the server has"]]

@@ -10,9 +10,9 @@ import pytest
 
 from mcast import Endpoint, open_endpoint
 from mcast.backends.sim import Fabric
-from mcast.backends.sim.shared.attach import attach
-from mcast.backends.sim.shared.client import SharedBackend
-from mcast.backends.sim.shared.server import FabricServer, Serving
+from mcast.backends.sim.served.attach import attach
+from mcast.backends.sim.served.client import ServedBackend
+from mcast.backends.sim.served.server import FabricServer, Serving
 
 from .served import End, end
 
@@ -42,7 +42,7 @@ def named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def onlooker(server: FabricServer) -> Iterator[SharedBackend]:
+def onlooker(server: FabricServer) -> Iterator[ServedBackend]:
     with attach("sim", socket=server.path, host="all") as backend:
         yield backend
 
@@ -72,7 +72,6 @@ def receiver(server: FabricServer, path: Path, depth: int) -> Iterator[End]:
 
 @pytest.fixture
 def sender(receiver: End, path: Path) -> Iterator[End]:
-    """It has sent a message, so that from now on it posts."""
     with end(path, sends=True) as made:
         made.send(b"first")
         assert receiver.take(1) == [b"first"]

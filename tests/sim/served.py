@@ -6,13 +6,11 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import pytest
+from typing import NamedTuple
 
 from mcast import Backend, open_backend
 from mcast.api import Destination, JoinAttrEx, QpInit, QueuePair
-from mcast.backends.sim.shared.client import SharedBackend, SharedQueuePair
+from mcast.backends.sim.served.client import ServedQueuePair
 
 GROUP = "239.1.1.1"
 
@@ -37,8 +35,8 @@ class End(NamedTuple):
         return found
 
     @property
-    def client(self) -> SharedQueuePair:
-        assert isinstance(self.qp, SharedQueuePair)
+    def client(self) -> ServedQueuePair:
+        assert isinstance(self.qp, ServedQueuePair)
         return self.qp
 
 
@@ -60,26 +58,12 @@ def end(path: Path, sends: bool = False, depth: int = 512) -> Iterator[End]:
 def crowded(path: Path) -> Iterator[socket.socket]:
     """A server, which has as many newcomers waiting as may wait."""
     with ExitStack() as stack:
-        server = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+        server = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         server.bind(str(path))
         server.listen(0)
         with suppress(BlockingIOError):
             while True:
-                waiting = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                waiting = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
                 waiting.setblocking(False)
                 waiting.connect(str(path))
         yield server
-
-
-def asked(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The requests that the process makes from now on."""
-    assert isinstance(backend, SharedBackend)
-    connection, found = backend.connection(), list[str]()
-    exchange = connection._exchange
-
-    def noted(op: str, *rest: Any, **named: Any) -> object:
-        found.append(op)
-        return exchange(op, *rest, **named)
-
-    monkeypatch.setattr(connection, "_exchange", noted)
-    return found

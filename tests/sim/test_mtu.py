@@ -73,7 +73,7 @@ def test_the_port_drops_before_a_key_is_looked_at() -> None:
 @pytest.mark.parametrize("shared", [False, True], ids=["own", "served"])
 def test_stats_say_what_was_too_large(shared: bool, path: Any) -> None:
     """The receiver's statistics have the reason; the counter of its port is beside it."""
-    from mcast.backends.sim.shared.server import FabricServer, Serving
+    from mcast.backends.sim.served.server import FabricServer, Serving
 
     fabric = Fabric.roce(ports=2, mtu=[4096, 1024], clock="wall" if shared else "virtual")
     if shared:

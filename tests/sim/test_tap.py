@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,11 @@ from mcast import Endpoint
 from mcast.api import LinkLayer, McastError
 from mcast.backends.model.times import NS
 from mcast.backends.sim import Fabric
-from mcast.backends.sim.shared import tap
-from mcast.backends.sim.shared.attach import attach
-from mcast.backends.sim.shared.client import SharedBackend
-from mcast.backends.sim.shared.server import FabricServer
-from mcast.backends.sim.shared.session import MOST_TAPS
-from mcast.backends.sim.shared.tap import write_pcapng
+from mcast.backends.sim.served import tap
+from mcast.backends.sim.served.attach import attach
+from mcast.backends.sim.served.client import ServedBackend
+from mcast.backends.sim.served.server import FabricServer
+from mcast.backends.sim.served.tap import write_pcapng
 from mcast.backends.sim.trace.events import IgmpReport, MessagesLost, SaAsked, Send
 from mcast.pcapng.reader import read_frames
 from mcast.pcapng.writer import PACKET
@@ -44,7 +43,7 @@ def fabric(request: pytest.FixtureRequest) -> Fabric:
     return make(ports=3, clock="wall")
 
 
-def exchange(onlooker: SharedBackend, pair: tuple[Endpoint, Endpoint], *payloads: bytes) -> None:
+def exchange(onlooker: ServedBackend, pair: tuple[Endpoint, Endpoint], *payloads: bytes) -> None:
     with pair[0].join(GROUP) as here, pair[1].join(GROUP) as there:
         for payload in payloads:
             here.send(payload)
@@ -56,7 +55,7 @@ def exchange(onlooker: SharedBackend, pair: tuple[Endpoint, Endpoint], *payloads
 
 
 def test_what_happens_comes_while_the_fabric_runs(
-    onlooker: SharedBackend, pair: tuple[Endpoint, Endpoint]
+    onlooker: ServedBackend, pair: tuple[Endpoint, Endpoint]
 ) -> None:
     with onlooker.tap() as tapped:
         exchange(onlooker, pair, b"one", b"two")
@@ -72,7 +71,7 @@ def test_what_happens_comes_while_the_fabric_runs(
 
 
 def test_wireshark_reads_it_and_a_lost_message_says_where_it_was_lost(
-    onlooker: SharedBackend, pair: tuple[Endpoint, Endpoint], tmp_path: Path
+    onlooker: ServedBackend, pair: tuple[Endpoint, Endpoint], tmp_path: Path
 ) -> None:
     path = tmp_path / "live.pcapng"
     with onlooker.tap() as tapped, path.open("wb") as file:
@@ -89,7 +88,7 @@ def test_wireshark_reads_it_and_a_lost_message_says_where_it_was_lost(
 
 
 def test_a_reader_that_does_not_read_loses_packets_and_holds_nobody_up(
-    onlooker: SharedBackend, pair: tuple[Endpoint, Endpoint], monkeypatch: pytest.MonkeyPatch
+    onlooker: ServedBackend, pair: tuple[Endpoint, Endpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tap, "MOST_WAITING", 20_000)
     monkeypatch.setattr(tap, "PIPE", 4096)
@@ -173,18 +172,7 @@ def test_a_tap_is_closed_or_can_be_closed_again(server: FabricServer) -> None:
             opened.pop().close()
             opened.append(backend.tap())
 
-        interrupted_everywhere(lambda: opened[0].close(), check, "backends/sim/shared/tap.py", every=1)
-
-
-def test_taps_are_bounded(server: FabricServer) -> None:
-    with ExitStack() as stack:
-        for _ in range(MOST_TAPS):
-            stack.enter_context(stack.enter_context(attach("sim", host="all")).tap())
-        with (
-            stack.enter_context(attach("sim", host="all")) as another,
-            pytest.raises(McastError, match=f"has {MOST_TAPS} taps at most"),
-        ):
-            another.tap()
+        interrupted_everywhere(lambda: opened[0].close(), check, "backends/sim/served/tap.py", every=1)
 
 
 def test_the_command_writes_a_file_and_says_how_much(

@@ -104,7 +104,6 @@ class Qp:
         "port_events",
         "qkey",
         "received",
-        "refill",
         "removals",
         "room",
         "sent",
@@ -144,7 +143,6 @@ class Qp:
         self.stamps: bool = init.timestamps
         self.path: Path | None = None  # of the last send
         self.on_readable: Callable[[], None] | None = None
-        self.refill: Callable[[], None] | None = None  # posts what was given back without a call
         self.port_events: tuple[PortEvent, ...] = ()
         self.news: bool = False  # of the port, since a receive was empty
         self._queue: deque[tuple[Burst, int, int]] = deque()
@@ -289,8 +287,6 @@ class Qp:
         return burst, start
 
     def _accept(self, burst: Burst, start: int, stop: int) -> None:
-        if self.refill is not None:
-            self.refill()
         fits = stop - start
         if fits > self.free:
             self.no_receive += fits - self.free

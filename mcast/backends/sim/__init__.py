@@ -1,7 +1,7 @@
 """The simulator: an in-process model of a RoCE or an InfiniBand fabric.
 
 `Fabric.roce(...)` or `Fabric.infiniband(...)` makes a fabric; `open_fabric(fabric)` opens it as a backend;
-`open_backend("sim-roce")` does both. `mcast.backends.sim.shared` serves one fabric to many processes.
+`open_backend("sim-roce")` does both. `mcast.backends.sim.served` serves one fabric to many processes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from mcast.backends.model.port import Limits
 from mcast.backends.sim.backend import SimBackend
 from mcast.backends.sim.core.sa import Quirks
 from mcast.backends.sim.fabric import Fabric
-from mcast.backends.sim.shared.attach import attach, open_sim, shared_status, shared_words
+from mcast.backends.sim.served.attach import (
+    attach,
+    named_words,
+    open_sim,
+    served_status,
+    served_words,
+)
 from mcast.backends.sim.testbed import sim_testbed
 
 if TYPE_CHECKING:
@@ -59,30 +65,30 @@ def _provider(name: str, summary: str, make: Callable[..., Fabric]) -> Provider:
     )
 
 
-def _shared_testbed(make: Callable[..., Fabric]) -> AbstractContextManager[Testbed]:
-    from mcast.backends.sim.shared.testbed import shared_testbed
+def _served_testbed(make: Callable[..., Fabric]) -> AbstractContextManager[Testbed]:
+    from mcast.backends.sim.served.testbed import served_testbed
 
-    return shared_testbed(make)
+    return served_testbed(make)
 
 
-def _shared(name: str, summary: str, make: Callable[..., Fabric], layer: LinkLayer) -> Provider:
+def _served(name: str, summary: str, make: Callable[..., Fabric], layer: LinkLayer) -> Provider:
     return Provider(
         name,
         summary,
-        status=shared_status,
+        status=served_status,
         open=partial(attach, name, layer),
-        testbed=partial(_shared_testbed, make),
-        shared=shared_words,
+        testbed=partial(_served_testbed, make),
+        shared=served_words,
     )
 
 
 ROCE = _provider("sim-roce", "simulated RoCEv2 fabric: IGMP, no SA", Fabric.roce)
 INFINIBAND = _provider("sim-ib", "simulated InfiniBand fabric: SA, MLIDs, partitions", Fabric.infiniband)
 
-SIM = ROCE._replace(name="sim", open=partial(open_sim, ROCE.open, "sim"), shared=shared_words)
-"""A fabric that is served, or else a RoCE fabric of one's own."""
+SIM = ROCE._replace(name="sim", open=partial(open_sim, ROCE.open, "sim"), shared=named_words)
+"""The served fabric that MCAST_SIM names, or else a RoCE fabric of one's own."""
 
-SHARED_ROCE = _shared("sim-shared", "served RoCEv2 fabric of many processes", Fabric.roce, LinkLayer.ETHERNET)
-SHARED_INFINIBAND = _shared(
+SHARED_ROCE = _served("sim-shared", "served RoCEv2 fabric of many processes", Fabric.roce, LinkLayer.ETHERNET)
+SHARED_INFINIBAND = _served(
     "sim-shared-ib", "served InfiniBand fabric of many processes", Fabric.infiniband, LinkLayer.INFINIBAND
 )

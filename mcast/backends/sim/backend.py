@@ -210,13 +210,14 @@ class SimEventChannel(EventChannel):
     @_call("fileno", Phase.EVENT)
     def fileno(self) -> int:
         if self._readiness is None:
-            self._readiness = Readiness(self._clock, lambda: bool(self._core.queue))
-            self._core.on_event = self._readiness.show
+            self.show_by(Readiness(self._clock, lambda: bool(self._core.queue)))
+        assert self._readiness is not None
         return self._readiness.fd
 
-    def tell(self, on_event: Callable[[], None]) -> None:
-        """Call `on_event` when there are more events, or fewer."""
-        self._core.on_event = on_event
+    def show_by(self, readiness: Readiness) -> None:
+        """Show there whether an event waits."""
+        self._readiness = readiness
+        self._core.on_event = readiness.show
 
     def take(self) -> cm.QueuedEvent | None:
         """The next event, if there is one; what the SA says of a failure is left to the caller."""
@@ -547,9 +548,14 @@ class SimQueuePair(QueuePair):
     @_call("fileno", Phase.RECV)
     def fileno(self) -> int:
         if self._readiness is None:
-            self._readiness = Readiness(self._clock, lambda: self.core.readable or self.core.news)
-            self.core.on_readable = self._readiness.show
+            self.show_by(Readiness(self._clock, lambda: self.core.readable or self.core.news))
+        assert self._readiness is not None
         return self._readiness.fd
+
+    def show_by(self, readiness: Readiness) -> None:
+        """Show there whether messages wait, or an error, or news of the port."""
+        self._readiness = readiness
+        self.core.on_readable = readiness.show
 
     def _give_back(self, count: int) -> None:
         with self._clock.mutex:
@@ -593,19 +599,27 @@ class SimQueuePair(QueuePair):
 
     def _receive_into(self, slots: Slots, count: int, size: int) -> Callable[[], None]:
         """Receive into these slots; return the function that ends this."""
-        if self.core.error is not None:
-            raise QpError(self.core.error, "register", Phase.REGISTER)
-        _check(self.core.repost(count, size), "register", Phase.REGISTER, recv_slot=size)
+        self.post(count, size)
         self._slots = slots
 
         def end() -> None:
             if self._slots is slots and not self._closed:
-                self.core.repost_own(*self._own_receives)
+                self.post_own()
                 self._slots = None
-                if self._readiness is not None:
-                    self._readiness.show()
 
         return end
+
+    def post(self, count: int, size: int) -> None:
+        """Replace all receives by `count` receives of `size` bytes."""
+        if self.core.error is not None:
+            raise QpError(self.core.error, "register", Phase.REGISTER)
+        _check(self.core.repost(count, size), "register", Phase.REGISTER, recv_slot=size)
+
+    def post_own(self) -> None:
+        """Post the receives that the queue pair was made with, and drop what is queued."""
+        self.core.repost_own(*self._own_receives)
+        if self._readiness is not None:
+            self._readiness.show()
 
     def _close(self) -> None:
         with self._clock:

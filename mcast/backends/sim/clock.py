@@ -188,6 +188,7 @@ class WallClock(Clock):
         self._sleepers = Sleepers(self.mutex)
         self._alarm = Sleepers(self.mutex)  # the clock's own thread, which no call but `call_later` concerns
         self._pump: threading.Thread | None = None
+        self._driver: Callable[[], None] | None = None
         self._stopped = threading.Event()
 
     @property
@@ -196,6 +197,20 @@ class WallClock(Clock):
 
     def call_later(self, delay: int, action: Callable[[], None]) -> None:
         heappush(self._due, (self.now + delay, next(self._scheduled), action))
+        if self._driver is not None:
+            self._driver()
+        else:
+            self._begin()
+
+    def drive(self, driver: Callable[[], None] | None) -> None:
+        """Leave the steps to a loop that calls `run_due`, and has `driver` called when there are more of
+        them; None: no longer."""
+        self._driver = driver
+        if driver is None and self._due and not self._stopped.is_set():
+            self._begin()
+
+    def _begin(self) -> None:
+        """Wake the thread of this clock."""
         if self._pump is None:
             run = partial(_pump, ref(self), self.mutex, self._alarm, self._stopped)
             self._pump = threading.Thread(target=run, name="mcast-sim-clock", daemon=True)

@@ -290,16 +290,6 @@ def message_of(burst: Burst, payload: memoryview, own: bool) -> Message:
     )
 
 
-def messages_of(burst: Burst, own: bool) -> list[Message]:
-    """All messages of the burst, as their receiver sees them."""
-    source, src_qp, group, _, _, _, slid = burst.header
-    imm, at = burst.imm, burst.at
-    return [
-        _make_message((memoryview(payload), source, src_qp, group, imm, own, slid, None, 0, None, at, None))
-        for payload in burst.payloads
-    ]
-
-
 class Slots(ABC):
     """User memory divided into receive slots of `size` bytes. A slot is free, or holds one leased message."""
 

@@ -23,10 +23,13 @@ class Readiness:
         readable = self._look()
         if self.fd >= 0 and readable != self._shown:
             self._shown = readable
-            if readable:
-                os.eventfd_write(self.fd, 1)
-            else:
-                os.eventfd_read(self.fd)
+            self._mark(readable)
+
+    def _mark(self, readable: bool) -> None:
+        if readable:
+            os.eventfd_write(self.fd, 1)
+        else:
+            os.eventfd_read(self.fd)
 
     def close(self) -> None:
         if self.fd >= 0:

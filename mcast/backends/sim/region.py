@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 
 from mcast.api import DeviceBytes, DeviceRegion, Phase, Region, mcast_error
 
-Whole = AbstractContextManager[None]
+Whole = AbstractContextManager[object]
 """In whose `with` nothing else happens to the region: a fabric's clock, say."""
 
 

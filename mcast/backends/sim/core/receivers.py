@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from mcast.backends.model.qp import Qp
 from mcast.wire.addresses import Gid
@@ -16,15 +16,13 @@ class Receivers:
 
     known    route -> (index of the sending port, group) -> the queue pairs that get a copy
     version  how often something has changed; whatever was worked out at the same version is still true
-    on_change  is called each time, for what was worked out elsewhere from them
     """
 
-    __slots__ = ("known", "on_change", "version")
+    __slots__ = ("known", "version")
 
     def __init__(self) -> None:
         self.known: dict[Route, dict[tuple[int, Gid], Sequence[Qp]]] = {}
         self.version: int = 0
-        self.on_change: Callable[[], None] | None = None
 
     def forget(self, route: Route) -> None:
         """Forget the receivers of one group, because something has changed there."""
@@ -39,5 +37,3 @@ class Receivers:
     def changed(self) -> None:
         """Something has changed that no group's receivers depend on, but what was worked out from them."""
         self.version += 1
-        if self.on_change is not None:
-            self.on_change()

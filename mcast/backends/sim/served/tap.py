@@ -50,13 +50,11 @@ MISSED = "missed"
 
 
 class TapFeed:
-    """The server's end; each call is made in the fabric's lock. `theirs` is the reader's end of the pipe."""
-
-    theirs: int
+    """The server's end; each call is made in the fabric's lock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self.theirs, self._ours = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._theirs, self._ours = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             fcntl.fcntl(self._ours, fcntl.F_SETPIPE_SZ, PIPE)
         except OSError:  # the user has many pipes: this one is as small as they come
@@ -66,6 +64,11 @@ class TapFeed:
         self._unsaid = 0
         self.lost: int = 0
         """Packets for which there was no room."""
+
+    def give(self) -> int:
+        """Return the reader's end of the pipe, which is the caller's from now on."""
+        given, self._theirs = self._theirs, -1
+        return given
 
     def note(self, now: int, event: TraceEvent) -> None:
         """Take an event. It leaves once the running call into the fabric is over, with what becomes of it."""
@@ -104,7 +107,8 @@ class TapFeed:
         self._waiting.clear()
         self._flushes = True  # and so nothing is scheduled any more
         os.close(self._ours)
-        os.close(self.theirs)
+        if self._theirs >= 0:
+            os.close(self._theirs)
 
 
 class TapPiece(NamedTuple):

@@ -15,7 +15,7 @@ import pytest
 
 from mcast import open_endpoint
 from mcast.backends.sim import Fabric
-from mcast.backends.sim.shared.server import FabricServer, Serving
+from mcast.backends.sim.served.server import FabricServer, Serving
 from mcast.backends.sim.testbed import SimObserver
 
 from ..waiting import descriptors, until
