@@ -37,7 +37,6 @@ if TYPE_CHECKING:
         is_held,
         is_within,
         later,
-        readable_soon,
         take_interrupt,
         uninterrupted,
     )
@@ -50,7 +49,7 @@ else:
     Bell, Enterable, Lock = _by.Bell, _by.Enterable, _by.Lock
     interruptible, uninterrupted = _by.interruptible, _by.uninterrupted
     is_held, take_interrupt = _by.is_held, _by.take_interrupt
-    readable_soon, copy_rows = _by.readable_soon, _by.copy_rows
+    copy_rows = _by.copy_rows
     later, is_within, do_what_was_put_off = _by.later, _by.is_within, _by.do_what_was_put_off
 
 __all__ = [
@@ -67,7 +66,6 @@ __all__ = [
     "is_within",
     "later",
     "made_or_undone",
-    "readable_soon",
     "take_interrupt",
     "uninterrupted",
 ]

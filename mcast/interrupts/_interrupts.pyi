@@ -72,13 +72,6 @@ def take_interrupt() -> None:
 def is_held() -> bool:
     """Whether SIGINT is held back now."""
 
-def readable_soon(seconds: float, /, *descriptors: int) -> bool:
-    """Whether one of the descriptors gets readable in so many seconds, without a sleep: up to 8 of them.
-
-    Other threads run meanwhile, and other processes get the processor. Without the C module the answer is
-    False, at once.
-    """
-
 def copy_rows(
     to: Buffer, at: int, apart: int, of: Buffer, begin: int, step: int, size: int, count: int, /
 ) -> None:

@@ -292,11 +292,6 @@ def do_what_was_put_off() -> None:
             _held.locks[0] = before
 
 
-def readable_soon(seconds: float, /, *descriptors: int) -> bool:
-    """False, because Python would keep other threads from what would make one of them readable."""
-    return False
-
-
 def copy_rows(
     to: Buffer, at: int, apart: int, of: Buffer, begin: int, step: int, size: int, count: int, /
 ) -> None:

@@ -28,7 +28,6 @@ from mcast.interrupts import (
     is_within,
     later,
     made_or_undone,
-    readable_soon,
     take_interrupt,
     uninterrupted,
 )
@@ -669,21 +668,6 @@ def test_who_does_not_hold_a_lock_cannot_let_go_of_it() -> None:
     assert not lock._is_owned()
 
 
-def test_a_look_before_a_sleep_lets_other_threads_run() -> None:
-    """Without C there is none, and who waits sleeps at once."""
-    reader, writer = os.pipe()
-    try:
-        thread = threading.Thread(target=os.write, args=(writer, b"1"))
-        thread.start()
-        found = readable_soon(30.0, reader)
-        thread.join()
-        assert found is (readable_soon is IN_C.readable_soon)
-        assert not readable_soon(0.0, writer)
-    finally:
-        os.close(reader)
-        os.close(writer)
-
-
 @pytest.mark.parametrize("size", [0, 1, 3, 5000])
 @pytest.mark.parametrize("count", [0, 1, 20])
 def test_rows_are_copied_to_their_places(size: int, count: int) -> None:
@@ -729,9 +713,3 @@ def test_rows_that_are_not_there_are_refused(rows: tuple[int, ...]) -> None:
     assert to == bytes(range(100))
     with pytest.raises((BufferError, TypeError)):
         copy_rows(bytes(100), 0, 10, to, 0, 10, 10, 10)
-
-
-@pytest.mark.parametrize("arguments", [(), (1.0,), (1.0, *range(9)), ("1", 0), (1.0, "0")])
-def test_a_look_at_nothing_is_refused(arguments: tuple[object, ...]) -> None:
-    with pytest.raises(TypeError):
-        IN_C.readable_soon(*arguments)

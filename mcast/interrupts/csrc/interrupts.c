@@ -21,9 +21,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
-#include <poll.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <string.h>
 #include <sys/syscall.h>
@@ -831,30 +829,6 @@ static PyType_Spec bell_spec = {
 	.slots = bell_slots,
 };
 
-/* --- a look before a sleep --- */
-
-/* Without the GIL: a thread of this process may be what makes one of them readable. */
-static PyObject *readable_soon(PyObject *module, PyObject *args)
-{
-	struct pollfd fds[8];
-	Py_ssize_t at, count = PyTuple_Size(args) - 1;
-	double seconds = count < 0 ? 0 : PyFloat_AsDouble(PyTuple_GetItem(args, 0)), end;
-	int found;
-
-	if (count < 1 || count > 8)
-		return PyErr_Format(PyExc_TypeError, "readable_soon takes seconds and 1 to 8 descriptors");
-	for (at = 0; at < count; at++)
-		fds[at] = (struct pollfd){ .fd = (int)PyLong_AsLong(PyTuple_GetItem(args, at + 1)), .events = POLLIN };
-	if (PyErr_Occurred())
-		return NULL;
-	Py_BEGIN_ALLOW_THREADS
-	end = now() + seconds;
-	while (!(found = poll(fds, (nfds_t)count, 0)) && now() < end)
-		sched_yield();
-	Py_END_ALLOW_THREADS
-	return PyBool_FromLong(found != 0);
-}
-
 /* --- rows --- */
 
 enum { WORTH_A_HAND_OVER = 65536, LINE = 64, FIRST_LINES = 4 * LINE };
@@ -997,8 +971,6 @@ static PyMethodDef module_methods[] = {
 	{ "later", later, METH_VARARGS,
 	  "Have it called once this thread holds no lock of that level or below; False: it holds none." },
 	{ "is_within", is_within, METH_NOARGS, "Whether this thread holds a provider's lock." },
-	{ "readable_soon", readable_soon, METH_VARARGS,
-	  "Whether one of the descriptors gets readable in so many seconds, without a sleep." },
 	{ "copy_rows", copy_rows, METH_VARARGS, "Copy rows of bytes that begin at equal distances." },
 	{ "do_what_was_put_off", do_what_was_put_off, METH_NOARGS, "Call it now, for the thread waits with its locks." },
 	{ NULL, NULL, 0, NULL },
