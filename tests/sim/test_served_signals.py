@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,10 @@ from random import Random
 
 import pytest
 
-from mcast.api import Broken, CmId, McastError
-from mcast.backends.sim.served.client import ServedBackend
+from mcast import open_backend
+from mcast.api import Broken, Closed, McastError
+from mcast.backends.sim.served.client import ServedBackend, ServedCmId
+from mcast.backends.sim.served.connection import Connection
 from mcast.backends.sim.served.server import FabricServer
 from mcast.backends.sim.testbed import SimObserver
 
@@ -41,7 +44,7 @@ def interrupt(call: Callable[[], object], seconds: float) -> None:
         signal.signal(signal.SIGALRM, before)
 
 
-def calls_of(one: End, cm_id: CmId) -> dict[str, Callable[[], object]]:
+def calls_of(one: End, cm_id: ServedCmId) -> dict[str, Callable[[], object]]:
     def join_and_leave() -> None:
         cm_id.join_multicast(OTHER)
         cm_id.leave_multicast(OTHER)
@@ -94,3 +97,64 @@ def test_an_interrupted_call_leaves_all_usable_or_broken(
     assert SimObserver(server.fabric).leftovers() == ()
     until(lambda: descriptors() <= before)
     print(f"{name}: {broken} broken")
+
+
+def after_sending(monkeypatch: pytest.MonkeyPatch, action: Callable[[], object]) -> None:
+    """Do that in the next request, once it is sent and before its answer is read."""
+    step = Connection._step
+
+    def once(connection: Connection, request: bytes, reads: bool) -> object:
+        step(connection, request, reads=False)
+        monkeypatch.setattr(Connection, "_step", step)
+        action()
+        return None
+
+    monkeypatch.setattr(Connection, "_step", once)
+
+
+def leave() -> None:
+    raise SystemExit(3)
+
+
+def test_an_interrupted_receive_loses_no_message(
+    receiver: End, sender: End, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server repeats an answer that was not read, and no receive stays taken."""
+    for number in range(3):
+        sender.send(b"%d" % number)
+        until(lambda: select.select([receiver.qp], [], [], 0)[0])
+        after_sending(monkeypatch, leave)
+        with pytest.raises(SystemExit):
+            receiver.qp.recv(timeout=30)
+        assert receiver.take(1) == [b"%d" % number]
+    until(lambda: receiver.qp.counters.recv_free == 512)
+
+
+def test_an_answer_that_nobody_waits_for_is_skipped(
+    server: FabricServer, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the descriptor that came with it is closed."""
+    before = descriptors()
+    with open_backend("sim", socket=path) as backend:
+        for _ in range(3):
+            after_sending(monkeypatch, leave)
+            with pytest.raises(SystemExit):
+                backend.event_channel()
+            assert len(backend.devices()) == 1
+    until(lambda: not server.clients)
+    assert descriptors() <= before
+
+
+def test_a_handler_amid_a_request_may_close(receiver: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing else; the call that it has come into says that all is closed."""
+    backend = receiver.backend
+
+    def handler() -> None:
+        with pytest.raises(RuntimeError, match="in the middle of another call"):
+            backend.groups()
+        backend.close()
+
+    after_sending(monkeypatch, handler)
+    with pytest.raises(Closed):
+        backend.groups()
+    assert receiver.qp.closed

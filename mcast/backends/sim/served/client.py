@@ -186,7 +186,7 @@ class ServedBackend(_Remote, Backend):
     ) -> None:
         self._backend = self
         self.path: Path = path
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         """Of the connection, and of what is open."""
         self._channels: dict[ServedEventChannel, None] = {}
         self._connection = connection = Connection(path, host, bind, timeout)
@@ -576,10 +576,12 @@ class ServedQueuePair(_Remote, QueuePair):
         self._owner, self._made, self._type = owner, made, qp_type
         self._backend, self._connection, self._number = owner._backend, owner._connection, made.number
         self._socket = connected
-        self._receiving = threading.RLock()
+        self._receiving: threading.RLock = threading.RLock()
         """Of receives; nobody waits in it."""
         self._got = 0
         """Answers to receives that were read: the server repeats the last one if its number is missing."""
+        self._is_asking = False
+        """True amid a receive, and after one whose answer was not read."""
         self._own: set[Header] = set()
         """Headers of this queue pair's own messages."""
         self._has_news = False
@@ -722,7 +724,8 @@ class ServedQueuePair(_Remote, QueuePair):
         while True:
             self._require_open("recv", Phase.RECV)
             self._connection.require_process("recv", Phase.RECV)
-            if (readable := _is_readable(self._socket)) and (slices := self._fetch(limit)):
+            readable = _is_readable(self._socket)
+            if (readable or self._is_asking) and (slices := self._fetch(limit)):
                 return slices
             if readable is None and not self._closed:
                 self._backend.lost(self._connection)
@@ -740,6 +743,7 @@ class ServedQueuePair(_Remote, QueuePair):
 
     def _fetch(self, limit: int) -> Slices:
         with self._receiving:
+            self._is_asking = True
             try:
                 reply = self._reply("recv", self._number, limit, self._got)
             except McastError:
@@ -748,6 +752,7 @@ class ServedQueuePair(_Remote, QueuePair):
                     return []
                 raise
             self._got += 1
+            self._is_asking = False
         received: frames.Received = reply.value
         self._has_news = received.news
         slices: Slices = []

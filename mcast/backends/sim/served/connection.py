@@ -68,7 +68,7 @@ class Connection:
         self.pid: int = os.getpid()
         self.lost: bool = False
         self.why: str = ENDED
-        self.lock = threading.RLock()
+        self.lock: Any = threading.RLock()
         self._is_amid = False
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.setblocking(False)
@@ -128,7 +128,7 @@ class Connection:
     @property
     def is_within(self) -> bool:
         """Return True in a handler or finalizer amid a request of this thread."""
-        found: bool = self.lock._is_owned()  # type: ignore[attr-defined]
+        found: bool = self.lock._is_owned()
         return found
 
     def _exchange(self, number: int, request: bytes) -> tuple[frames.Frame, int | None]:
