@@ -1,4 +1,5 @@
-"""One simulated fabric for many processes: the server that owns it, and the provider that attaches to it
+"""One simulated fabric for many processes: its server, and the provider that attaches to it.
 
-A client's calls are requests over a Unix socket; so come the descriptors that tell of events and messages.
+Each call of a client is a request over a Unix stream socket. A client has one for its requests, and one for
+each event channel and queue pair, which is readable while something waits there.
 """

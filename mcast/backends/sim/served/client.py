@@ -561,7 +561,9 @@ class ServedCmId(_Remote, CmId):
     def end(self) -> None:
         """Free all, or what a call that was interrupted has left."""
         if self.channel.ids.get((self._connection, self.number)) is self:
-            if (qp := self._qp) is not None:
+            with self._backend.guard:  # in which another thread may just make it
+                qp = self._qp
+            if qp is not None:
                 qp._close()
             self._end_there(self.number)
             self.channel.forget(self)
@@ -629,7 +631,7 @@ class ServedQueuePair(_Remote, QueuePair):
         return self._look()[1]
 
     def _look(self) -> tuple[QpState, QpCounters]:
-        """Return state and counters, as they were last seen once the queue pair or the server is gone."""
+        """Return state and counters, as they were last seen once the queue pair or the server has ended."""
         if not self._closed and not self._connection.lost:
             with suppress(McastError, RuntimeError):  # the latter in a signal's handler amid a request
                 self._last = self._ask("look", self._number)
