@@ -158,7 +158,7 @@ def test_a_message_comes_between_two_lines_of_the_attach_table(
     while reached:
         with network.open() as backend:
             prepare = partial(calls_on_an_id, backend)
-            reached, _ = reentered(prepare, first, "send", at, ON_AN_ID, "backends/sim/core/queue_pairs.py")
+            reached, _ = reentered(prepare, first, "send", at, ON_AN_ID, "backends/model/queue_pairs.py")
         assert not unraised
         at += 1
     assert at > 5
