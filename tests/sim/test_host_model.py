@@ -10,7 +10,7 @@ from ipaddress import IPv4Address, IPv6Address
 from itertools import count
 
 from mcast.api import JOIN_MASK as MASK
-from mcast.api import CmEventType, JoinFlag, LinkLayer, PortSpace, QpInit, QpState
+from mcast.api import CmEventType, JoinFlag, LinkLayer, PortSpace, QpInit, QpState, WcStatus
 from mcast.backends.model.cm import CmaId, CmChannel
 from mcast.backends.model.port import Interface, Limits, Port
 from mcast.backends.model.qp import Burst, Header
@@ -133,6 +133,25 @@ def test_part_of_a_burst_is_counted_as_a_part() -> None:
     qp.deliver(burst._replace(payloads=[large] * 4, longest=len(large)), 1, 3)
     assert (qp.counters.dropped_mtu, host.port.oversized) == (2, 2)
     assert qp.counters.received == 0
+
+
+def test_message_without_room_ends_the_queue_pair() -> None:
+    """What came before it in the burst is there; what comes after it is not taken."""
+    host = Host()
+    qp = bound(host).qp
+    assert qp is not None
+    assert qp.repost(3, 4) == 0
+    header = Header(host.port.gids[1], 99, Gid("::ffff:239.1.1.1"), 0, qp.qkey, qp.pkey, 0)
+    qp.deliver(Burst([b"one", b"two", b"large", b"late"], 5, header, None, 0), 0, 4)
+    assert [burst.payloads[start:stop] for burst, start, stop in qp.take(9)] == [[b"one"], [b"two"]]
+    assert (qp.state, qp.error) == (QpState.ERR, WcStatus.LOC_QP_OP_ERR)
+    assert (qp.counters.received, qp.counters.dropped_too_long) == (2, 1)
+
+
+def test_device_without_multicast_says_so() -> None:
+    port = Host().port
+    port.multicast = False
+    assert (port.info().max_mcast_grp, port.info().max_mcast_qp_attach) == (0, 0)
 
 
 def test_models_load_no_provider() -> None:
