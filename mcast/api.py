@@ -29,7 +29,8 @@ G-RECV   receive memory of the program, while messages are queued or leased: EBU
 
 Units: seconds for timeouts (None waits without end, 0 does not wait), bytes for sizes, Gbit/s for rates. The
 objects of one event channel may be used from several threads at once. Ctrl-C ends a call only where the call
-waits; a call that Ctrl-C ends is done or not done, never half done (`mcast.interrupts`).
+waits; a call that Ctrl-C ends is done or not done, never half done (`mcast.interrupts`). On a
+served fabric Ctrl-C may come amid a request, and later requests then raise `Broken`.
 """
 
 from __future__ import annotations
