@@ -1,7 +1,7 @@
 """Decides which extensions are built; everything else stands in pyproject.toml.
 
-`mcast.interrupts._interrupts` is built where a C compiler and Python's headers are; elsewhere Python does the
-same, slower. The rdma extension is built as MCAST_RDMA says:
+`mcast.arguments._rows` and `mcast.interrupts._interrupts` are built where a C compiler and Python's headers are; elsewhere
+Python does the same, slower. The rdma extension is built as MCAST_RDMA says:
 
 MCAST_RDMA=auto  build it where a C compiler and the headers are, else leave it out (default)
 MCAST_RDMA=1     build it, or stop and say what is missing
@@ -24,12 +24,18 @@ PYTHON = ("Python.h", "linux/futex.h")
 NO_GIL = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 """Such a Python has no stable ABI: a wheel for it is for that version alone."""
 
-INTERRUPTS = Extension(
-    "mcast.interrupts._interrupts",
-    ["mcast/interrupts/csrc/interrupts.c"],
-    extra_compile_args=["-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-g"],
-    py_limited_api=not NO_GIL,
-)
+IN_C = [
+    Extension(
+        module,
+        [source],
+        extra_compile_args=["-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-g"],
+        py_limited_api=not NO_GIL,
+    )
+    for module, source in (
+        ("mcast.arguments._rows", "mcast/arguments/csrc/rows.c"),
+        ("mcast.interrupts._interrupts", "mcast/interrupts/csrc/interrupts.c"),
+    )
+]
 FIX = "apt-get install gcc libc6-dev librdmacm-dev libibverbs-dev"
 
 
@@ -73,12 +79,12 @@ def wanted() -> bool:
 
 
 # An extension left in build/ by an earlier build would be packed unnoticed.
-for made in ("interrupts/_interrupts", "backends/rdma/_native"):
+for made in ("arguments/_rows", "interrupts/_interrupts", "backends/rdma/_native"):
     for stale in Path("build").glob(f"*/mcast/{made}*"):
         stale.unlink()
 
 with_rdma = wanted()
-extensions = [] if missing(PYTHON) else [INTERRUPTS]
+extensions = [] if missing(PYTHON) else IN_C
 with_cffi = {"cffi_modules": ["mcast/backends/rdma/csrc/build_native.py:ffibuilder"]} if with_rdma else {}
 has_c = bool(extensions) or with_rdma
 abi3 = {"options": {"bdist_wheel": {"py_limited_api": "cp311"}}} if has_c and not NO_GIL else {}

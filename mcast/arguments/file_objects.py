@@ -29,8 +29,6 @@ from typing import Any, Protocol
 
 from typing_extensions import Buffer
 
-from mcast.interrupts import interruptible
-
 _MIN_OFFER = 4096
 """The fewest bytes offered after a short write: one byte at a time costs no copy of all the rest."""
 
@@ -157,8 +155,7 @@ def _wait(file: object, events: int) -> bool:
         return False
     poll = select.poll()
     poll.register(fd, events)
-    with interruptible():
-        poll.poll()
+    poll.poll()
     return True
 
 

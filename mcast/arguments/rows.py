@@ -10,9 +10,32 @@ from typing_extensions import Buffer
 
 from mcast.arguments.buffers import flat_bytes, writable_bytes
 from mcast.arguments.copies import remade
-from mcast.interrupts import copy_rows
 
 __all__ = ["Headed", "copy_rows", "flat_rows", "rows_of"]
+
+
+def copy_rows_in_python(
+    to: Buffer, at: int, apart: int, of: Buffer, begin: int, step: int, size: int, count: int, /
+) -> None:
+    """Copy `count` rows of `size` bytes, which begin `step` bytes apart in `of`, from `begin` on.
+
+    In `to`, which is another memory, they begin `apart` bytes apart, from `at` on. Raises ValueError where
+    there are no such rows.
+    """
+    target, source = memoryview(to).cast("B"), memoryview(of).cast("B")
+    for memory, first, distance in ((target, at, apart), (source, begin, step)):
+        end = first + (count - 1) * distance + size if count else first
+        if min(first, size, count) < 0 or distance < size or end > len(memory):
+            raise ValueError("there are no such rows")
+    for _ in range(count):
+        target[at : at + size] = source[begin : begin + size]
+        at, begin = at + apart, begin + step
+
+
+try:
+    from mcast.arguments._rows import copy_rows
+except ImportError:  # there was no compiler
+    copy_rows = copy_rows_in_python
 
 
 def flat_rows(rows: memoryview) -> memoryview:

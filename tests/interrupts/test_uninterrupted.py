@@ -21,7 +21,6 @@ from mcast.interrupts import (
     Enterable,
     Lock,
     Sleepers,
-    copy_rows,
     do_what_was_put_off,
     interruptible,
     is_held,
@@ -38,7 +37,7 @@ IN_C = import_module("mcast.interrupts._interrupts")
 CTRL_C = signal.SIGINT
 COARSE = 6
 """CLOCK_MONOTONIC_COARSE."""
-WRITTEN = set(interrupts.__all__) - {"Alive", "Sleepers", "WITHIN", "made_or_undone"}
+WRITTEN = set(interrupts.__all__) - {"Alive", "Sleepers", "WITHIN", "copy_rows", "made_or_undone"}
 
 
 @pytest.fixture(autouse=True, params=["mcast.interrupts._interrupts", "mcast.interrupts.by_exchange"])
@@ -666,50 +665,3 @@ def test_who_does_not_hold_a_lock_cannot_let_go_of_it() -> None:
     assert lock._is_owned()
     lock.release()
     assert not lock._is_owned()
-
-
-@pytest.mark.parametrize("size", [0, 1, 3, 5000])
-@pytest.mark.parametrize("count", [0, 1, 20])
-def test_rows_are_copied_to_their_places(size: int, count: int) -> None:
-    of, to = bytes(range(251)) * 600, bytearray(120_000)
-    copy_rows(to, 7, size + 2, of, 5, size + 100, size, count)
-    expected = bytearray(120_000)
-    for row in range(count):
-        begin = 5 + row * (size + 100)
-        expected[7 + row * (size + 2) : 7 + row * (size + 2) + size] = of[begin : begin + size]
-    assert to == expected
-
-
-WHOLE: tuple[int, ...] = (0, 10, 0, 10, 10, 10)
-"""Ten rows of ten bytes in each of two memories of a hundred."""
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        (1, *WHOLE[1:]),
-        (-1, *WHOLE[1:]),
-        (0, 11, *WHOLE[2:]),
-        (0, 9, *WHOLE[2:]),
-        (0, 10, 1, *WHOLE[3:]),
-        (0, 10, -1, *WHOLE[3:]),
-        (0, 10, 0, 11, 10, 10),
-        (0, 10, 0, 9, 10, 10),
-        (0, 10, 0, 10, -1, 10),
-        (0, 10, 0, 10, 10, -1),
-        (0, 10, 0, 10, 10, 11),
-        (0, 1 << 62, 0, 10, 10, 10),
-        (101, 10, 0, 10, 10, 0),
-    ],
-)
-def test_rows_that_are_not_there_are_refused(rows: tuple[int, ...]) -> None:
-    to = bytearray(100)
-    at, apart, *others = WHOLE
-    copy_rows(to, at, apart, bytes(range(100)), *others)
-    assert to == bytes(range(100))
-    at, apart, *others = rows
-    with pytest.raises(ValueError, match="no such rows"):
-        copy_rows(to, at, apart, bytes(100), *others)
-    assert to == bytes(range(100))
-    with pytest.raises((BufferError, TypeError)):
-        copy_rows(bytes(100), 0, 10, to, 0, 10, 10, 10)

@@ -13,6 +13,7 @@ import mcast.backends.rdma
 
 FOLDERS = [
     Path(mcast.__file__).parent / "interrupts" / "csrc",
+    Path(mcast.__file__).parent / "arguments" / "csrc",
     Path(mcast.backends.rdma.__file__).parent / "csrc",
 ]
 SOURCES = sorted(source for folder in FOLDERS for source in folder.rglob("*.c"))
@@ -24,7 +25,7 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_there_are_sources() -> None:
-    assert {"interrupts.c", "cm.c", "dynload.c", "lease.c"} <= {source.name for source in SOURCES}
+    assert {"interrupts.c", "rows.c", "cm.c", "dynload.c", "lease.c"} <= {source.name for source in SOURCES}
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: f"{source.parent.name}/{source.name}")

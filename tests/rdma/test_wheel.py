@@ -27,6 +27,7 @@ LEAVES_THE_GIL_OFF = """
 import sys
 import mcast
 import mcast.interrupts._interrupts
+import mcast.arguments._rows
 from mcast.backends.rdma.backend import RdmaBackend
 for name in ("sim-roce", "sim-ib"):
     mcast.open_backend(name).close()
