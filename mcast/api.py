@@ -28,16 +28,18 @@ G-RECV   receive memory of the program, while messages are queued or leased: EBU
          what is queued is dropped and counted, what is leased stays readable
 
 Units: seconds for timeouts (None waits without end, 0 does not wait), bytes for sizes, Gbit/s for rates. The
-objects of one event channel may be used from several threads at once. Ctrl-C ends a call only where the call
-waits; a call that Ctrl-C ends is done or not done, never half done (`mcast.interrupts`). On a
-served fabric Ctrl-C may come amid a request, and later requests then raise `Broken`.
+objects of one event channel may be used from several threads at once.
+
+An exception of a signal's handler may come at any moment. A call that it interrupts where the call waits is
+not done. One that it interrupts in the middle of a change breaks the object: later calls raise `Broken`, and
+`close` and `stats` still work.
 """
 
 from __future__ import annotations
 
 from mcast.arguments.rows import Headed, rows_of
 from mcast.contract.backend import Backend, EventChannel
-from mcast.contract.batch import RECORD_DTYPE, Batch, CopiedBatch, Message, Series
+from mcast.contract.batch import RECORD_DTYPE, Batch, CopiedBatch, Lease, Leases, Message, Series
 from mcast.contract.closing import Closeable, Handle
 from mcast.contract.cm_id import CmId
 from mcast.contract.enums import (
@@ -56,7 +58,7 @@ from mcast.contract.enums import (
 )
 from mcast.contract.groups import UNREPORTED, GroupInfo, GroupMember, GroupSource, GroupTable
 from mcast.contract.guest import Guest
-from mcast.contract.poison import Guard, Refused, Waiters
+from mcast.contract.poison import Alive, Guard, Refused, Waiters
 from mcast.contract.provider import DeviceIdentity, Identity, Provider, Status
 from mcast.contract.queue_pair import QueuePair, require_comp_vector
 from mcast.contract.region import DeviceBytes, DeviceRegion, Region
@@ -123,6 +125,7 @@ __all__ = [
     "SIMULATED",
     "UNREPORTED",
     "AddressNotAvailable",
+    "Alive",
     "AlreadyJoined",
     "Backend",
     "BackendError",
@@ -163,6 +166,8 @@ __all__ = [
     "JoinAttrEx",
     "JoinFlag",
     "Level",
+    "Lease",
+    "Leases",
     "LinkLayer",
     "McastAddress",
     "McastError",

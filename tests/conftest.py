@@ -31,7 +31,7 @@ LONGEST = (
 """The files that take longest, in this order."""
 LONGEST_IF_LONG = (
     "tests/lab/test_guest.py",
-    "tests/interrupts/test_handlers.py",
+    "tests/interrupts/test_sim_calls.py",
     "tests/lab/test_infiniband.py",
     "tests/oracle/test_against_opensm.py",
     "tests/contract/test_races.py",
@@ -39,7 +39,7 @@ LONGEST_IF_LONG = (
 )
 """Those of a long run."""
 LONG_SECONDS = 7200
-"""Of a test in a long run that are a hang: Ctrl-C at each line of a call takes minutes on a good machine."""
+"""Of a test in a long run that are a hang: an exception at each line takes minutes on a good machine."""
 
 _FAILED_SETUPS = pytest.StashKey[dict[int, tuple[BaseException, pytest.Item]]]()
 """The exceptions of failed setups, by identity, each with the test that met it first."""

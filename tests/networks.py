@@ -148,7 +148,8 @@ class SimNetwork(Network):
 
     @contextmanager
     def removed_while_joining(self, port: int) -> Iterator[None]:
-        self.fabric.clock.call_later(1_000_000, lambda: self.remove_device(port))
+        clock = self.fabric.clock
+        clock.call_later(1_000_000, lambda: clock.aside(lambda: self.remove_device(port)))
         with self._answering(port, None, E.ETIMEDOUT):
             yield
 

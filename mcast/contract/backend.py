@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from functools import partial
 from time import monotonic
 
 from mcast.arguments.checks import member, whole
@@ -16,7 +15,6 @@ from mcast.contract.groups import GroupTable
 from mcast.contract.guest import Guest
 from mcast.contract.values import CmEvent, DeviceInfo, UnusableDevice
 from mcast.errors.cause import Phase
-from mcast.interrupts import is_within, made_or_undone
 from mcast.wire.kinds import PortSpace
 
 
@@ -104,9 +102,7 @@ class EventChannel(Closeable):
         No id is without a channel (K-JOIN-23).
         """
         member(port_space, PortSpace, "port_space", "a PortSpace, such as PortSpace.UDP")
-        self._require_open("create_id", Phase.OPEN)
-        self._require_alone()
-        return made_or_undone(partial(self._create_id, port_space), CmId.destroy)
+        return self._change("create_id", Phase.OPEN, self._create_id, port_space)
 
     def get_event(self, timeout: float | None = None) -> CmEvent | None:
         """rdma_get_cm_event and rdma_ack_cm_event: the next event, or None when `timeout` seconds have
@@ -118,19 +114,13 @@ class EventChannel(Closeable):
         """
         if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
             timeout = seconds_of(timeout)
-        if is_within():
-            self._require_alone()
-        with self._whole:
-            if self._closed:
-                self._require_open("get_event", Phase.EVENT)
-            return self._get_event(timeout)
+        if self._closed:
+            self._require_open("get_event", Phase.EVENT)
+        return self._get_event(timeout)
 
     @abstractmethod
     def _create_id(self, port_space: PortSpace) -> CmId: ...
 
     @abstractmethod
     def _get_event(self, timeout: float | None) -> CmEvent | None:
-        """Fetch the next event, waiting inside `interruptible`.
-
-        An event taken from the queue must be returned.
-        """
+        """Fetch the next event: wait outside of the guard, and take the event under it."""

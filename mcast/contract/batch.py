@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import operator
+import threading
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, groupby
 from struct import Struct
-from typing import Any, NamedTuple
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+from weakref import ref
 
 from mcast.arguments.buffers import FREE_THREADED
 from mcast.arguments.checks import member, whole
 from mcast.arguments.copies import remade
 from mcast.contract.closing import Handle
 from mcast.contract.region import DeviceBytes
-from mcast.interrupts import Enterable, Lock, uninterrupted
 from mcast.wire.addresses import Gid
-
-_WHOLE = uninterrupted()
 
 RECORD_DTYPE: Any = {
     "names": ["offset", "length", "src_qp", "imm", "has_imm", "src_lid", "source", "group", "timestamp"],
@@ -109,25 +111,37 @@ class Series(NamedTuple):
         return (self.memory[at * self.step : at * self.step + self.size] for at in range(self.messages))
 
 
-class Batch(Handle, Enterable, ABC):
+class Batch(Handle, ABC):
     """Messages in the order of arrival, in receive buffers leased from the queue pair.
 
-    Leased means: the device does not write to the buffers. They go back to the receive queue at `release()`,
-    at the end of a `with`, or when the batch is dropped; until then the queue has as many receives less.
-    Releasing the batch also releases every payload view: using a view afterwards raises ValueError, so a view
-    never shows the bytes of another message.
+    Leased means: the device does not write to the buffers. They go back to the receive queue at `release()`
+    or at the end of a `with`; those of a batch that is dropped at the next call of the queue pair, unless a
+    payload is in use by another object. Until then the queue has as many receives less. Releasing the batch
+    also releases every payload view: using a view afterwards raises ValueError, so a view never shows the
+    bytes of another message.
     """
 
-    _ended_by = "release"
     _instead = "copy its messages, or their payloads with bytes()"
     _released = False
-    _alone = _WHOLE
+    _alone: AbstractContextManager[Any] = nullcontext()
     """Where views are made and ended. Between threads, the GIL makes each such step whole, or this lock."""
 
     def __init__(self) -> None:
         self._views: list[memoryview] = []
         if FREE_THREADED:
-            self._alone = uninterrupted(Lock(None))
+            self._alone = threading.RLock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        try:
+            self.release()
+        except BufferError:
+            if kind is None:  # else the traceback may be what uses a payload
+                raise
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -265,7 +279,7 @@ class Batch(Handle, Enterable, ABC):
         size, index = len(self), operator.index(index)
         if not -size <= index < size:
             raise IndexError(f"message {index} of a batch of {size}")
-        with self._alone:  # Ctrl-C between these lines would leave a view that release() does not know
+        with self._alone:
             message = self._message(index % size)
             self._keep(message.payload)
             return message
@@ -286,14 +300,17 @@ class Batch(Handle, Enterable, ABC):
         """
         if self._released:
             return
-        with self._alone:
-            try:
+        try:
+            if FREE_THREADED:
+                with self._alone:
+                    self._end()
+            else:
                 self._end()
-            except BufferError:
-                raise BufferError(
-                    "a payload of this batch, or a slice of one, is still in use by another object: "
-                    "drop that object, or copy the payload with bytes() first"
-                ) from None
+        except BufferError:
+            raise BufferError(
+                "a payload of this batch, or a slice of one, is still in use by another object: "
+                "drop that object, or copy the payload with bytes() first"
+            ) from None
 
     def _end(self) -> None:
         """End the views, and give the buffers back. With a GIL two threads may do any of these steps twice
@@ -309,8 +326,65 @@ class Batch(Handle, Enterable, ABC):
             raise
         views.clear()
 
-    # If another object still uses a view, the buffers stay leased: receives are lost, but no bytes are wrong.
-    __del__: Callable[..., None] = Enterable._drop
+
+Borrowed = tuple[int, Callable[[], object] | None, list[memoryview], list[memoryview]]
+"""What a batch has of its queue pair, as lists that may grow: how many receives; what is called when they are
+posted again; the views that were given out; and what counts these views, which can be released when they are
+not in use."""
+
+
+class Lease(ref[Batch]):
+    """The receives of one batch, until they are posted again."""
+
+    __slots__ = ("borrowed",)
+
+    borrowed: Borrowed
+
+
+class Leases:
+    """The leases of a queue pair's batches.
+
+    A batch that is released or dropped appends its lease to `ended`, and the queue pair looks there before it
+    counts its receives. No Python code runs when a batch is dropped: an exception in a finalizer, and with it
+    a Ctrl-C, would be lost. `on_release` is called when a batch was released.
+    """
+
+    def __init__(self, on_release: Callable[[], object] | None = None) -> None:
+        self.on_release: Callable[[], object] | None = on_release
+        self.ended: deque[Lease] = deque()
+        self._running: set[Lease] = set()
+
+    def add(self, batch: Batch, borrowed: Borrowed) -> Lease:
+        """Note what a new batch has."""
+        lease = Lease(batch, self.ended.append)
+        lease.borrowed = borrowed
+        self._running.add(lease)
+        return lease
+
+    def take(self) -> int:
+        """Return the number of receives of batches that have ended since the last call, and whose memory
+        nobody uses."""
+        found = 0
+        for _ in range(len(self.ended)):
+            try:
+                lease = self.ended.popleft()
+            except IndexError:
+                break  # another thread has it
+            if lease not in self._running:
+                continue  # of a batch that was released, and then dropped
+            count, on_end, *both = lease.borrowed
+            try:
+                for views in both:
+                    for view in views:
+                        view.release()
+            except BufferError:
+                self.ended.append(lease)
+                continue
+            self._running.discard(lease)
+            if on_end is not None:
+                on_end()
+            found += count
+        return found
 
 
 def _has_one_sender(rows: memoryview) -> bool:
@@ -368,5 +442,3 @@ class CopiedBatch(Batch):
 
     def _release(self) -> None:
         """Do nothing, because no receive buffer is leased."""
-
-    __del__: Any = staticmethod(tuple)  # does nothing, in C, because a Python `__del__` would lose a Ctrl-C

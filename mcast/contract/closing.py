@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import ClassVar, NoReturn
+from collections.abc import Callable
+from typing import ClassVar, NoReturn, ParamSpec, Self, TypeVar
 
+from mcast.contract.poison import Guard, Refused
 from mcast.errors.cause import Phase
 from mcast.errors.tree import Closed, McastError
-from mcast.interrupts import WITHIN, Enterable, is_within, later, uninterrupted
 from mcast.wire.kinds import LinkLayer
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Handle:
@@ -27,16 +29,39 @@ class Handle:
         )
 
 
-class Closeable(Handle, Enterable, ABC):
-    """An object that is closed once, at the latest at the end of a `with`."""
+class _OwnGuard:
+    """Gives an object its guard when that is first used, unless the provider has set one."""
+
+    def __get__(self, thing: Closeable | None, owner: type[Closeable]) -> Guard:
+        if thing is None:
+            return self  # type: ignore[return-value]
+        guard: Guard = vars(thing).setdefault("_guard", Guard(owner.__name__))
+        return guard
+
+
+class Closeable(Handle, ABC):
+    """An object that is closed once, at the latest at the end of a `with`.
+
+    The provider's hooks that change something (`_create_id`, `_bind_addr`, `_attach_mcast` and their like)
+    and `_close` run under `_guard`; those that may wait (`_get_event`, `_send`, `_recv`, `_flush`) take it
+    themselves, and not while they wait. An exception in a hook counts as an interrupt in the middle of the
+    change, and breaks what the guard is for, but for `Refused(error)`, and for McastError where `_strict` is
+    False.
+    """
 
     _closed = False
-    _ended_by = "close"
-    _whole = uninterrupted()
-    """The context in which the short calls change the object.
+    _freed = False
+    """True once a close has freed everything: until then it can be called again."""
+    _strict = False
+    """True if the provider's hooks refuse by `Refused` alone: a McastError is a signal's handler's, then."""
+    _guard: Guard = _OwnGuard()  # type: ignore[assignment]
+    """What guards the changes of the object. A provider may have several objects share one."""
 
-    A provider may replace it by one that takes its lock as well.
-    """
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def closed(self) -> bool:
@@ -51,27 +76,33 @@ class Closeable(Handle, Enterable, ABC):
         if self._closed:
             raise Closed(type(self).__name__, call, phase)
 
-    def _require_alone(self) -> None:
-        """Refuse a call that changes something, and has come between two lines of another one of this thread.
+    def _change(self, call: str, phase: Phase, hook: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Carry out a change of the object, if it is open."""
+        if_open: Callable[..., T] = self._if_open
+        return self._guard.run(call, phase, if_open, call, phase, hook, *args, **kwargs)
 
-        The fastest calls ask `is_within` themselves before.
-        """
-        if is_within():
-            raise RuntimeError(WITHIN)
+    def _if_open(self, call: str, phase: Phase, hook: Callable[..., T], *args: object, **kwargs: object) -> T:
+        if self._closed:
+            raise Refused(Closed(type(self).__name__, call, phase))
+        if self._strict:
+            return hook(*args, **kwargs)
+        try:
+            return hook(*args, **kwargs)
+        except McastError as error:
+            raise Refused(error) from error.__cause__
 
     def close(self) -> None:
         """Close the object and all that was made from it; calls that wait there raise `Closed`. Idempotent.
 
-        May be called from any thread, and from a signal's handler, a finalizer or an argument's `__float__`.
-        If one of these has come between two lines of another call of the same thread, the object is closed
-        once that call waits or ends, and an error of the closing goes to `sys.unraisablehook`.
+        May be called from any thread, and from a signal's handler, a finalizer or an argument's `__float__`:
+        in the middle of another call of the same thread, the object is closed when that call ends. A close
+        that was interrupted goes on when it is called again.
         """
-        if not later(self._close):
-            self._close()
+        self._guard.close(self._close)
 
     @abstractmethod
     def _close(self) -> None:
-        """Close the object: this thread holds no lock of the provider, or the provider itself calls."""
+        """Close the object, under its guard; called again after it was interrupted, and after it is done."""
 
 
 class OnPort(Closeable):
@@ -82,14 +113,10 @@ class OnPort(Closeable):
         """The link layer of the object's port; None without a port, or where the provider does not say."""
         return None
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Tell each McastError of the block the port's link layer, which narrows down the error's causes.
-
-        Joins and leaves, where a microsecond counts, catch the error and set `link_layer` themselves.
-        """
+    def _change(self, call: str, phase: Phase, hook: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As `Closeable`'s. The error says the port's link layer, which narrows down its causes."""
         try:
-            yield
+            return super()._change(call, phase, hook, *args, **kwargs)
         except McastError as error:
             error.link_layer = self.link_layer
             raise

@@ -11,11 +11,11 @@ from typing import TypeVar
 from mcast.arguments.checks import member, whole
 from mcast.arguments.seconds import seconds_of
 from mcast.contract.closing import OnPort
+from mcast.contract.poison import Refused
 from mcast.contract.queue_pair import QueuePair
 from mcast.contract.values import JoinAttrEx, QpInit
 from mcast.errors.cause import Phase
 from mcast.errors.tree import AlreadyJoined, McastError
-from mcast.interrupts import is_within, later, made_or_undone, uninterrupted
 from mcast.wire.addresses import McastAddress, Mgid
 
 J = TypeVar("J")
@@ -29,12 +29,13 @@ class CmId(OnPort):
     """Whether `_group_of` gives each address's key, and need not be called."""
 
     def __init__(self) -> None:
-        self._joined: dict[object, tuple[McastAddress]] = {}  # group, as `_group_of` says -> its address
+        self._joined: dict[object, McastAddress] = {}  # group, as `_group_of` says -> its address
         self.on_destroying: Callable[[], None] = lambda: None
-        """Called before the id and its queue pair are destroyed, in the thread that destroys them: the queue
-        pair still says what it has counted."""
+        """Called before the id and its queue pair are destroyed, in the thread that destroys them, and once
+        more if that was interrupted: the queue pair still says what it has counted."""
         self.on_destroyed: Callable[[], None] = lambda: None
-        """Called when the id and its queue pair are destroyed, in the thread that destroys them."""
+        """Called when the id and its queue pair are destroyed, in the thread that destroys them, and once
+        more if that was interrupted."""
 
     @property
     @abstractmethod
@@ -52,11 +53,7 @@ class CmId(OnPort):
         0.0.0.0 and 127.0.0.1 succeed, and leave the id without a device. Errors: EADDRNOTAVAIL (no port has
         the address), EINVAL (PortSpace.IPOIB on Ethernet: K-JOIN-13, K-JOIN-15).
         """
-        source = _ip(src)
-        self._require_alone()
-        with uninterrupted(), self._explained():
-            self._require_open("bind_addr", Phase.BIND)
-            self._bind_addr(source)
+        self._change("bind_addr", Phase.BIND, self._bind_addr, _ip(src))
 
     def resolve_addr(
         self,
@@ -72,10 +69,7 @@ class CmId(OnPort):
         """
         group, source = McastAddress.of(dst), None if src is None else _ip(src)
         timeout = seconds_of(timeout)
-        self._require_alone()
-        with uninterrupted():
-            self._require_open("resolve_addr", Phase.RESOLVE)
-            self._resolve_addr(group, source, timeout)
+        self._change("resolve_addr", Phase.RESOLVE, self._resolve_addr, group, source, timeout)
 
     def create_qp(self, init: QpInit | None = None) -> QueuePair:
         """rdma_create_qp: make the id's queue pair.
@@ -89,9 +83,7 @@ class CmId(OnPort):
         init = (
             QpInit() if init is None else member(init, QpInit, "init", "a QpInit, or None for the usual one")
         )
-        self._require_open("create_qp", Phase.CREATE_QP)
-        self._require_alone()
-        return made_or_undone(partial(self._make_qp, init), lambda qp: qp.close())
+        return self._change("create_qp", Phase.CREATE_QP, self._make_qp, init)
 
     def _make_qp(self, init: QpInit) -> QueuePair:
         qp = self._create_qp(init)
@@ -134,22 +126,34 @@ class CmId(OnPort):
         context: object,
     ) -> None:
         """Guard G-JOIN: note the group before joining, so that of two threads that join it one is refused."""
-        claim = (address,)
-        if is_within():
-            self._require_alone()
-        with self._whole:
-            if self._closed:
-                self._require_open(call, Phase.JOIN)
-            claimed = self._joined.setdefault(group, claim)
-            if claimed is not claim:
-                raise AlreadyJoined(call, *claimed)
-            try:
-                join(what, context)
-            except BaseException as error:
-                self._joined.pop(group, None)
-                if isinstance(error, McastError):
-                    error.link_layer = self.link_layer
-                raise
+        if not self._strict:
+            join = partial(self._if_open, call, Phase.JOIN, join)
+        guard, refused = self._guard, None
+        try:  # as `Guard.run` does it, without its cost
+            with guard.lock:
+                if guard.amid:
+                    guard.refuse(call, Phase.JOIN)
+                if self._closed:
+                    self._require_open(call, Phase.JOIN)
+                if group in self._joined:
+                    raise AlreadyJoined(call, self._joined[group])
+                guard.amid = call
+                self._joined[group] = address
+                try:
+                    join(what, context)
+                except Refused as error:
+                    del self._joined[group]
+                    refused = error.error
+                guard.amid = ""
+                if guard.settle is not None:
+                    guard.settle(call)
+        finally:
+            if guard.deferred:
+                guard.finish()
+        if refused is not None:
+            if isinstance(refused, McastError):
+                refused.link_layer = self.link_layer
+            raise refused from refused.__cause__
 
     def leave_multicast(self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str) -> None:
         """rdma_leave_multicast: leave the group and detach the id's queue pair (LV-1), without waiting for an
@@ -157,36 +161,41 @@ class CmId(OnPort):
 
         Leaving before the join is complete, or before its event was fetched, cancels the join: its event
         never comes (LV-2). Messages already received stay readable (LV-3). Errors: EADDRNOTAVAIL (the id has
-        not joined with this address and port, LV-5), ENXIO (the device was removed). Between two lines of
-        another call of the same thread the leave is put off, as a `close` is there.
+        not joined with this address and port, LV-5), ENXIO (the device was removed).
         """
-        address = McastAddress.of(addr)
-        if is_within() and later(partial(self.leave_multicast, address)):
-            return
-        with self._whole:
-            if self._closed:
-                self._require_open("leave_multicast", Phase.LEAVE)
-            try:
-                self._leave_multicast(address)
-            except McastError as error:
-                error.link_layer = self.link_layer
-                raise
-            self._joined.pop(address.key if self._keys_are_groups else self._group_of(address), None)
+        try:
+            self._guard.run("leave_multicast", Phase.LEAVE, self._leave, McastAddress.of(addr))
+        except McastError as error:
+            error.link_layer = self.link_layer
+            raise
+
+    def _leave(self, address: McastAddress) -> None:
+        if self._strict and not self._closed:
+            self._leave_multicast(address)
+        else:
+            self._if_open("leave_multicast", Phase.LEAVE, self._leave_multicast, address)
+        self._joined.pop(address.key if self._keys_are_groups else self._group_of(address), None)
 
     def destroy(self) -> None:
         """rdma_destroy_id: leave all groups (LV-4), destroy the queue pair, then the id. As `close`."""
         self.close()
 
     def _close(self) -> None:
-        with uninterrupted():
-            if not self._closed:
-                self._closed = True
-                self._joined.clear()
-                try:
-                    self.on_destroying()
-                    self._destroy()
-                finally:
-                    self.on_destroyed()
+        if self._freed:
+            return
+        refused: Refused | None = None
+        if not self._closed:
+            self.on_destroying()
+            self._closed = True
+        self._joined.clear()
+        try:
+            self._destroy()
+        except Refused as error:
+            refused = error
+        self.on_destroyed()
+        self._freed = True
+        if refused is not None:
+            raise refused
 
     def _group_of(self, address: McastAddress) -> object:
         """A value that is equal for all addresses of one group (guard G-JOIN).

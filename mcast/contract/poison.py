@@ -14,9 +14,10 @@ Rules for code that uses a guard:
 
 - Take the lock by `with`: no signal can come between the acquire and the block (CPython 3.11 to 3.13; in
   3.14 see gh-148874). `acquire()` then `try`, Condition and a Python `__enter__` all leak the lock to a
-  signal.
+  signal; so does a generator over `with` for as long as the traceback lives (`@contextmanager`).
 - Look at the flag, set it, change, and clear it by *reaching* the statement that clears it: never in
-  `except` or `finally`, and never by a `return` on the way. `run` does that.
+  `except` or `finally`, and never by a `return` on the way. `run` does that. A call for which a tenth of a
+  microsecond counts writes the same lines itself, `finally: if guard.deferred: guard.finish()` included.
 - A change that refuses returns or raises `Refused` with its error; only `run` raises the error itself, when
   the object is whole again. A public error that passes through a change is somebody else's, because a
   signal's handler can raise any: it poisons.
@@ -24,7 +25,7 @@ Rules for code that uses a guard:
   before looking at the flag again: whoever was to wake the waiting thread may have been interrupted.
 - A handle or a descriptor is created into an object that owns it, and forgotten after it was freed.
 - `close` goes by `close`: it runs on a broken object too, resumes where an earlier one was interrupted, and
-  never makes a broken object whole.
+  never makes a broken object whole. What it runs finds in `torn` whether the object was broken before.
 
 The lock is an RLock, because a handler may run before the flag is set. A call that finds the flag set by
 its own thread came from a handler, a finalizer or an argument's `__float__`, amid a call of the same
@@ -37,14 +38,17 @@ locked for ever.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
-from collections.abc import Callable
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NoReturn, ParamSpec, TypeVar
 from weakref import ref
 
 from mcast.errors.cause import Phase
 from mcast.errors.tree import Broken
+
+logger: logging.Logger = logging.getLogger("mcast")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,58 +70,70 @@ class Refused(Exception):
 class Guard:
     """The lock of an object, and the change that is going on under it.
 
-    what  the object in the words of an error, such as "endpoint"
-    cure  what to do with a broken one: "close it and open another one"
+    what      the object in the words of an error, such as "endpoint"
+    cure      what to do with a broken one: "close it and open another one"
+    deferred  the closes that came amid a call of the same thread
+    settle    called under the lock after each change, with the name of the call
+    torn      True in a `close` of an object that was broken before
     """
 
-    __slots__ = ("__weakref__", "_deferred", "amid", "cure", "lock", "what")
+    __slots__ = ("__weakref__", "amid", "cure", "deferred", "lock", "settle", "torn", "what")
 
     def __init__(self, what: str, cure: str = "close it and open another one") -> None:
         self.what: str = what
         self.cure: str = cure
         self.lock: Any = threading.RLock()
         self.amid: str = ""
-        self._deferred: Callable[[], object] | None = None
-        _guards.add(ref(self, _guards.discard))
+        self.deferred: list[Callable[[], object]] = []
+        self.settle: Callable[[str], None] | None = None
+        self.torn: bool = False
+        _guards.add(self)
 
     @property
     def broken(self) -> bool:
         """True if an earlier call was interrupted in the middle of a change."""
-        return bool(self.amid) and not self.lock._is_owned()
+        if not self.amid or self.lock._is_owned():
+            return False
+        with self.lock:  # a thread that is amid a change now ends it first
+            return bool(self.amid)
 
-    def require_whole(self, call: str, phase: Phase, reentered: bool) -> None:
-        """Raise unless the object is whole; the caller holds the lock, and held it before if `reentered`."""
-        if self.amid:
-            self.refuse(call, phase, reentered)
+    def refuse(self, call: str, phase: Phase, reentered: bool | None = None) -> NoReturn:
+        """Raise RuntimeError for a call amid another one of this thread, `Broken` for a broken object.
 
-    def refuse(self, call: str, phase: Phase, reentered: bool) -> NoReturn:
-        """Raise RuntimeError for a call amid another one of this thread, `Broken` for a broken object."""
-        if reentered:
+        The caller holds the lock, and has found `amid` set.
+        """
+        if self._is_reentered() if reentered is None else reentered:
             raise RuntimeError(
-                f"{call}: this thread is in the middle of {self.amid} of the same {self.what}, and this call "
-                "comes from a signal's handler, a finalizer or __float__: only close and stats are allowed "
-                "there; let the handler set a flag, and make the call where a thread looks at the flag"
+                f"{call}: this thread is in the middle of {self.amid or 'a call'} of the same {self.what}, "
+                "and this call comes from a signal's handler, a finalizer or __float__, where only close and "
+                "stats are allowed: let the handler set a flag, and make the call where a thread looks at it"
             )
         raise Broken(self.what, self.amid, self.cure, call, phase)
 
+    def require_alone(self, call: str, phase: Phase) -> None:
+        """Raise RuntimeError if this thread, which holds the lock, held it before, and so must not sleep."""
+        if self._is_reentered():
+            self.refuse(call, phase, True)
+
     def run(self, call: str, phase: Phase, change: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Carry out a change under the lock; return its result, or raise the error of its `Refused`."""
-        reentered: bool = self.lock._is_owned()
         refused: Refused | None = None
         result: Any = None
         try:
             with self.lock:
                 if self.amid:
-                    self.refuse(call, phase, reentered)
+                    self.refuse(call, phase)
                 self.amid = call
                 try:
                     result = change(*args, **kwargs)
                 except Refused as error:
                     refused = error
                 self.amid = ""
+                if self.settle is not None:
+                    self.settle(call)
         finally:
-            if self._deferred is not None and not reentered:
-                self._close_deferred()
+            if self.deferred:
+                self.finish()
         if refused is not None:
             raise refused.error from refused.error.__cause__
         return result  # type: ignore[no-any-return]
@@ -127,21 +143,44 @@ class Guard:
 
         `end` frees what is left, and may be called again after it was interrupted.
         """
-        reentered = self.lock._is_owned() and bool(self.amid)
-        if reentered:
-            self._deferred = end
+        if self.amid and self.lock._is_owned():
+            self.deferred.append(end)
             return
+        try:
+            refused = self._close(end)
+        finally:
+            if self.deferred:
+                self.finish()
+        if refused is not None:
+            raise refused.error from refused.error.__cause__
+
+    def _close(self, end: Callable[[], object]) -> Refused | None:
+        refused: Refused | None = None
         with self.lock:
             before = self.amid
+            self.torn = bool(before)
             self.amid = before or "close"
-            end()
+            try:
+                end()
+            except Refused as error:
+                refused = error
             self.amid = before
+            if self.settle is not None:
+                self.settle("close")
+        return refused
 
-    def _close_deferred(self) -> None:
-        end = self._deferred
-        if end is not None:
-            self.close(end)
-            self._deferred = None
+    def finish(self) -> None:
+        """Carry out the closes that came amid a call, unless this thread is still in an outer one."""
+        while self.deferred and not (self.amid and self.lock._is_owned()):
+            end = self.deferred[0]
+            if (refused := self._close(end)) is not None:  # the close itself has returned
+                logger.warning("a close in the middle of another call failed: %s", refused.error)
+            if end in self.deferred:  # another thread may have carried it out, too
+                self.deferred.remove(end)
+
+    def _is_reentered(self) -> bool:
+        """Return True if this thread, which holds the lock, held it before; no method says how often."""
+        return "count=1 " not in repr(self.lock)
 
 
 class Waiters:
@@ -161,20 +200,44 @@ class Waiters:
         """Forget a waiter that has stopped waiting."""
         self._asleep.discard(waiter)
 
+    @staticmethod
+    def sleep(waiter: Any, seconds: float | None) -> None:
+        """Wait until `wake`, for `seconds` and for `RECHECK` at most; outside of the guard's lock."""
+        waiter.acquire(timeout=RECHECK if seconds is None else max(0.0, min(seconds, RECHECK)))
+
     def wake(self) -> None:
         """Let every waiting thread look again."""
         while self._asleep:
             self._asleep.pop().release()
 
 
-_guards: set[ref[Guard]] = set()
+class Alive(Generic[T]):
+    """The objects that were added, for as long as somebody else has them.
+
+    As weakref.WeakSet, but no Python code runs when one goes: an exception in there would be dropped.
+    """
+
+    def __init__(self) -> None:
+        self._refs: set[ref[T]] = set()
+
+    def add(self, one: T) -> None:
+        """Know the object from now on."""
+        self._refs.add(ref(one, self._refs.discard))
+
+    def __contains__(self, one: T) -> bool:
+        return ref(one) in self._refs
+
+    def __iter__(self) -> Iterator[T]:
+        return iter([one for known in self._refs.copy() if (one := known()) is not None])
+
+
+_guards: Alive[Guard] = Alive()
 
 
 def _after_fork() -> None:
     """Free the locks that threads of the parent held; what they were changing stays broken."""
-    for known in list(_guards):
-        guard = known()
-        if guard is not None and not guard.lock._is_owned():
+    for guard in _guards:
+        if not guard.lock._is_owned():
             guard.lock._at_fork_reinit()
 
 

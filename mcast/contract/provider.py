@@ -63,7 +63,7 @@ class Provider(NamedTuple):
     summary  what the provider is, a few words
     status   returns whether the provider can run here; has no side effects
     open     opens the provider; its keyword arguments are the provider's own options; raises
-             BackendUnavailable. Where it waits, it does so inside `mcast.interrupts.interruptible`
+             BackendUnavailable
     testbed  opens the provider with what the conformance suite needs (mcast.contract.testbed)
     checks   inspects this host without changing it, and returns a finding for each thing that the provider
              needs; its argument is how many seconds it may listen to the network, 0 for not at all

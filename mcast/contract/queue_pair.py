@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno as E
 import operator
-import threading
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -19,12 +18,12 @@ from mcast.arguments.seconds import LONGEST, PLAIN, seconds_of
 from mcast.contract.batch import Batch, Message
 from mcast.contract.closing import OnPort
 from mcast.contract.enums import PortEvent, QpState, QpType, TimestampClock
+from mcast.contract.poison import Refused
 from mcast.contract.receive_memory import CopiedRegion, ReceiveSlots
 from mcast.contract.region import DeviceBytes, DeviceRegion, Region
 from mcast.contract.values import Destination, QpCounters
 from mcast.errors.cause import Phase
 from mcast.errors.tree import MessageTooLarge, QpError, SecondMlid, WcStatus, mcast_error
-from mcast.interrupts import made_or_undone, uninterrupted
 from mcast.wire.addresses import Gid
 
 
@@ -150,10 +149,7 @@ class QueuePair(OnPort):
         posts the receives again. EINVAL for a step that the state machine lacks.
         """
         member(state, QpState, "state", "a QpState, such as QpState.RTS")
-        self._require_alone()
-        with uninterrupted(), self._explained():
-            self._require_open("modify", Phase.MODIFY)
-            self._modify(state)
+        self._change("modify", Phase.MODIFY, self._modify, state)
 
     def reset(self) -> None:
         """Bring the queue pair from any state to RTS again, with its attachments kept and its receives
@@ -175,13 +171,13 @@ class QueuePair(OnPort):
         """
         gid = Gid(gid)
         lid = whole(lid, "lid", 0, 0xFFFF, "a LID has 16 bits; take it from the join event's destination")
-        self._require_alone()
-        with uninterrupted(), self._explained(), self._attaching:
-            self._require_open("attach_mcast", Phase.ATTACH)
-            attached = self.attachments.get(gid, lid)
-            if attached != lid:
-                raise SecondMlid(gid, lid, attached)
-            self._attach_mcast(gid, lid)
+        self._change("attach_mcast", Phase.ATTACH, self._attach, gid, lid)
+
+    def _attach(self, gid: Gid, lid: int) -> None:
+        attached = self.attachments.get(gid, lid)
+        if attached != lid:
+            raise Refused(SecondMlid(gid, lid, attached))
+        self._attach_mcast(gid, lid)
 
     def detach_mcast(self, gid: Gid | str, lid: int) -> None:
         """ibv_detach_mcast, with the MGID and MLID of the attach (DT-3), in any state (DT-5).
@@ -192,16 +188,7 @@ class QueuePair(OnPort):
         """
         gid = Gid(gid)
         lid = whole(lid, "lid", 0, 0xFFFF, "a LID has 16 bits; take it from the join event's destination")
-        self._require_alone()
-        with uninterrupted(), self._explained(), self._attaching:
-            self._require_open("detach_mcast", Phase.DETACH)
-            self._detach_mcast(gid, lid)
-
-    @property
-    def _attaching(self) -> threading.RLock:
-        """The lock of guard G-MLID, held from the check to the attach; the first caller makes it."""
-        lock: threading.RLock = vars(self).setdefault("_attaching_lock", threading.RLock())
-        return lock
+        self._change("detach_mcast", Phase.DETACH, self._detach_mcast, gid, lid)
 
     def send(
         self,
@@ -372,7 +359,6 @@ class QueuePair(OnPort):
         if recv_slot is not None:
             recv_slot = whole(recv_slot, "recv_slot", 1, None, _SLOT)
         self._require_open("register", Phase.REGISTER)
-        self._require_alone()
         view = flat_bytes(buffer) if recv_slot is None else writable_bytes(buffer)
         if not view.nbytes:
             raise ValueError("this buffer is empty: there is nothing to register")
@@ -382,8 +368,8 @@ class QueuePair(OnPort):
             )
         if recv_slot is not None and constant:
             raise ValueError("constant: messages arrive in the buffer of a recv_slot, and change it")
-        make = partial(self._register, view, recv_slot, relaxed_ordering, constant)
-        return made_or_undone(make, Region.close)
+        how = view, recv_slot, relaxed_ordering, constant
+        return self._change("register", Phase.REGISTER, self._register, *how)
 
     def register_dmabuf(
         self,
@@ -410,10 +396,8 @@ class QueuePair(OnPort):
         if recv_slot is not None:
             why = f"it needs at least one slot, the memory has {nbytes} bytes"
             recv_slot = whole(recv_slot, "recv_slot", 1, nbytes, why)
-        self._require_open("register_dmabuf", Phase.REGISTER)
-        self._require_alone()
-        make = partial(self._register_dmabuf, fd, nbytes, offset, recv_slot, relaxed_ordering)
-        return made_or_undone(make, DeviceRegion.close)
+        how = fd, nbytes, offset, recv_slot, relaxed_ordering
+        return self._change("register_dmabuf", Phase.REGISTER, self._register_dmabuf, *how)
 
     @abstractmethod
     def _modify(self, state: QpState) -> None: ...
@@ -512,7 +496,7 @@ class QueuePair(OnPort):
         self, fd: int, nbytes: int, offset: int, recv_slot: int | None, relaxed_ordering: bool
     ) -> DeviceRegion:
         detail = "this provider takes no DMA-BUF: send from the host's memory"
-        raise mcast_error(E.EOPNOTSUPP, "register_dmabuf", Phase.REGISTER, None, detail)
+        raise Refused(mcast_error(E.EOPNOTSUPP, "register_dmabuf", Phase.REGISTER, None, detail))
 
 
 def require_comp_vector(vector: int | None, there: int, device: str) -> None:

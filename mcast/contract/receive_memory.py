@@ -5,9 +5,10 @@ from __future__ import annotations
 import errno as E
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pickle import PickleBuffer
 
-from mcast.contract.batch import Batch, Message
+from mcast.contract.batch import Batch, Leases, Message
 from mcast.contract.region import Region
 from mcast.errors.cause import Phase
 from mcast.errors.tree import mcast_error
@@ -39,11 +40,17 @@ class ReceiveSlots:
         self.size: int = size
         self._free = deque(range(memory.nbytes // size))
         self._count = len(self._free)
+        self.leases = Leases(self.settle)
 
     @property
     def leased(self) -> bool:
         """True while a batch has a slot."""
+        self.settle()
         return len(self._free) < self._count
+
+    def settle(self) -> None:
+        """Take back the slots of batches that have ended."""
+        self.leases.take()
 
     def free(self, slots: Iterable[int]) -> None:
         """Take slots back from a batch."""
@@ -62,6 +69,7 @@ class ReceiveSlots:
         return _SlotBatch(self, slots[: len(found)], found)
 
     def _take(self, max: int) -> list[int]:
+        self.settle()
         slots: list[int] = []
         try:
             while len(slots) < max:
@@ -89,6 +97,8 @@ class _SlotBatch(Batch):
         super().__init__()
         self._owner, self._slots, self._messages = owner, slots, messages
         self._exporter = memoryview(owner.memory)  # counts the views that it gives, by way of a PickleBuffer
+        borrowed = len(slots), partial(owner.free, slots), self._views, [self._exporter]
+        self._lease = owner.leases.add(self, borrowed)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -116,4 +126,5 @@ class _SlotBatch(Batch):
 
     def _release(self) -> None:
         self._exporter.release()  # BufferError if a view is left
-        self._owner.free(self._slots)
+        self._owner.leases.ended.append(self._lease)
+        self._owner.settle()

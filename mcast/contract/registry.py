@@ -12,7 +12,6 @@ from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
 from mcast.errors.tree import BackendUnavailable, UnavailableReason, UnknownBackend
-from mcast.interrupts import made_or_undone
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -79,21 +78,19 @@ def backend_status(name: str) -> Status:
 def open_backend(name: str, **options: object) -> Backend:
     """Open a provider by name; `options` are the provider's own.
 
-    Raises UnknownBackend, or BackendUnavailable, which has the reason and what to do. Ctrl-C leaves nothing
-    open.
+    Raises UnknownBackend, or BackendUnavailable, which has the reason and what to do.
     """
-    return made_or_undone(partial(provider(name).open, **options), lambda backend: backend.close())
+    return provider(name).open(**options)
 
 
 def open_at(name: str, bind: object, options: Mapping[str, object]) -> Backend:
     """Open a backend by name for an endpoint with that local address, None if it has not been chosen.
 
-    Where several processes share the network, the address says which host the process is. Ctrl-C leaves
-    nothing open.
+    Where several processes share the network, the address says which host the process is.
     """
     found = provider(name)
     where = {"bind": bind} if bind is not None and not options and found.shared() else {}
-    return made_or_undone(partial(found.open, **options, **where), lambda backend: backend.close())
+    return found.open(**options, **where)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
 
 from mcast.api import Batch, CopiedBatch, Message
 
@@ -69,8 +68,6 @@ class ChosenBatch(CopiedBatch):
     def __init__(self, batch: Batch, messages: Sequence[Message], places: Sequence[int], start: int) -> None:
         super().__init__(messages)
         self._batch, self._places, self._start = batch, places, start
-
-    __del__: Any = Batch.__del__
 
     def _release(self) -> None:
         for message in self._messages:

@@ -52,6 +52,69 @@ def test_close_resumes_and_does_not_mend(guard: Guard) -> None:
     assert guard.broken
 
 
+def test_close_finds_what_was_broken(guard: Guard) -> None:
+    """A close of a broken object knows that nothing can rely on its tables."""
+    found: list[bool] = []
+    guard.close(lambda: found.append(guard.torn))
+    with pytest.raises(Interrupt):
+        guard.run("join", Phase.JOIN, raise_it, Interrupt())
+    guard.close(lambda: found.append(guard.torn))
+    assert found == [False, True]
+
+
+def test_close_may_refuse(guard: Guard) -> None:
+    with pytest.raises(TimeoutError):
+        guard.close(lambda: raise_it(Refused(TimeoutError())))
+    assert not guard.broken
+
+
+def test_each_close_within_a_call_follows(guard: Guard) -> None:
+    """One that refuses is logged, because its caller has gone on."""
+    closed: list[str] = []
+
+    def change() -> None:
+        guard.close(lambda: closed.append("queue pair"))
+        guard.close(lambda: raise_it(Refused(TimeoutError("late"))))
+        guard.close(lambda: closed.append("channel"))
+
+    guard.run("join", Phase.JOIN, change)
+    assert closed == ["queue pair", "channel"]
+    assert not guard.broken
+
+
+def test_change_of_another_thread_is_no_break(guard: Guard) -> None:
+    within, go_on = Event(), Event()
+
+    def change() -> None:
+        within.set()
+        go_on.wait(10)
+
+    thread = Thread(target=guard.run, args=("join", Phase.JOIN, change))
+    thread.start()
+    assert within.wait(10)
+    asking = Thread(target=go_on.set)
+    asking.start()
+    assert not guard.broken
+    thread.join()
+
+
+def test_sleep_with_the_lock_is_refused(guard: Guard) -> None:
+    """A handler that came before the outer call set its flag would wait for a thread that waits for it."""
+    with guard.lock:
+        guard.require_alone("recv", Phase.RECV)
+        with guard.lock, pytest.raises(RuntimeError, match="recv: this thread is in the middle of a call"):
+            guard.require_alone("recv", Phase.RECV)
+
+
+def test_change_is_settled(guard: Guard) -> None:
+    """After it the object is whole, and its lock still held."""
+    found: list[tuple[str, str, bool]] = []
+    guard.settle = lambda call: found.append((call, guard.amid, guard.lock._is_owned()))
+    guard.run("join", Phase.JOIN, lambda: None)
+    guard.close(lambda: None)
+    assert found == [("join", "", True), ("close", "", True)]
+
+
 def test_call_within_a_call_is_refused(guard: Guard) -> None:
     def change() -> None:
         with pytest.raises(RuntimeError, match="send: this thread is in the middle of join"):

@@ -15,13 +15,13 @@ from math import inf, nan
 import pytest
 
 import mcast
-from mcast.api import Closed, CmEvent, CmEventType, Phase, QpInit
+from mcast.api import Broken, Closed, CmEvent, CmEventType, Phase, QpInit
 from mcast.backends.model.times import NS
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.backend import SimBackend
 from mcast.backends.sim.clock import POLL_NS, SimulationStalled, VirtualClock, WallClock
 from mcast.backends.sim.faults import Delay, Requests
-from mcast.backends.sim.faults.rules import SaRequest
+from mcast.backends.sim.faults.rules import Delivery, SaRequest
 from mcast.wire.mcmember import SaMethod
 
 from ..waiting import descriptors, until
@@ -56,20 +56,32 @@ def test_a_wait_ends_when_what_is_due_ends_it() -> None:
         assert backend.now() == 1
 
 
-def test_what_befalls_a_fabric_does_not_come_in_the_middle_of_a_call() -> None:
+def test_faults_are_refused_within_a_change() -> None:
+    """The fabric's own close is carried out when the change ends."""
     fabric = Fabric.roce()
     port, clock = fabric.ports[0], fabric.clock
 
-    def found() -> tuple[bool, ...]:
-        return port.up, port.interfaces[0].ipv4 is not None, bool(clock._due)
-
-    clock.call_later(NS, lambda: None)
-    with clock:
-        fabric.set_link(port, up=False)
-        fabric.set_ipv4(port, None)
+    def change() -> None:
+        clock.call_later(NS, lambda: None)
+        with pytest.raises(RuntimeError, match="in the middle of test of the same simulated fabric"):
+            fabric.set_link(port, up=False)
         fabric.close()
-        assert found() == (True, True, True)
-    assert found() == (False, False, False)
+        assert clock._due
+
+    clock.guard.run("test", Phase.EVENT, change)
+    assert port.up
+    assert not clock._due
+    fabric.set_link(port, up=False)
+    assert not port.up
+
+
+def test_what_comes_aside_may_change_the_fabric() -> None:
+    """As a planned fault does, which falls due in a step."""
+    fabric = Fabric.roce()
+    port, clock = fabric.ports[0], fabric.clock
+    clock.call_later(NS, lambda: clock.aside(lambda: fabric.set_link(port, up=False)))
+    clock.run_out()
+    assert not port.up
 
 
 def test_a_timeout_takes_its_time_and_a_poll_a_little() -> None:
@@ -113,17 +125,13 @@ def test_a_call_leaves_the_thread_of_the_clock_asleep() -> None:
     with clock:
         clock.call_later(10**18, lambda: None)
     until(lambda: bool(clock._alarm._asleep))
-    with clock.mutex:
-        (before,) = clock._alarm._asleep
-    with clock:
-        pass
-    with clock.mutex:
-        assert clock._alarm._asleep == [before]
-        done = list[bool]()
-        clock.call_later(0, lambda: done.append(True))
+    (before,) = clock._alarm._asleep
+    clock.guard.run("test", Phase.EVENT, lambda: None)
+    assert clock._alarm._asleep == {before}
+    done = list[bool]()
+    clock.guard.run("test", Phase.EVENT, clock.call_later, 0, lambda: done.append(True))
     until(lambda: bool(done))
-    with clock.mutex:
-        clock.close()
+    clock.guard.close(clock.close)
 
 
 @pytest.mark.parametrize("seconds", HUGE, ids=["1e10", "1e300", "inf", "int"])
@@ -164,7 +172,9 @@ def test_what_is_forgotten_gives_its_thread_and_descriptors_back() -> None:
     until(lambda: descriptors() <= before)
 
 
-def test_a_rule_that_fails_does_not_stop_the_clock(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_rule_that_fails_breaks_the_fabric(caplog: pytest.LogCaptureFixture) -> None:
+    """By the clock's thread: whoever waits is told so, and the log says why."""
+
     def fail(request: SaRequest) -> Delay | None:
         if request.method is SaMethod.DELETE:  # by the clock's thread: the join that is left is under way
             raise ZeroDivisionError
@@ -173,14 +183,37 @@ def test_a_rule_that_fails_does_not_stop_the_clock(caplog: pytest.LogCaptureFixt
     fabric = Fabric.infiniband(clock="wall")
     with (
         open_fabric(fabric) as backend,
-        mcast.open_endpoint(backend, "10.0.0.1") as endpoint,
+        backend.event_channel() as channel,
         fabric.rules.on_sa_request(fail),
     ):
-        with pytest.raises(TimeoutError):
-            endpoint.join("239.1.1.1", timeout=0)
-        assert endpoint.join("239.1.1.2", timeout=60).joined  # asked for later, so answered later
+        cm_id = channel.create_id()
+        cm_id.bind_addr("10.0.0.1")
+        cm_id.join_multicast(GROUP)
+        cm_id.leave_multicast(GROUP)
+        with pytest.raises(Broken, match="the simulated fabric was interrupted in the middle of a step"):
+            channel.get_event(60)
     fabric.close()
-    assert "what was due on the fabric failed" in caplog.text
+    until(lambda: "what was due on the fabric failed" in caplog.text)
+
+
+def test_a_rule_that_fails_ends_its_call() -> None:
+    def fail(delivery: Delivery) -> None:
+        raise ZeroDivisionError
+
+    fabric = Fabric.roce(ports=2)
+    with open_fabric(fabric) as backend, fabric.rules.on_delivery(fail), backend.event_channel() as channel:
+        cm_id = channel.create_id()
+        cm_id.bind_addr("10.0.0.1")
+        qp = cm_id.create_qp()
+        cm_id.join_multicast(GROUP)
+        event = channel.get_event(1)
+        assert event is not None
+        assert event.ud is not None
+        with pytest.raises(ZeroDivisionError):
+            qp.send(event.ud.destination, [b"x"])
+        with pytest.raises(Broken, match="in the middle of send: close the backend and open another one"):
+            qp.recv(timeout=0)
+    assert fabric.qps == ()
 
 
 def test_time_does_not_go_back() -> None:

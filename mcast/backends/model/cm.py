@@ -131,7 +131,7 @@ _MAY_JOIN, _REMOVED = (IdState.BOUND, IdState.RESOLVED), IdState.REMOVED
 class QueuedEvent:
     """An event in the queue of a channel. When `owner` ends, the event is taken back."""
 
-    __slots__ = ("detail", "errno", "id", "membership", "owner", "status", "type", "ud")
+    __slots__ = ("answers", "detail", "errno", "id", "membership", "owner", "status", "type", "ud")
 
     def __init__(
         self,
@@ -151,6 +151,8 @@ class QueuedEvent:
         self.errno: int = errno
         self.detail: str = detail
         self.owner: CmaId | CmaMembership = cm_id if membership is None else membership
+        self.answers: list[tuple[Cause, ...]] | None = None
+        """What the SA has said of a failure; None before it was asked."""
 
 
 class CmaMembership(SaMember):
@@ -446,6 +448,16 @@ class CmaId:
         if self.qp is not None and (failed := self.network.queue_pairs.attach(self.qp, membership.mgid, lid)):
             return QueuedEvent(_ERROR, self, membership, None, -1, failed)
         return event
+
+    def drop(self) -> None:
+        """Destroy the id of a fabric that an interrupted change has broken: free its queue pair."""
+        if self.qp is not None:
+            self.network.queue_pairs.forget(self.qp)
+        self.groups.clear()
+        self.channel.queue.clear()
+        self.qp, self.state = None, IdState.IDLE
+        if self.interface is not None:
+            self.interface.port.ids.pop(self, None)
 
     def ask_why(self, event: QueuedEvent, answered: Callable[[tuple[Cause, ...]], None]) -> bool:
         """Ask the SA why it refused a join, as any program on this host could; False if it refused none.

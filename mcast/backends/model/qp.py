@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import errno
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from functools import partial
 from typing import NamedTuple
 
-from mcast.api import Destination, PortEvent, QpCounters, QpInit, QpState, QpType, WcStatus
+from mcast.api import Destination, Leases, PortEvent, QpCounters, QpInit, QpState, QpType, WcStatus
 from mcast.backends.model.port import Port
 from mcast.wire.addresses import Gid
 from mcast.wire.partition import partners
@@ -77,19 +77,20 @@ class Path(NamedTuple):
 
 
 class Qp:
-    """One queue pair on a port. `free` receives are posted, the others hold queued or leased messages."""
+    """One queue pair on a port. `free` receives are posted, the others hold messages: queued, or leased."""
 
     __slots__ = (
-        "_queue",
         "alone",
         "attached",
         "blocks_loopback",
         "depth",
         "dropped_reset",
         "empty",
+        "ended",
         "error",
         "free",
         "handles",
+        "leases",
         "low_water",
         "news",
         "no_receive",
@@ -103,6 +104,7 @@ class Qp:
         "port",
         "port_events",
         "qkey",
+        "queue",
         "received",
         "removals",
         "room",
@@ -130,6 +132,8 @@ class Qp:
         self.depth: int = init.max_recv_wr
         self.free: int = self.depth
         self.low_water: int = self.depth
+        self.leases: Leases = Leases()
+        self.ended: Sized = self.leases.ended
         self.room: int = port.mtu if init.max_recv_size is None else init.max_recv_size
         self.sent: int = 0
         self.received: int = 0
@@ -145,7 +149,7 @@ class Qp:
         self.on_readable: Callable[[], None] | None = None
         self.port_events: tuple[PortEvent, ...] = ()
         self.news: bool = False  # of the port, since a receive was empty
-        self._queue: deque[tuple[Burst, int, int]] = deque()
+        self.queue: deque[tuple[Burst, int, int]] = deque()
 
     @property
     def gone(self) -> bool:
@@ -155,7 +159,11 @@ class Qp:
     @property
     def readable(self) -> bool:
         """A recv would return at once: with messages, or with the reason of an error."""
-        return bool(self._queue) or self.error is not None
+        return bool(self.queue) or self.error is not None
+
+    def settle(self) -> None:
+        """Post the receives of batches that have ended."""
+        self.free += self.leases.take()
 
     @property
     def counters(self) -> QpCounters:
@@ -192,8 +200,8 @@ class Qp:
 
     def _drop_queue(self) -> None:
         """Drop and count the messages that nobody has received."""
-        while self._queue:
-            _, start, stop = self._queue.popleft()
+        while self.queue:
+            _, start, stop = self.queue.popleft()
             self.free += stop - start
             self.dropped_reset += stop - start
 
@@ -246,6 +254,7 @@ class Qp:
 
     def repost(self, depth: int, room: int) -> int:
         """Replace all receives by `depth` receives of `room` bytes; EBUSY while one holds a message."""
+        self.settle()
         if self.free != self.depth:
             return errno.EBUSY
         self._post_anew(depth, room)
@@ -257,13 +266,15 @@ class Qp:
         self._post_anew(depth, room)
 
     def _post_anew(self, depth: int, room: int) -> None:
+        self.leases = Leases()  # what is leased now gives nothing back
+        self.ended = self.leases.ended
         self.depth = self.free = self.low_water = depth
         self.room = room
 
     def take(self, limit: int) -> list[tuple[Burst, int, int]]:
         """The first messages, `limit` at the most, as slices of bursts; their receives are leased."""
         taken: list[tuple[Burst, int, int]] = []
-        queue = self._queue
+        queue = self.queue
         while queue and limit:
             burst, start, stop = first = queue.popleft()
             if stop - start > limit:
@@ -276,17 +287,19 @@ class Qp:
 
     def take_one(self) -> tuple[Burst, int] | None:
         """The first message, as a burst and a place in it. Its receive is posted again."""
-        if not self._queue:
+        if not self.queue:
             return None
-        burst, start, stop = self._queue[0]
+        burst, start, stop = self.queue[0]
         self.free += 1
         if stop - start > 1:
-            self._queue[0] = (burst, start + 1, stop)
+            self.queue[0] = (burst, start + 1, stop)
         else:
-            self._queue.popleft()  # last, because a signal is taken after a call
+            self.queue.popleft()
         return burst, start
 
     def _accept(self, burst: Burst, start: int, stop: int) -> None:
+        if self.ended:
+            self.settle()
         fits = stop - start
         if fits > self.free:
             self.no_receive += fits - self.free
@@ -300,7 +313,7 @@ class Qp:
                 self.empty += 1
             if fits < stop - start:
                 burst, start = burst.part(start, start + fits), 0
-            self._queue.append((burst, start, start + fits))  # a signal is taken after a call, not before
+            self.queue.append((burst, start, start + fits))
             if self.on_readable is not None:
                 self.on_readable()
 

@@ -60,6 +60,22 @@ class QueuePairs:
         del self._by_number[qp.number]
         self._routes.changed()
 
+    def drop(self) -> None:
+        """Forget all queue pairs and attachments."""
+        self._by_number.clear()
+        for table in self._attached:
+            table.clear()
+
+    def forget(self, qp: Qp) -> None:
+        """Forget a queue pair, whatever state an interrupted change has left the tables in."""
+        self._by_number.pop(qp.number, None)
+        for gid, members in list(self._attached[qp.port.index].items()):
+            if others := tuple(member for member in members if member is not qp):
+                self._attached[qp.port.index][gid] = others
+            else:
+                del self._attached[qp.port.index][gid]
+        self._routes.changed()
+
     def tell(self, port: Port, event: PortEvent) -> None:
         """Tell every queue pair of the port about an event of the port."""
         for qp in self:

@@ -1,24 +1,27 @@
-"""The contract over a simulated fabric: each call takes the fabric's lock, and turns errnos into errors.
+"""The contract over a simulated fabric: each call is a change under the fabric's guard, and turns errnos into
+errors.
 
-An object is closed with the lock held, and each call checks with the lock held whether its object is open, so
-no call meets an object that is half closed.
+All objects of a fabric share its guard. An object is closed under it, and each call checks under it whether
+its object is open, so no call meets an object that is half closed. On a fabric that an interrupted change has
+broken, a close frees queue pairs and descriptors; memberships end with the backend, which drops all tables.
 """
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from functools import partial, wraps
 from ipaddress import IPv4Address, IPv6Address
 from types import MappingProxyType
-from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from mcast.api import (
     JOIN_MASK,
+    Alive,
     Backend,
     Batch,
     Capability,
-    Cause,
+    Closeable,
     CmEvent,
     CmId,
     CopiedBatch,
@@ -31,6 +34,7 @@ from mcast.api import (
     JoinAttrEx,
     JoinFlag,
     LinkLayer,
+    McastError,
     Message,
     Phase,
     PortEvent,
@@ -41,22 +45,22 @@ from mcast.api import (
     QpState,
     QpType,
     QueuePair,
+    Refused,
     Region,
     TimestampClock,
+    WcStatus,
     mcast_error,
     require_comp_vector,
 )
 from mcast.backends.model import cm
 from mcast.backends.model.port import COMP_VECTORS, PORT_COUNTERS
-from mcast.backends.model.qp import Qp
+from mcast.backends.model.qp import Burst, Qp
 from mcast.backends.model.times import NS
-from mcast.backends.sim.clock import Clock
 from mcast.backends.sim.core.groups import group_table
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.lease import DeviceSlots, MemorySlots, Packed, SimBatch, Slots, message_of
 from mcast.backends.sim.readiness import Readiness
 from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
-from mcast.interrupts import Alive, uninterrupted
 from mcast.wire.addresses import Gid, McastAddress
 
 ASK_WHY_SECONDS = 0.25
@@ -77,35 +81,22 @@ _JOIN_MASK, _FULL_MEMBER = int(JOIN_MASK), JoinFlag.FULLMEMBER
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class _OnFabric(Protocol):
-    _clock: Clock
-
-    def _require_open(self, call: str, phase: Phase) -> None: ...
-
-
-_T = TypeVar("_T", bound=_OnFabric)
+_T = TypeVar("_T", bound=Closeable)
 
 
 def _call(
     name: str, phase: Phase
 ) -> Callable[[Callable[Concatenate[_T, P], R]], Callable[Concatenate[_T, P], R]]:
-    """Run the method as one call into the fabric, of an object that is open.
+    """Run the method as one change of the fabric, of an object that is open."""
 
-    The fastest methods, for which a tenth of a microsecond counts, do the same without this decorator.
-    """
-
-    def locked(method: Callable[Concatenate[_T, P], R]) -> Callable[Concatenate[_T, P], R]:
+    def guarded(method: Callable[Concatenate[_T, P], R]) -> Callable[Concatenate[_T, P], R]:
         @wraps(method)
         def call(self: _T, /, *args: P.args, **kwargs: P.kwargs) -> R:
-            with self._clock:
-                self._require_open(name, phase)
-                return method(self, *args, **kwargs)
+            return self._change(name, phase, method, self, *args, **kwargs)
 
         return call
 
-    return locked
+    return guarded
 
 
 class SimBackend(Backend):
@@ -115,6 +106,8 @@ class SimBackend(Backend):
     With `owns_fabric` closing the backend closes the fabric.
     """
 
+    _strict = True
+
     def __init__(
         self, fabric: Fabric, name: str, hosts: frozenset[int] | None = None, owns_fabric: bool = False
     ) -> None:
@@ -123,7 +116,7 @@ class SimBackend(Backend):
         self.capabilities: frozenset[Capability] = (
             ROCE_CAPABILITIES if fabric.sa is None else INFINIBAND_CAPABILITIES
         )
-        self._clock = fabric.clock
+        self._clock, self._guard = fabric.clock, fabric.clock.guard
         self._hosts = hosts if hosts is not None else fabric.hosts
         self._owns_fabric = owns_fabric
         self._channels: dict[SimEventChannel, None] = {}
@@ -136,8 +129,7 @@ class SimBackend(Backend):
         return self._clock.now / NS
 
     def new_seed(self) -> int:
-        with self._clock:
-            return self.fabric.parts.seeds.getrandbits(64)
+        return self.fabric.parts.seeds.getrandbits(64)
 
     def solitude(self) -> str:
         others = sum(not one.closed for one in _owners) - 1
@@ -153,8 +145,8 @@ class SimBackend(Backend):
     def devices(self) -> tuple[DeviceInfo, ...]:
         return self.fabric.parts.hosts.devices(self._hosts)
 
-    @_call("port_counters", Phase.OPEN)
     def _port_counters(self, device: str, port_num: int) -> Mapping[str, int]:
+        """Read them without the guard: `stats` asks, which works amid a call and on a broken fabric."""
         ports = (port for port in self.fabric.parts.topology.ports_of(self._hosts) if port.name == device)
         return {name: getattr(port, name) for port in ports for name in PORT_COUNTERS}
 
@@ -169,13 +161,16 @@ class SimBackend(Backend):
         return group_table(self.fabric.parts, self._hosts)
 
     def _close(self) -> None:
-        with uninterrupted():
-            with self._clock:
-                self._closed = True
-                for channel in list(self._channels):
-                    channel._close()
-            if self._owns_fabric:
-                self.fabric.close()
+        if self._freed:
+            return
+        self._closed = True
+        for channel in list(self._channels):
+            channel._close()
+        if self._guard.torn:
+            self.fabric.drop()
+        if self._owns_fabric:
+            self._clock.close()
+        self._freed = True
 
 
 _owners: Alive[SimBackend] = Alive()
@@ -185,11 +180,12 @@ _owners: Alive[SimBackend] = Alive()
 class SimEventChannel(EventChannel):
     """An event channel, whose descriptor is made when it is first asked for."""
 
+    _strict = True
+
     def __init__(self, fabric: Fabric, hosts: frozenset[int], siblings: dict[SimEventChannel, None]) -> None:
         self._hosts, self._siblings = hosts, siblings
         self.fabric: Fabric = fabric
-        self._clock = fabric.clock
-        self._whole = fabric.clock.call
+        self._clock, self._guard = fabric.clock, fabric.clock.guard
         self.ids: dict[SimCmId, None] = {}
         self._core = cm.CmChannel()
         self._readiness: Readiness | None = None
@@ -223,51 +219,79 @@ class SimEventChannel(EventChannel):
         """The next event, if there is one; what the SA says of a failure is left to the caller."""
         return self._core.get() if self._core.queue else None
 
-    @_call("create_id", Phase.OPEN)
     def _create_id(self, port_space: PortSpace) -> CmId:
         cm_id = SimCmId(self, cm.CmaId(self.fabric.parts, self._hosts, self._core, port_space))
         self.ids[cm_id] = None
         return cm_id
 
     def _get_event(self, timeout: float | None) -> CmEvent | None:
-        clock, queue, event = self._clock, self._core.queue, None
-        if not queue:
-            clock.wait(lambda: bool(queue) or self._closed, timeout, "get_event", Phase.EVENT)
-            if self._closed:
-                self._require_open("get_event", Phase.EVENT)
-        if queue:
-            event = self._core.get()
-            found = self._found(event) if event.errno else ()
-        if clock.watched:
-            clock.settle()
+        clock, queue = self._clock, self._core.queue
+        event = self._next_event()
         if event is None:
-            return None
-        membership = event.membership
+            end = clock.end_of(timeout)
+            while event is None:
+                over = clock.wait_until(lambda: bool(queue) or self._closed, end, "get_event", Phase.EVENT)
+                event = self._next_event()
+                if event is None and not over:
+                    return None
+        if event in queue:  # and the SA says why it failed
+            self._clock.wait(lambda: bool(event.answers), ASK_WHY_SECONDS, "get_event", Phase.EVENT)
+            return self._get_event(timeout)
+        membership, answers = event.membership, event.answers
         context = None if membership is None else membership.context
+        found = answers[0] if answers else ()
         return CmEvent(
             event.type, event.status, event.errno, context, event.id.owner, event.ud, event.detail, found
         )
 
-    def _found(self, event: cm.QueuedEvent) -> tuple[Cause, ...]:
-        """The causes that the SA gives for a join that it refused; () if it does not answer soon."""
-        answers: list[tuple[Cause, ...]] = []
-        if event.id.ask_why(event, answers.append):
-            self._clock.wait(lambda: bool(answers), ASK_WHY_SECONDS, "get_event", Phase.EVENT)
-        return answers[0] if answers else ()
+    def _next_event(self) -> cm.QueuedEvent | None:
+        """Take the next event, if there is one.
+
+        The one of a failed join stays once, until the SA has said why: an interrupt of that wait loses no
+        event.
+        """
+        guard, core = self._guard, self._core
+        event = None
+        try:
+            with guard.lock:
+                if guard.amid:
+                    guard.refuse("get_event", Phase.EVENT)
+                if self._closed:
+                    self._require_open("get_event", Phase.EVENT)
+                if core.queue:
+                    guard.amid = "get_event"
+                    event = next(iter(core.queue))
+                    asks = event.errno and event.answers is None
+                    if not (asks and self._asks_why(event)):
+                        event = core.get()
+                    guard.amid = ""
+                    if guard.settle is not None:
+                        guard.settle("get_event")
+        finally:
+            if guard.deferred:
+                guard.finish()
+        return event
+
+    def _asks_why(self, event: cm.QueuedEvent) -> bool:
+        event.answers = []
+        return event.id.ask_why(event, event.answers.append)
 
     def _close(self) -> None:
-        with self._clock:
-            self._closed = True
-            for cm_id in list(self.ids):
-                cm_id._close()
-            self._siblings.pop(self, None)
-            if self._readiness is not None:
-                self._readiness.close()
-                self._readiness = None
+        if self._freed:
+            return
+        self._closed = True
+        for cm_id in list(self.ids):
+            cm_id._close()
+        if self._readiness is not None:
+            self._readiness.close()
+        self._siblings.pop(self, None)
+        self._freed = True
 
 
 class SimCmId(CmId):
     """An id of a channel."""
+
+    _strict = True
 
     def __init__(self, channel: SimEventChannel, core: cm.CmaId) -> None:
         super().__init__()
@@ -275,8 +299,7 @@ class SimCmId(CmId):
         core.owner = self
         self._channel = channel
         self.fabric: Fabric = channel.fabric
-        self._clock = channel.fabric.clock
-        self._whole = self._clock.call
+        self._guard = channel.fabric.clock.guard
         self._qp: SimQueuePair | None = None
         if self.fabric.watch is not None:
             self.fabric.watch(self)
@@ -293,17 +316,17 @@ class SimCmId(CmId):
     def qp(self) -> QueuePair | None:
         return self._qp
 
-    @_call("bind_addr", Phase.BIND)
     def _bind_addr(self, src: IPv4Address | IPv6Address) -> None:
         _check(self.core.bind(src), "bind_addr", Phase.BIND, src=src)
 
-    @_call("resolve_addr", Phase.RESOLVE)
     def _resolve_addr(self, dst: McastAddress, src: IPv4Address | IPv6Address | None, timeout: float) -> None:
         _check(self.core.resolve(dst, src), "resolve_addr", Phase.RESOLVE, dst=dst, src=src)
 
-    @_call("create_qp", Phase.CREATE_QP)
     def _create_qp(self, init: QpInit) -> QueuePair:
-        require_comp_vector(init.comp_vector, COMP_VECTORS, self.device or "a simulated device")
+        try:
+            require_comp_vector(init.comp_vector, COMP_VECTORS, self.device or "a simulated device")
+        except McastError as error:
+            raise Refused(error) from None
         _check(self.core.create_qp(init), "create_qp", Phase.CREATE_QP, qp_type=init.qp_type.name)
         assert self.core.qp is not None
         self._qp = SimQueuePair(self, self.core.qp)
@@ -312,7 +335,11 @@ class SimCmId(CmId):
     def forget_qp(self, qp: SimQueuePair) -> None:
         """The QP is closed: detached from everything, and gone."""
         if self._qp is qp:
-            self.core.destroy_qp()
+            if self._guard.torn:
+                self.fabric.parts.queue_pairs.forget(qp.core)
+                self.core.qp = None
+            else:
+                self.core.destroy_qp()
             self._qp = None
 
     def _group_of(self, address: McastAddress) -> object:
@@ -334,35 +361,33 @@ class SimCmId(CmId):
         mask: int = _JOIN_MASK,
         flags: int = _FULL_MEMBER,
     ) -> None:
-        failed = self.core.join(mask, flags, addr, context)
-        if self._clock.watched:
-            self._clock.settle()
-        if failed:
+        if failed := self.core.join(mask, flags, addr, context):
             _check(failed, call, Phase.JOIN, addr=addr, join_flags=flags)
 
     def _leave_multicast(self, addr: McastAddress) -> None:
-        failed = self.core.leave(addr)
-        if self._clock.watched:
-            self._clock.settle()
-        if failed:
+        if failed := self.core.leave(addr):
             _check(failed, "leave_multicast", Phase.LEAVE, addr=addr)
 
     def _destroy(self) -> None:
-        with self._clock:
+        if self._guard.torn:
+            self.core.drop()
+        else:
             self.core.destroy()
-            self._channel.ids.pop(self, None)
-            if self._qp is not None:
-                self._qp._close()
+        if self._qp is not None:
+            self._qp._close()
+        self._channel.ids.pop(self, None)
 
 
 class SimQueuePair(QueuePair):
     """The QP of an id."""
 
+    _strict = True
+
     def __init__(self, owner: SimCmId, core: Qp) -> None:
         self.core = core
         self._owner = owner
         self._fabric = owner.fabric
-        self._clock = self._fabric.clock
+        self._clock, self._guard = self._fabric.clock, self._fabric.clock.guard
         self._wire, self._queue_pairs = self._fabric.parts.wire, self._fabric.parts.queue_pairs
         self._slots: Slots | None = None
         self._own_receives = (core.depth, core.room)
@@ -403,9 +428,15 @@ class SimQueuePair(QueuePair):
 
     @property
     def counters(self) -> QpCounters:
-        return self.core.counters
+        core, guard = self.core, self._guard
+        if core.leases.ended:
+            with guard.lock:
+                if not guard.amid:  # else they stay as they were left
+                    guard.amid = "counters"
+                    core.settle()
+                    guard.amid = ""
+        return core.counters
 
-    @_call("modify", Phase.MODIFY)
     def _modify(self, state: QpState) -> None:
         _check(self.core.modify(state), "modify", Phase.MODIFY, state=state.name)
         if self._readiness is not None:
@@ -427,12 +458,10 @@ class SimQueuePair(QueuePair):
     def has_port_events(self) -> bool:
         return bool(self.core.port_events)
 
-    @_call("attach_mcast", Phase.ATTACH)
     def _attach_mcast(self, gid: Gid, lid: int) -> None:
         failed = self._queue_pairs.attach(self.core, gid, lid)
         _check(failed, "attach_mcast", Phase.ATTACH, gid=gid, lid=f"{lid:#x}")
 
-    @_call("detach_mcast", Phase.DETACH)
     def _detach_mcast(self, gid: Gid, lid: int) -> None:
         failed = self._queue_pairs.detach(self.core, gid, lid)
         _check(failed, "detach_mcast", Phase.DETACH, gid=gid, lid=f"{lid:#x}")
@@ -452,17 +481,29 @@ class SimQueuePair(QueuePair):
             owned = payloads
         else:
             owned = [one if type(one) is bytes else bytes_of(one, self) for one in payloads]
-        core, clock = self.core, self._clock
-        with clock.mutex:
-            ready = core.state is not _SQD or self._leaves_sqd(timeout)
-            if self._closed:
-                self._require_open("send", Phase.SEND)
-            failed = self._wire.send(core, destination, owned, imm, longest) if ready else errno.ETIMEDOUT
-            error = core.error
-        if clock.watched:
-            clock.settle()
+        core, guard, failed = self.core, self._guard, errno.ETIMEDOUT
+        error: WcStatus | None = None
+        if core.state is not _SQD or self._leaves_sqd(timeout):
+            try:
+                with guard.lock:
+                    if guard.amid:
+                        guard.refuse("send", Phase.SEND)
+                    if self._closed:
+                        self._require_open("send", Phase.SEND)
+                    guard.amid = "send"
+                    failed = self._wire.send(core, destination, owned, imm, longest)
+                    error = core.error
+                    guard.amid = ""
+                    if guard.settle is not None:
+                        guard.settle("send")
+            finally:
+                if guard.deferred:
+                    guard.finish()
+            if failed and core.state is _SQD:  # another thread has taken it there meanwhile
+                self._send(destination, owned, imm, timeout, longest)
+                return
         if failed:
-            _check(failed, "send", Phase.SEND, gid=destination.gid, messages=len(owned))
+            raise mcast_error(failed, "send", Phase.SEND, {"gid": destination.gid, "messages": len(owned)})
         if error is not None:
             raise QpError(error, "send", Phase.SEND, {"gid": destination.gid})
 
@@ -476,34 +517,41 @@ class SimQueuePair(QueuePair):
     def _leaves_sqd(self, timeout: float | None) -> bool:
         """In SQD a queue pair takes sends, and holds them until it is in RTS again."""
         core = self.core
-        with uninterrupted():
-            return self._clock.wait(
-                lambda: core.state is not _SQD or self._closed, timeout, "send", Phase.SEND
-            )
+        return self._clock.wait(lambda: core.state is not _SQD or self._closed, timeout, "send", Phase.SEND)
 
     def _recv(self, max: int, timeout: float | None, events: bool) -> Batch:
-        core, clock = self.core, self._clock
-        batch: Batch
-        with clock.call:
-            if self._closed:
-                self._require_open("recv", Phase.RECV)
-            slices = core.take(max)
-            if not slices:
-                self._wait_readable(timeout, events)
-                slices = core.take(max)
-                core.news = core.news and bool(slices)
-            if self._readiness is not None:
-                self._readiness.show()
-            if slices:
-                batch = SimBatch(slices, core.is_own, self._give_back_to(self._slots), self._slots)
-                if self._fabric.watch is not None:
-                    self._fabric.watch(batch, self)
-            elif core.error is not None:
-                raise QpError(core.error, "recv", Phase.RECV)
-            else:
-                batch = CopiedBatch()
-        if clock.watched:
-            clock.settle()
+        core, guard = self.core, self._guard
+        batch: Batch | None = None
+        if core.queue:
+            try:
+                with guard.lock:
+                    if guard.amid:
+                        guard.refuse("recv", Phase.RECV)
+                    if self._closed:
+                        self._require_open("recv", Phase.RECV)
+                    guard.amid = "recv"
+                    batch = self._take(max)
+                    guard.amid = ""
+                    if guard.settle is not None:
+                        guard.settle("recv")
+            finally:
+                if guard.deferred:
+                    guard.finish()
+        if batch is None:
+            batch = self._receive(partial(self._take, max), timeout, events)
+        return CopiedBatch() if batch is None else batch
+
+    def _take(self, max: int) -> Batch | None:
+        """Take messages that are there, with the guard held."""
+        core = self.core
+        slices = core.take(max)
+        if self._readiness is not None:
+            self._readiness.show()
+        if not slices:
+            return None
+        batch = SimBatch(slices, core.is_own, core.leases, self._slots)
+        if self._fabric.watch is not None:
+            self._fabric.watch(batch, self)
         return batch
 
     def _recv_one(self, timeout: float | None) -> Message | None:
@@ -512,38 +560,80 @@ class SimQueuePair(QueuePair):
             if isinstance(self._slots, DeviceSlots):
                 self._refuse_copy()
             return super()._recv_one(timeout)
-        core = self.core
-        with self._clock.mutex:
-            if self._closed:
-                self._require_open("recv", Phase.RECV)
-            found = core.take_one()
-            if found is None:
-                with uninterrupted():
-                    self._wait_readable(timeout, events=False)
+        core, guard = self.core, self._guard
+        found = None
+        if core.queue:
+            try:
+                with guard.lock:
+                    if guard.amid:
+                        guard.refuse("recv", Phase.RECV)
+                    if self._closed:
+                        self._require_open("recv", Phase.RECV)
+                    guard.amid = "recv"
                     found = core.take_one()
-                    core.news = core.news and found is not None
                     if self._readiness is not None:
                         self._readiness.show()
-                if found is None and core.error is not None:
-                    raise QpError(core.error, "recv", Phase.RECV)
-        if self._clock.watched:
-            self._clock.settle()
-        if found is None:
+                    guard.amid = ""
+                    if guard.settle is not None:
+                        guard.settle("recv")
+            finally:
+                if guard.deferred:
+                    guard.finish()
+        if found is None and (found := self._receive(self._take_one, timeout, False)) is None:
             return None
         burst, place = found
         return message_of(burst, memoryview(burst.payloads[place]), core.is_own(burst.header))
 
-    def _wait_readable(self, timeout: float | None, events: bool) -> None:
-        core = self.core
-        if core.readable:
-            return
-        pending = self._owner.core.channel.queue
+    def _take_one(self) -> tuple[Burst, int] | None:
+        found = self.core.take_one()
+        if self._readiness is not None:
+            self._readiness.show()
+        return found
 
-        def is_over() -> bool:
-            return core.readable or self._closed or (events and (bool(pending) or core.news))
+    def _receive(self, take: Callable[[], R | None], timeout: float | None, events: bool) -> R | None:
+        """Return what `take` finds, waiting for it; None after the timeout, or for an event."""
+        core, pending = self.core, self._owner.core.channel.queue
+        found, over = self._taken(take, False, events)
+        if found is None and not over:
 
-        self._clock.wait(is_over, timeout, "recv", Phase.RECV)
-        self._require_open("recv", Phase.RECV)
+            def is_over() -> bool:
+                return core.readable or self._closed or (events and (bool(pending) or core.news))
+
+            end = self._clock.end_of(timeout)
+            while found is None and not over:
+                late = not self._clock.wait_until(is_over, end, "recv", Phase.RECV)
+                found, over = self._taken(take, late, events)
+        return found
+
+    def _taken(self, take: Callable[[], R | None], late: bool, events: bool) -> tuple[R | None, bool]:
+        """Look for messages once; return what was found, and whether there is nothing more to wait for."""
+        core, guard = self.core, self._guard
+        found: R | None = None
+        error, over = None, late
+        try:
+            with guard.lock:
+                if guard.amid:
+                    guard.refuse("recv", Phase.RECV)
+                if self._closed:
+                    self._require_open("recv", Phase.RECV)
+                guard.amid = "recv"
+                found = take()
+                if found is None:
+                    error = core.error
+                    over = late or (events and (core.news or bool(self._owner.core.channel.queue)))
+                    if over:
+                        core.news = False
+                        if self._readiness is not None:
+                            self._readiness.show()
+                guard.amid = ""
+                if guard.settle is not None:
+                    guard.settle("recv")
+        finally:
+            if guard.deferred:
+                guard.finish()
+        if error is not None:
+            raise QpError(error, "recv", Phase.RECV)
+        return found, over
 
     @_call("fileno", Phase.RECV)
     def fileno(self) -> int:
@@ -557,44 +647,20 @@ class SimQueuePair(QueuePair):
         self._readiness = readiness
         self.core.on_readable = readiness.show
 
-    def _give_back(self, count: int) -> None:
-        with self._clock.mutex:
-            self.core.free += count
-
-    def _give_back_to(self, slots: Slots | None) -> Callable[[int], None]:
-        """Return what posts receives of that memory again; nothing once the memory is closed."""
-        if slots is None:
-            return self._give_back
-
-        def give_back(count: int) -> None:
-            with self._clock.mutex:
-                if self._slots is slots:
-                    self.core.free += count
-
-        return give_back
-
-    @_call("register", Phase.REGISTER)
     def _register(
         self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool, constant: bool
     ) -> Region:
         if recv_slot is None:
-            return SimRegion(self._clock, buffer, lambda: None)
+            return SimRegion(self._guard, buffer, lambda: None)
         end = self._receive_into(MemorySlots(buffer, recv_slot), buffer.nbytes // recv_slot, recv_slot)
-        return SimRegion(self._clock, buffer, end)
+        return SimRegion(self._guard, buffer, end)
 
-    @_call("register_dmabuf", Phase.REGISTER)
     def _register_dmabuf(
         self, fd: int, nbytes: int, offset: int, recv_slot: int | None, relaxed_ordering: bool
     ) -> DeviceRegion:
-        region = SimDeviceRegion(self, self._clock, fd, nbytes, offset, recv_slot is not None)
+        region = SimDeviceRegion(self, self._guard, fd, nbytes, offset, recv_slot is not None)
         if recv_slot is not None:
-            try:
-                region.end = self._receive_into(
-                    DeviceSlots(region, recv_slot), nbytes // recv_slot, recv_slot
-                )
-            except BaseException:
-                region._close()
-                raise
+            region.end = self._receive_into(DeviceSlots(region, recv_slot), nbytes // recv_slot, recv_slot)
         return region
 
     def _receive_into(self, slots: Slots, count: int, size: int) -> Callable[[], None]:
@@ -612,7 +678,7 @@ class SimQueuePair(QueuePair):
     def post(self, count: int, size: int) -> None:
         """Replace all receives by `count` receives of `size` bytes."""
         if self.core.error is not None:
-            raise QpError(self.core.error, "register", Phase.REGISTER)
+            raise Refused(QpError(self.core.error, "register", Phase.REGISTER))
         _check(self.core.repost(count, size), "register", Phase.REGISTER, recv_slot=size)
 
     def post_own(self) -> None:
@@ -622,15 +688,16 @@ class SimQueuePair(QueuePair):
             self._readiness.show()
 
     def _close(self) -> None:
-        with self._clock:
-            self._closed = True
-            self._owner.forget_qp(self)
-            self.core.on_readable = None
-            if self._readiness is not None:
-                self._readiness.close()
-                self._readiness = None
+        if self._freed:
+            return
+        self._closed = True
+        self._owner.forget_qp(self)
+        self.core.on_readable = None
+        if self._readiness is not None:
+            self._readiness.close()
+        self._freed = True
 
 
 def _check(failed: int, call: str, phase: Phase, **arguments: object) -> None:
     if failed:
-        raise mcast_error(failed, call, phase, arguments)
+        raise Refused(mcast_error(failed, call, phase, arguments))

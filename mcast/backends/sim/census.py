@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterator
 from types import FrameType
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 from mcast.api import Batch
 from mcast.backends.sim.backend import SimBackend, SimCmId, SimEventChannel, SimQueuePair
@@ -34,13 +34,14 @@ class Census:
         self._depth = depth
         self._opened: dict[SimBackend | SimEventChannel | SimCmId | SimQueuePair, OpenedAt] = {}
         # By weak reference, because a batch that the program drops is released, and must not stay alive here.
-        self._batches: WeakKeyDictionary[Batch, tuple[SimQueuePair, OpenedAt]] = WeakKeyDictionary()
+        # No Python code runs then, as it does in a WeakKeyDictionary: an exception there would be dropped.
+        self._batches: dict[ref[Batch], tuple[SimQueuePair, OpenedAt]] = {}
         fabric.watch = self._note
 
     def _note(self, thing: object, qp: object = None) -> None:
         place = opened_at(self._depth)
         if isinstance(thing, Batch) and isinstance(qp, SimQueuePair):
-            self._batches[thing] = (qp, place)
+            self._batches[ref(thing, self._batches.pop)] = (qp, place)
         elif isinstance(thing, SimBackend | SimEventChannel | SimCmId | SimQueuePair):
             self._opened[thing] = place
 
@@ -48,8 +49,8 @@ class Census:
         """Batches that are held and not released."""
         return _by_place(
             (place, f"a batch of {_count(len(batch), 'message')} of QP {qp.qp_num}")
-            for batch, (qp, place) in self._batches.items()
-            if len(batch) and not batch.released
+            for known, (qp, place) in list(self._batches.items())
+            if (batch := known()) is not None and len(batch) and not batch.released
         )
 
     def leftovers(self) -> tuple[Leftover, ...]:

@@ -1,7 +1,16 @@
 """The time of a fabric: virtual (jumps to the next step that is due, deterministic) or real (for threads).
 
-A clock owns the lock of its fabric, and every method is called with that lock held. Times are ints,
-nanoseconds since the fabric was made.
+A clock owns the guard of its fabric: one lock and one flag for all tables. A fabric is entered in one way:
+`clock.guard.run(...)` carries out a change (`mcast.contract.poison`), and `wait` lets time pass between two
+changes. The fastest calls, where a tenth of a microsecond counts, have the lines of `run` themselves.
+
+Each step that is due is a change of its own, of the call that lets the time pass. In virtual time that is the
+call that waits: an interrupt between two steps ends the call and nothing else. In real time it is a thread of
+the clock, and a call that waits sleeps outside of the lock, until a change wakes it. A step that raises, such
+as a rule of the user's that fails, breaks the fabric, as any exception in the middle of a change does.
+
+`with clock:` is for threads that no exception interrupts, such as those of a server: it holds the lock, and
+sets no flag. Times are ints, nanoseconds since the fabric was made.
 """
 
 from __future__ import annotations
@@ -11,23 +20,26 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
-from functools import partial
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
-from types import TracebackType
+from typing import Any
 from weakref import ref
 
-from mcast.api import McastError, Phase
+from mcast.api import Guard, McastError, Phase, Waiters
 from mcast.arguments.seconds import seconds_of
 from mcast.backends.model.times import NS
-from mcast.interrupts import Lock, Sleepers, do_what_was_put_off, take_interrupt, uninterrupted
 
 logger: logging.Logger = logging.getLogger("mcast")
 
 POLL_NS = 1_000
 """Virtual time that an unsuccessful poll (timeout 0) takes, so that a polling loop gets somewhere."""
+
+
+PUMP = "mcast-sim-clock"
+"""Name of the thread of a clock in real time."""
 
 
 class SimulationStalled(McastError, RuntimeError):
@@ -47,17 +59,13 @@ class SimulationStalled(McastError, RuntimeError):
 class Clock(ABC):
     """The steps that are due, in order of time, and for the same time in order of scheduling."""
 
-    watched: bool
-    """Whether others may wait for the fabric outside the running call, so that leaving a call must do more
-    than unlock."""
-
     def __init__(self) -> None:
-        self.mutex: Lock = Lock()
-        self.call: uninterrupted = uninterrupted(self.mutex)
-        self._depth = 0
-        """Of calls into the fabric, one in the other; where none waits without the lock."""
+        self.guard: Guard = Guard("simulated fabric", "close the backend and open another one")
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._scheduled = count()
+        self._aside: deque[Callable[[], object]] = deque()
+        self._held = 0
+        """How many `with clock:` there are, one in the other."""
 
     @property
     @abstractmethod
@@ -65,48 +73,66 @@ class Clock(ABC):
 
     @abstractmethod
     def call_later(self, delay: int, action: Callable[[], None]) -> None:
-        """Run `action` `delay` ns from now."""
+        """Run `action` `delay` ns from now, as a step. Called with the lock held."""
 
-    @abstractmethod
     def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
         """Let time pass until `ready()` or until `timeout` seconds have passed; return what `ready()` says
         then.
 
-        Called inside a whole call (see below), so that a signal is taken only between two steps.
+        `ready` is called with the lock held, and changes nothing.
         """
+        return self.wait_until(ready, self.end_of(timeout), call, phase)
+
+    @abstractmethod
+    def end_of(self, timeout: float | None) -> int | float | None:
+        """Return when a call with this timeout ends, for `wait_until`."""
+
+    @abstractmethod
+    def wait_until(self, ready: Callable[[], bool], end: int | float | None, call: str, phase: Phase) -> bool:
+        """Do the same as `wait`, until that time."""
 
     def run_out(self) -> None:
         """Do every step that is scheduled now, and those that these schedule."""
-        with self:
-            self.wait(lambda: not self._due, None, "run_out", Phase.EVENT)
+        self.wait(lambda: not self._due, None, "run_out", Phase.EVENT)
 
     @abstractmethod
     def want_descriptor(self) -> None:
         """Note that a descriptor is waited on, so time must pass although no call waits."""
 
+    def aside(self, action: Callable[[], object]) -> None:
+        """Have it called after the step that is being done, when it can change the fabric itself."""
+        self._aside.append(action)
+
     def close(self) -> None:
         """Nothing scheduled happens any more."""
         self._due.clear()
 
-    # `with clock:` is one call into the fabric, which no signal ends half-way, as none ends a system call.
-    # The fastest calls, where a tenth of a microsecond counts, use `with clock.call:` instead, and call
-    # `settle` if the clock is `watched`. Code that makes a single change, and code inside of such a block,
-    # holds the bare `mutex`.
+    def _step(self, call: str) -> None:
+        """Do the next step as a change of its own, and what has come aside."""
+        guard = self.guard
+        guard.amid = call
+        self._begin(heappop(self._due))
+        guard.amid = ""
+        if guard.deferred:
+            guard.finish()
+        while self._aside:
+            self._aside.popleft()()
 
-    def settle(self) -> None:
-        """Do what the end of `with clock:` does, besides unlocking."""
-        with self:
-            pass
+    def _begin(self, step: tuple[int, int, Callable[[], None]]) -> None:
+        step[2]()
 
     def __enter__(self) -> None:
-        self.call.__enter__()
-        self._depth += 1
+        self.guard.lock.acquire()
+        self._held += 1
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._depth -= 1
-        self.call.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        try:
+            settle = self.guard.settle
+            if self._held == 1 and settle is not None and not self.guard.amid:
+                settle("")
+        finally:
+            self._held -= 1
+            self.guard.lock.release()
 
 
 class VirtualClock(Clock):
@@ -119,7 +145,6 @@ class VirtualClock(Clock):
     def __init__(self) -> None:
         super().__init__()
         self._now = 0
-        self.watched: bool = False
 
     @property
     def now(self) -> int:
@@ -129,67 +154,59 @@ class VirtualClock(Clock):
         due = self._now + delay if delay > 0 else self._now
         heappush(self._due, (due, next(self._scheduled), action))
 
-    def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
-        if ready():
-            return True
-        limit, due = inf, self._due
-        if timeout is not None:
-            ns = round(timeout * NS)
-            limit = self._now + (ns if ns > POLL_NS else POLL_NS)
-        while due and due[0][0] <= limit:
-            self._now, _, action = heappop(due)
-            action()
-            do_what_was_put_off()
+    def end_of(self, timeout: float | None) -> int | float | None:
+        if timeout is None:
+            return None
+        ns = round(timeout * NS)
+        return self._now + (ns if ns > POLL_NS else POLL_NS)
+
+    def wait_until(self, ready: Callable[[], bool], end: int | float | None, call: str, phase: Phase) -> bool:
+        guard, due = self.guard, self._due
+        limit = inf if end is None else end
+        with guard.lock:
+            if guard.amid:
+                guard.refuse(call, phase)
             if ready():
                 return True
-            take_interrupt()
-        if timeout is None:
+            while due and due[0][0] <= limit:
+                self._step(call)
+                if ready():
+                    return True
+            if end is not None:
+                self._now = max(self._now, int(end))
+        if end is None:
             raise SimulationStalled(call, phase)
-        self._now = int(limit)
         return False
-
-    def settle(self) -> None:
-        if self._due:
-            super().settle()
 
     def advance(self, seconds: float) -> None:
         """Let `seconds` pass, with all that falls due in them."""
-        with self:
-            self.wait(lambda: False, seconds_of(seconds, "seconds"), "advance", Phase.EVENT)
+        self.wait(lambda: False, seconds_of(seconds, "seconds"), "advance", Phase.EVENT)
 
     def want_descriptor(self) -> None:
-        self.watched = True
+        self.guard.settle = self._settle
 
-    def _step(self) -> None:
-        self._now, _, action = heappop(self._due)
-        action()
-        do_what_was_put_off()
+    def _settle(self, call: str) -> None:
+        while self._due and not self.guard.amid:
+            self._step(call or "a step that was due")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            if self.watched and self._depth == 1:
-                while self._due:
-                    self._step()
-        finally:
-            super().__exit__(kind, error, trace)
+    def _begin(self, step: tuple[int, int, Callable[[], None]]) -> None:
+        self._now = step[0]
+        step[2]()
 
 
 class WallClock(Clock):
     """Real time, for several threads and for asyncio: a thread of the clock does the steps when they are
     due."""
 
-    watched = True
-
     def __init__(self) -> None:
         super().__init__()
         self._start = time.monotonic_ns()
-        self._sleepers = Sleepers(self.mutex)
-        self._alarm = Sleepers(self.mutex)  # the clock's own thread, which no call but `call_later` concerns
+        self._waiters = Waiters()
+        self._alarm = Waiters()  # the clock's own thread, which no call but `call_later` concerns
         self._pump: threading.Thread | None = None
         self._driver: Callable[[], None] | None = None
-        self._stopped = threading.Event()
+        self._stopped = False
+        self.guard.settle = self._settle
 
     @property
     def now(self) -> int:
@@ -197,85 +214,103 @@ class WallClock(Clock):
 
     def call_later(self, delay: int, action: Callable[[], None]) -> None:
         heappush(self._due, (self.now + delay, next(self._scheduled), action))
-        if self._driver is not None:
-            self._driver()
-        else:
-            self._begin()
+        self._alert()
 
     def drive(self, driver: Callable[[], None] | None) -> None:
         """Leave the steps to a loop that calls `run_due`, and has `driver` called when there are more of
         them; None: no longer."""
         self._driver = driver
-        if driver is None and self._due and not self._stopped.is_set():
-            self._begin()
+        if driver is None and self._due:
+            self._alert()
 
-    def _begin(self) -> None:
-        """Wake the thread of this clock."""
-        if self._pump is None:
-            run = partial(_pump, ref(self), self.mutex, self._alarm, self._stopped)
-            self._pump = threading.Thread(target=run, name="mcast-sim-clock", daemon=True)
+    def _alert(self) -> None:
+        """Have somebody do the steps when they are due."""
+        if self._driver is not None:
+            self._driver()
+        elif not self._stopped:
+            self._need_pump()
+            self._alarm.wake()
+
+    def _need_pump(self) -> None:
+        if self._pump is None or not self._pump.is_alive():  # a fork has no threads of its parent's
+            self._pump = threading.Thread(target=_pump, args=(ref(self),), name=PUMP, daemon=True)
             self._pump.start()
-        self._alarm.wake()
 
-    def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
-        end = None if timeout is None else self.now + round(timeout * NS)
-        while not ready():
-            left = None if end is None else (end - self.now) / NS
-            if left is not None and left <= 0:
-                return False
-            self._sleepers.sleep(left)
-        return True
+    def end_of(self, timeout: float | None) -> int | float | None:
+        return None if timeout is None else self.now + round(timeout * NS)
+
+    def wait_until(self, ready: Callable[[], bool], end: int | float | None, call: str, phase: Phase) -> bool:
+        guard, waiter = self.guard, None
+        while True:
+            with guard.lock:
+                self._waiters.discard(waiter)
+                if guard.amid:
+                    guard.refuse(call, phase)
+                if ready():
+                    return True
+                left = None if end is None else (end - self.now) / NS
+                if left is not None and left <= 0:
+                    return False
+                guard.require_alone(call, phase)
+                if self._due and self._driver is None and not self._stopped:
+                    self._need_pump()
+                waiter = self._waiters.add()
+            self._waiters.sleep(waiter, left)
 
     def want_descriptor(self) -> None:
         """Real time passes anyway."""
 
     def close(self) -> None:
         super().close()
-        self._stopped.set()
-        self._sleepers.wake()
+        self._stopped = True
+        self._waiters.wake()
         self._alarm.wake()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._sleepers.wake()
-        super().__exit__(kind, error, trace)
+    def _settle(self, call: str) -> None:
+        self._waiters.wake()
 
     def run_due(self) -> float | None:
-        """Do the steps that are due; return the seconds until the next one, None if there is none."""
-        while self._due:
+        """Do the steps that are due; return the seconds until the next one, None if there is none.
+
+        Called with the lock held.
+        """
+        while self._due and not self.guard.amid:
             left = self._due[0][0] - self.now
             if left > 0:
                 return left / NS
-            try:
-                heappop(self._due)[2]()
-            except Exception:  # a rule of the user; what else is due must not wait for ever
-                logger.exception("what was due on the fabric failed")
-            do_what_was_put_off()
-            self._sleepers.wake()
+            self._step("a step that was due")
+            self._waiters.wake()
         return None
 
-    def __del__(self) -> None:
-        if self._pump is None or self._stopped.is_set():
-            return
-        self._stopped.set()
-        if self.mutex.acquire(timeout=1.0):  # at exit the thread may be frozen with the lock in its hands
-            self._alarm.wake()
-            self.mutex.release()
+    def turn(self, waiter: Any) -> tuple[Any, float | None] | None:
+        """Do what is due, in the clock's thread, which has slept on `waiter`; return what it sleeps on next,
+        and how long, None to end it."""
+        with self.guard.lock:
+            self._alarm.discard(waiter)
+            left = self.run_due()
+            if self._stopped or self._driver is not None or self.guard.amid:
+                self._waiters.wake()
+                return None
+            return self._alarm.add(), left
 
 
-def _pump(clock_of: ref[WallClock], mutex: Lock, alarm: Sleepers, stopped: threading.Event) -> None:
+def _pump(clock_of: ref[WallClock]) -> None:
     """The thread of a clock.
 
-    It ends when the clock is closed, and when nothing else refers to the clock any more.
+    It ends when the clock is closed, when nothing else refers to the clock any more, and when a step raises.
     """
-    with mutex:
-        while not stopped.is_set():
-            clock = clock_of()
-            left = None if clock is None else clock.run_due()
-            del clock  # perhaps the last reference, and then the clock has stopped
-            if not stopped.is_set():
-                alarm.sleep(left)
+    waiter: Any = None
+    while (clock := clock_of()) is not None:
+        try:
+            found = clock.turn(waiter)
+        except Exception:  # a rule of the user's: the fabric is broken, and all that wait are told
+            logger.exception("what was due on the fabric failed")
+            found = clock.turn(waiter)
+        del clock  # perhaps the last reference
+        if found is None:
+            return
+        waiter, seconds = found
+        Waiters.sleep(waiter, seconds)
 
 
 CLOCKS: dict[str, Callable[[], Clock]] = {"virtual": VirtualClock, "wall": WallClock}

@@ -1,18 +1,18 @@
 """A simulated fabric as programs use it: made from options, and told which faults happen.
 
-Its parts are in `core`. Here they get a clock, and each call takes the clock's lock.
+Its parts are in `core`. Here they get a clock, and each call is a change under the clock's guard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import wraps
 from ipaddress import IPv4Address, IPv4Network, IPv6Address
 from random import Random
 from typing import Concatenate, Final, ParamSpec
 
-from mcast.api import LinkLayer, PortEvent
+from mcast.api import LinkLayer, Phase, PortEvent
 from mcast.arguments.options import taking
 from mcast.backends.model.port import Interface, Port
 from mcast.backends.model.qp import Qp
@@ -24,25 +24,26 @@ from mcast.backends.sim.core.sa import SubnetAdmin
 from mcast.backends.sim.faults import incidents
 from mcast.backends.sim.faults.rules import Rules
 from mcast.backends.sim.trace.events import Trace
-from mcast.interrupts import later
 
 P = ParamSpec("P")
 
 
 def _one_call(function: Callable[Concatenate[Parts, P], None]) -> Callable[Concatenate[Fabric, P], None]:
-    """Run the fault as one call into the fabric: with its lock held, waking every call that waits.
-
-    Between two lines of another call of the same thread it waits for the end of that call.
-    """
+    """Run the fault as one change of the fabric."""
 
     @wraps(function)
     def locked(fabric: Fabric, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        if later(partial(locked, fabric, *args, **kwargs)):
-            return
-        with fabric.clock:
-            function(fabric.parts, *args, **kwargs)
+        call = function.__name__
+        fabric.clock.guard.run(call, Phase.EVENT, function, fabric.parts, *args, **kwargs)
 
     return locked
+
+
+def _set_ipv4(parts: Parts, port: Port, address: IPv4Address | None) -> None:
+    parts.hosts.set_ipv4(port, address)
+    parts.topology_changed()
+    if not port.is_infiniband:
+        parts.queue_pairs.tell(port, PortEvent.GID_CHANGE)
 
 
 class Fabric:
@@ -53,7 +54,7 @@ class Fabric:
 
     ports       the ports, by index
     rules       faults of single messages and SA requests; see `mcast.backends.sim.faults`
-    clock       the time, and the lock of the fabric
+    clock       the time, and the guard of the fabric
     trace       what has happened, if the option `trace` asks for it
     random      the random numbers of rules
     parts       the state machines that the fabric is made of
@@ -100,10 +101,15 @@ class Fabric:
 
     def close(self) -> None:
         """Nothing that is still scheduled happens any more."""
-        if later(self.close):
-            return
-        with self.clock:
-            self.clock.close()
+        self.clock.guard.close(self.clock.close)
+
+    def drop(self) -> None:
+        """Forget all objects, memberships and tables: a change was interrupted, and nothing can rely on them.
+
+        Called under the guard.
+        """
+        self.clock.close()
+        self.parts.drop()
 
     @property
     def link_layer(self) -> LinkLayer:
@@ -136,33 +142,28 @@ class Fabric:
 
     def add_route(self, host: int, network: IPv4Network, interface: Interface) -> None:
         """The host sends `network` out of that interface."""
-        self.parts.hosts.add_route(host, network, interface)
+        route = host, network, interface
+        self.clock.guard.run("add_route", Phase.EVENT, self.parts.hosts.add_route, *route)
 
     def remove_route(self, host: int, network: IPv4Network, interface: Interface) -> None:
         """Undo `add_route`."""
-        self.parts.hosts.remove_route(host, network, interface)
+        route = host, network, interface
+        self.clock.guard.run("remove_route", Phase.EVENT, self.parts.hosts.remove_route, *route)
 
     def set_ipv4(self, port: Port, address: IPv4Address | None) -> None:
         """Give the port's default interface another IPv4 address, or take its address away (None).
 
         Raises ValueError for an address that another port has.
         """
-        if later(partial(self.set_ipv4, port, address)):
-            return
-        with self.clock:
-            self.parts.hosts.set_ipv4(port, address)
-            self.parts.topology_changed()
-            if not port.is_infiniband:
-                self.parts.queue_pairs.tell(port, PortEvent.GID_CHANGE)
+        self.clock.guard.run("set_ipv4", Phase.EVENT, _set_ipv4, self.parts, port, address)
 
     @contextmanager
     def starved(self, qp: Qp) -> Iterator[None]:
         """Inside the `with`, the queue pair has no free receive: messages to it are lost in silence, and only
         its counter `no_receive` says so. Messages after the `with` arrive again (K-DATA-8)."""
-        with self.clock:
-            feed = incidents.starve(self.parts, qp)
+        run = self.clock.guard.run
+        feed = run("starved", Phase.EVENT, incidents.starve, self.parts, qp)
         try:
             yield
         finally:
-            with self.clock:
-                feed()
+            run("starved", Phase.EVENT, feed)

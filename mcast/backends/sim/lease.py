@@ -12,11 +12,10 @@ from typing import overload
 
 from typing_extensions import Buffer
 
-from mcast.api import Batch, Gid, Message, Series
+from mcast.api import Batch, Gid, Leases, Message, Series
 from mcast.arguments.buffers import FREE_THREADED
 from mcast.backends.model.qp import Burst, Header
 from mcast.backends.sim.region import SimDeviceRegion
-from mcast.interrupts import uninterrupted
 
 Slices = list[tuple[Burst, int, int]]
 
@@ -69,7 +68,7 @@ class Packed(Sequence[bytes]):
 
 
 class SimBatch(Batch):
-    """Slices of bursts. `give_back(count)` posts the leased receives again.
+    """Slices of bursts.
 
     All views are made from exporters, by way of a PickleBuffer, so that each exporter counts its own. While a
     view of one, or one made from such a view, is not released, the receives stay leased.
@@ -84,7 +83,7 @@ class SimBatch(Batch):
         self,
         slices: Slices,
         is_own: Callable[[Header], bool],
-        give_back: Callable[[int], None],
+        leases: Leases,
         slots: Slots | None = None,
     ) -> None:
         super().__init__()
@@ -95,13 +94,12 @@ class SimBatch(Batch):
         else:
             self._count = sum(stop - start for _, start, stop in slices)
         self._is_own = is_own
-        self._give_back = give_back
         self._slots = slots
         self._filled = [] if slots is None else [slots.fill(payload) for payload in self._payloads()]
         self._exporters: list[memoryview] = []
-        self._leases = [self._count]  # the thread that takes it ends the lease
-        if FREE_THREADED:
-            self._given: list[int] = []  # by a lease that has ended, and not yet to the queue
+        on_end = None if slots is None else partial(slots.free, self._filled)
+        self._leases = leases
+        self._lease = leases.add(self, (self._count, on_end, self._views, self._exporters))
 
     def __len__(self) -> int:
         return self._count
@@ -231,33 +229,9 @@ class SimBatch(Batch):
             whole.release()
         for exporter in self._exporters:
             exporter.release()  # BufferError if a view is left
-        try:
-            count = self._leases.pop()
-        except IndexError:
-            return  # another thread has ended it
-        if FREE_THREADED:
-            self._given.append(count)
-        else:
-            self._give(count)
-
-    def _give(self, count: int) -> None:
-        if self._slots is not None:
-            self._slots.free(self._filled)
-        self._give_back(count)
-
-    if FREE_THREADED:
-
-        def release(self) -> None:
-            """As the contract's. The receives are given back without the batch's lock: a thread that has the
-            provider's may wait for the batch's, in the handler of a signal."""
-            with uninterrupted():
-                super().release()
-                while self._given:
-                    try:
-                        count = self._given.pop()
-                    except IndexError:
-                        return  # another thread gives them back
-                    self._give(count)
+        self._leases.ended.append(self._lease)
+        if self._leases.on_release is not None:
+            self._leases.on_release()
 
 
 def _lengths(payloads: Sequence[bytes], start: int, stop: int) -> Iterable[int]:

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Callable
 
 from mcast.backends.sim.clock import Clock
 
+_READY = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+"""Always readable."""
+
 
 class Readiness:
-    """An eventfd, for poll, select and asyncio; `look` says whether something is there."""
+    """A descriptor for poll, select and asyncio; `look` says whether something is there.
+
+    It is that of an epoll object, which is readable while it watches one that is. Such an object closes its
+    descriptor when it is dropped, without Python code, in which an exception would be lost.
+    """
 
     def __init__(self, clock: Clock, look: Callable[[], bool]) -> None:
-        self.fd: int = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll = select.epoll()
+        self.fd: int = self._epoll.fileno()
         self._look = look
         self._shown = False
         clock.want_descriptor()
@@ -21,20 +30,18 @@ class Readiness:
     def show(self) -> None:
         """Look, and make the descriptor readable or not."""
         readable = self._look()
-        if self.fd >= 0 and readable != self._shown:
+        if readable != self._shown:
             self._shown = readable
             self._mark(readable)
 
     def _mark(self, readable: bool) -> None:
+        if self._epoll.closed:
+            return
         if readable:
-            os.eventfd_write(self.fd, 1)
+            self._epoll.register(_READY, select.EPOLLIN)
         else:
-            os.eventfd_read(self.fd)
+            self._epoll.unregister(_READY)
 
     def close(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-
-    def __del__(self) -> None:
-        self.close()
+        """Close the descriptor. Idempotent."""
+        self._epoll.close()

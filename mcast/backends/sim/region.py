@@ -5,19 +5,17 @@ from __future__ import annotations
 import errno
 import mmap
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 
-from mcast.api import DeviceBytes, DeviceRegion, Phase, Region, mcast_error
-
-Whole = AbstractContextManager[object]
-"""In whose `with` nothing else happens to the region: a fabric's clock, say."""
+from mcast.api import DeviceBytes, DeviceRegion, Guard, Phase, Refused, Region, mcast_error
 
 
 class SimRegion(Region):
     """Memory of the program. `end` stops its use as receive memory."""
 
-    def __init__(self, lock: Whole, buffer: memoryview, end: Callable[[], None]) -> None:
-        self._lock, self._buffer, self._end = lock, buffer, end
+    _strict = True
+
+    def __init__(self, guard: Guard, buffer: memoryview, end: Callable[[], None]) -> None:
+        self._guard, self._buffer, self._end = guard, buffer, end
 
     @property
     def buffer(self) -> memoryview:
@@ -25,10 +23,10 @@ class SimRegion(Region):
         return self._buffer
 
     def _close(self) -> None:
-        with self._lock:
-            if not self._closed:
+        if not self._freed:
+            if not self._guard.torn:
                 self._end()
-                self._closed = True
+            self._closed = self._freed = True
 
 
 class SimDeviceRegion(DeviceRegion):
@@ -37,16 +35,18 @@ class SimDeviceRegion(DeviceRegion):
     `owner` is the queue pair that the memory is registered with.
     """
 
+    _strict = True
+
     def __init__(
         self,
         owner: object,
-        lock: Whole,
+        guard: Guard,
         fd: int,
         nbytes: int,
         offset: int,
         receives: bool,
     ) -> None:
-        self._lock, self._nbytes, self._offset = lock, nbytes, offset
+        self._guard, self._nbytes, self._offset = guard, nbytes, offset
         self.owner: object = owner
         self.end: Callable[[], None] = lambda: None
         """Takes it out of use as receive memory."""
@@ -57,7 +57,8 @@ class SimDeviceRegion(DeviceRegion):
             detail = f"the simulator maps a DMA-BUF, and {fd} cannot be mapped ({error}): give it a memfd"
             about = {"fd": fd, "nbytes": nbytes, "offset": offset}
             found = (isinstance(error, OSError) and error.errno) or errno.EINVAL
-            raise mcast_error(found, "register_dmabuf", Phase.REGISTER, about, detail) from None
+            refusal = mcast_error(found, "register_dmabuf", Phase.REGISTER, about, detail)
+            raise Refused(refusal) from None
 
     @property
     def nbytes(self) -> int:
@@ -74,11 +75,12 @@ class SimDeviceRegion(DeviceRegion):
         self._memory[begin : begin + len(payload)] = payload
 
     def _close(self) -> None:
-        with self._lock:
-            if not self._closed:
+        if not self._freed:
+            if not self._guard.torn:
                 self.end()
-                self._closed = True
-                self._memory.close()
+            self._closed = True
+            self._memory.close()
+            self._freed = True
 
 
 def bytes_of(payload: bytes | memoryview | DeviceBytes, owner: object) -> bytes:

@@ -76,8 +76,7 @@ class SimObserver(Observer):
     def leftovers(self) -> tuple[str, ...]:
         fabric, parts = self._fabric, self._fabric.parts
         # What is on its way (the SA's answer to a Delete) may still arrive.
-        with fabric.clock:
-            fabric.clock.run_out()
+        fabric.clock.run_out()
         found = [f"QP {qp.number} on {qp.port.name}" for qp in fabric.qps]
         for port in fabric.ports:
             found += [f"{group} attached on {port.name}" for group in parts.queue_pairs.attached(port)]
@@ -130,8 +129,7 @@ class SimTestbed(Testbed):
             self.fabric.set_ipv4(at, port)
 
     def remove_device(self, port: IPv4Address) -> None:
-        with self.fabric.clock:
-            self.fabric.remove_device(self.fabric.port_of(port))
+        self.fabric.remove_device(self.fabric.port_of(port))
 
     @contextmanager
     def sm_without_send_only(self) -> Iterator[None]:

@@ -53,6 +53,10 @@ class Wire:
         self._held: dict[Qp, HeldBack] = {}
         self._sent = 0
 
+    def drop(self) -> None:
+        """Forget the messages that are held back."""
+        self._held.clear()
+
     def send(
         self,
         qp: Qp,

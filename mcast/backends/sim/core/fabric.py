@@ -81,6 +81,18 @@ class Parts:
         self.receivers.forget_all()
         self.hosts.forget_devices()
 
+    def drop(self) -> None:
+        """Forget all objects and memberships, whatever state an interrupted change has left them in."""
+        for port in self.topology.ports:
+            port.ids.clear()
+            port.igmp.clear()
+        self.igmp.drop()
+        if self.subnet is not None:
+            self.subnet.drop()
+        self.queue_pairs.drop()
+        self.wire.drop()
+        self.receivers.forget_all()
+
     def listen(self, listener: Listener) -> None:
         """Tell `listener` what happens on the fabric from now on, with the time in ns."""
         self.log.listen(listener)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv4Network
 
-from mcast.api import DeviceInfo
+from mcast.api import DeviceInfo, Refused
 from mcast.backends.model.port import Interface, Port
 from mcast.backends.sim.core.port import FabricPort
 from mcast.backends.sim.core.topology import Topology
@@ -49,12 +49,12 @@ class Hosts:
     def set_ipv4(self, port: Port, address: IPv4Address | None) -> None:
         """Give the port's default interface another IPv4 address, or take its address away (None).
 
-        Raises ValueError for an address that another port has.
+        Refuses an address that another port has, by ValueError.
         """
         if address is not None:
             has = self._interfaces.get(address)
             if has is not None and has is not port.interfaces[0] and address in has.addresses:
-                raise ValueError(f"address is {address}: {has.port.name} has it")
+                raise Refused(ValueError(f"address is {address}: {has.port.name} has it"))
             self._interfaces[address] = port.interfaces[0]
         port.set_ipv4(address)
 

@@ -76,6 +76,12 @@ class Igmp:
                 for group in port.igmp:
                     self.report(port, group)
 
+    def drop(self) -> None:
+        """Forget all memberships."""
+        self.snooping.clear()
+        self.reports.clear()
+        self._ages.clear()
+
     def members(self, source: Port, group: Gid, mlid: int) -> Sequence[Port]:
         """The ports that a message of the source to the group reaches, the source among them if a member."""
         listeners = self.snooping.get(group, {})

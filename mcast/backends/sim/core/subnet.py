@@ -62,6 +62,14 @@ class Subnet:
             self.find(port)
             self.join_broadcasts(port)
 
+    def drop(self) -> None:
+        """Forget all memberships, those of the ports and those in the SA."""
+        for client in self.clients.values():
+            client.groups.clear()
+            client.active.clear()
+        self.sa.restart()
+        self.forwarding.changed()
+
     def hears(self, port: Port) -> bool:
         """Whether a request of the port gets to a running SM."""
         return self.up and port.up and not self._topology.is_cut_off(port)

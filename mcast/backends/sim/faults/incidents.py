@@ -1,15 +1,15 @@
 """Faults of a port, a switch or the SM, which are methods of `Fabric`.
 
-Each function takes the parts of the fabric first. `Fabric` has it under the same name, as one call into the
-fabric: with its lock held, and waking every call that waits. Each docstring says what an application sees of
-the fault, with the source. Times that a user gives are in seconds, as in the contract.
+Each function takes the parts of the fabric first. `Fabric` has it under the same name, as one change of the
+fabric; so an error is raised as `Refused`. Each docstring says what an application sees of the fault, with
+the source. Times that a user gives are in seconds, as in the contract.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from mcast.api import PortEvent, WcStatus
+from mcast.api import PortEvent, Refused, WcStatus
 from mcast.backends.model.port import Port
 from mcast.backends.model.qp import Qp
 from mcast.backends.model.sa_client import Reset
@@ -101,7 +101,9 @@ def cut_cable(fabric: Parts, switch: int) -> None:
     """
     topology = fabric.topology
     if switch not in range(1, topology.switches):
-        raise ValueError(f"switch is {switch}: the leaves of this fabric are 1..{topology.switches - 1}")
+        raise Refused(
+            ValueError(f"switch is {switch}: the leaves of this fabric are 1..{topology.switches - 1}")
+        )
     if switch in topology.cut:
         return
     topology.cut.add(switch)
@@ -139,7 +141,7 @@ def restart_sm(fabric: Parts, outage: float = 0.0) -> None:
     membership; the program has to leave and join again (SA-SM-2, SA-RESET-2). If several calls overlap, the
     last one says when the SM starts. Raises ValueError on RoCE.
     """
-    subnet, late = _subnet(fabric, "restart_sm"), ns_of(outage, "outage")
+    subnet, late = _subnet(fabric, "restart_sm"), _ns(outage, "outage")
     subnet.up = False
     subnet.ends += 1
     fabric.log.note(FaultPlanted, name="sm-down")
@@ -178,7 +180,7 @@ def change_lid(fabric: Parts, port: Port, lid: int | None = None) -> None:
     if lid is None:
         lid = next((free for free in LIDS if free not in taken), 0)
     if lid not in LIDS or lid in taken:
-        raise ValueError(f"lid is {lid}: give one in 1..0xBFFF that no port has")
+        raise Refused(ValueError(f"lid is {lid}: give one in 1..0xBFFF that no port has"))
     port.lid = lid
     fabric.topology_changed()
     fabric.log.note(FaultPlanted, name="lid-change", port=port.name, detail=f"LID {lid}")
@@ -198,7 +200,7 @@ def set_pkeys(fabric: Parts, port: Port, pkeys: Collection[int]) -> None:
     """
     subnet = _subnet(fabric, "set_pkeys")
     if wrong := [pkey for pkey in pkeys if type(pkey) is not int or pkey not in PKEYS]:
-        raise ValueError(f"P_Key is {wrong[0]!r}: give numbers of 16 bits")
+        raise Refused(ValueError(f"P_Key is {wrong[0]!r}: give numbers of 16 bits"))
     before, port.pkeys = port.pkeys, tuple(pkeys)
     shown = ", ".join(f"{pkey:#06x}" for pkey in port.pkeys)
     fabric.log.note(FaultPlanted, name="pkey-change", port=port.name, detail=f"P_Keys {shown or 'none'}")
@@ -224,14 +226,21 @@ def program_late(fabric: Parts, delay: float) -> None:
     The first messages after a join are lost, because the SA answers before the tables are written (SA-SM-4).
     Raises ValueError on RoCE.
     """
-    subnet, late = _subnet(fabric, "program_late"), ns_of(delay, "delay")
+    subnet, late = _subnet(fabric, "program_late"), _ns(delay, "delay")
     fabric.log.note(FaultPlanted, name="late-switches", detail=f"{late / NS:g} s")
     subnet.forwarding.set_delay(late)
 
 
+def _ns(seconds: float, what: str) -> int:
+    try:
+        return ns_of(seconds, what)
+    except (TypeError, ValueError) as error:
+        raise Refused(error) from None
+
+
 def _subnet(fabric: Parts, what: str) -> Subnet:
     if fabric.subnet is None:
-        raise ValueError(f"{what}: a RoCE fabric has no SM; make one with Fabric.infiniband")
+        raise Refused(ValueError(f"{what}: a RoCE fabric has no SM; make one with Fabric.infiniband"))
     return fabric.subnet
 
 
@@ -245,7 +254,7 @@ def stop_querier(fabric: Parts) -> None:
     8.4). Raises ValueError on InfiniBand.
     """
     if fabric.subnet is not None:
-        raise ValueError("stop_querier: InfiniBand has no IGMP; make the fabric with Fabric.roce")
+        raise Refused(ValueError("stop_querier: InfiniBand has no IGMP; make the fabric with Fabric.roce"))
     fabric.log.note(FaultPlanted, name="querier-stopped")
     fabric.igmp.stop_querier()
 
@@ -262,6 +271,7 @@ def start_querier(fabric: Parts) -> None:
 def starve(fabric: Parts, qp: Qp) -> Callable[[], None]:
     """Take all free receives from the QP; calling the answer gives them back."""
     fabric.log.note(FaultPlanted, name="starved", port=qp.port.name, detail=f"QP {qp.number}")
+    qp.settle()
     taken, qp.free, qp.low_water = qp.free, 0, 0
 
     def feed() -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from mcast.api import Phase
 from mcast.backends.model.qp import Qp
 from mcast.backends.model.times import NS
 from mcast.backends.sim.fabric import Fabric
@@ -16,7 +17,6 @@ from mcast.backends.sim.faults import rules as faults
 from mcast.backends.sim.faults.rules import Installed, Messages, Requests
 from mcast.backends.sim.scenario import model
 from mcast.backends.sim.trace.events import FaultPlanted
-from mcast.interrupts import later
 
 Undo = Callable[[], None] | None
 
@@ -64,10 +64,11 @@ class Planted:
 
         def due() -> None:
             self._due.discard(number)
-            later(action)
+            self._fabric.clock.aside(action)
 
         self._due.add(number)
-        self._fabric.clock.call_later(round(seconds * NS), due)
+        clock = self._fabric.clock
+        clock.guard.run("plan", Phase.EVENT, clock.call_later, round(seconds * NS), due)
 
     def _start(self, fault: model.ScenarioFault) -> None:
         if self._closed:

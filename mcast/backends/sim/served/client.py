@@ -20,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from itertools import count
 from pathlib import Path
@@ -48,6 +47,7 @@ from mcast.api import (
     Guest,
     JoinAttrEx,
     JoinFlag,
+    Leases,
     LinkLayer,
     McastError,
     Message,
@@ -588,6 +588,7 @@ class ServedQueuePair(_Remote, QueuePair):
         """Headers of this queue pair's own messages."""
         self._has_news = False
         self._slots: Slots | None = None
+        self._leases = Leases(self._give_ended)
         self.attached: dict[Gid, int] | None = None
         """What it is attached with, as far as that is known here: only this process changes it."""
         self._last = QpState.RTS, QpCounters(0, 0, 0, 0, 0, made.depth, made.depth, dropped_mtu=0)
@@ -628,6 +629,7 @@ class ServedQueuePair(_Remote, QueuePair):
 
     @property
     def counters(self) -> QpCounters:
+        self._give_ended()
         return self._look()[1]
 
     def _look(self) -> tuple[QpState, QpCounters]:
@@ -703,10 +705,11 @@ class ServedQueuePair(_Remote, QueuePair):
     # --- receiving ---------------------------------------------------------------------------
 
     def _recv(self, max: int, timeout: float | None, events: bool) -> Batch:
-        slots = self._slots
+        self._give_ended()
+        leases, slots = self._leases, self._slots
         if not (slices := self._receive(max, timeout, events)):
             return CopiedBatch()
-        return SimBatch(slices, self._own.__contains__, partial(self._give_back, slots), slots)
+        return SimBatch(slices, self._own.__contains__, leases, slots)
 
     def _recv_one(self, timeout: float | None) -> Message | None:
         """Without a lease: the payload is this process's own."""
@@ -772,6 +775,11 @@ class ServedQueuePair(_Remote, QueuePair):
         self._require_open("fileno", Phase.RECV)
         return self._socket.fileno()
 
+    def _give_ended(self) -> None:
+        """Give back the receives of batches that have ended."""
+        if count := self._leases.take():
+            self._give_back(self._slots, count)
+
     def _give_back(self, slots: Slots | None, number: int) -> None:
         if self._slots is slots and not self._closed:  # else the receives of that memory were posted anew
             self._connection.tell("give_back", (self._number, number))
@@ -782,14 +790,14 @@ class ServedQueuePair(_Remote, QueuePair):
         self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool, constant: bool
     ) -> Region:
         if recv_slot is None:
-            return SimRegion(self._receiving, buffer, lambda: None)
+            return SimRegion(self._guard, buffer, lambda: None)
         end = self._receive_into(MemorySlots(buffer, recv_slot), buffer.nbytes // recv_slot)
-        return SimRegion(self._receiving, buffer, end)
+        return SimRegion(self._guard, buffer, end)
 
     def _register_dmabuf(
         self, fd: int, nbytes: int, offset: int, recv_slot: int | None, relaxed_ordering: bool
     ) -> DeviceRegion:
-        region = SimDeviceRegion(self, self._receiving, fd, nbytes, offset, recv_slot is not None)
+        region = SimDeviceRegion(self, self._guard, fd, nbytes, offset, recv_slot is not None)
         if recv_slot is not None:
             try:
                 region.end = self._receive_into(DeviceSlots(region, recv_slot), nbytes // recv_slot)
@@ -801,11 +809,12 @@ class ServedQueuePair(_Remote, QueuePair):
     def _receive_into(self, slots: Slots, depth: int) -> Callable[[], None]:
         """Receive into these slots; return the function that ends this."""
         self._ask("register", self._number, (depth, slots.size), recv_slot=slots.size)
-        self._slots = slots
+        self._slots, self._leases = slots, Leases(self._give_ended)
 
         def end() -> None:
             if self._slots is slots and not self._closed:
-                self._slots = None  # first, because another thread may release a batch of it meanwhile
+                # First, because another thread may release a batch of it meanwhile
+                self._slots, self._leases = None, Leases(self._give_ended)
                 with suppress(McastError):
                     self._ask("register", self._number, None)
 

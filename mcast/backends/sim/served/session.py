@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
-from mcast.api import Cause, Guest, McastError, Phase, QpError, QpState, mcast_error
+from mcast.api import Cause, Guest, McastError, Phase, QpError, QpState, Refused, mcast_error
 from mcast.backends.model.cm import QueuedEvent
 from mcast.backends.model.qp import Burst
 from mcast.backends.model.times import NS
@@ -128,8 +128,11 @@ class ClientSession:
 
         Raises McastError, and ValueError for what no client of this package sends.
         """
-        with self.fabric.clock:
-            return getattr(self, f"_do_{name}")(*arguments, *([tail] if name == "send" else []))
+        try:
+            with self.fabric.clock:
+                return getattr(self, f"_do_{name}")(*arguments, *([tail] if name == "send" else []))
+        except Refused as refused:
+            raise refused.error from None
 
     def close(self) -> None:
         """Destroy everything, leave every group."""
