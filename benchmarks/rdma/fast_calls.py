@@ -74,10 +74,6 @@ def poll(qp: QueuePair, to: Destination) -> None:
             pass
 
 
-def poll_dropped(qp: QueuePair, to: Destination) -> None:
-    exhaust(map(qp.recv, repeat(CHUNK, EMPTY), repeat(0)))
-
-
 def poll_one(qp: QueuePair, to: Destination) -> None:
     exhaust(map(qp.recv_one, repeat(0, EMPTY)))
 
@@ -105,14 +101,6 @@ def released(count: int) -> Work:
     return work
 
 
-def dropped(count: int) -> Work:
-    def work(qp: QueuePair, to: Destination) -> None:
-        for _ in range(MESSAGES // count):
-            qp.recv(count, 0)
-
-    return work
-
-
 def of_each_size(make: Callable[[int], Work], fills: bool = True) -> tuple[Use, ...]:
     return tuple(Use(f"a batch of {count}", make(count), MESSAGES // count, fills) for count in (CHUNK, 1))
 
@@ -129,7 +117,6 @@ USES: dict[tuple[str, ...], tuple[Use, ...]] = {
     ("__exit__",): (NOTHING, *of_each_size(batches)),
     ("release",): of_each_size(released),
     ("__iter__",): of_each_size(lambda count: batches(count, exhaust)),
-    ("__del__",): (NOTHING._replace(work=poll_dropped), *of_each_size(dropped)),
 }
 """Fast calls -> what is measured with them, and with the one implementation in their place."""
 

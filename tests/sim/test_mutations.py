@@ -96,7 +96,7 @@ def leave_keeps_the_attachment(original: Any) -> Any:
 def leave_discards_messages(original: Any) -> Any:
     def leave(self: cm.CmaId, address: Any) -> int:
         if self.qp is not None:
-            self.qp._queue.clear()
+            self.qp.queue.clear()
         return int(original(self, address))
 
     return leave
