@@ -1,7 +1,7 @@
 """Decides which extensions are built; everything else stands in pyproject.toml.
 
-`mcast.arguments._rows` and `mcast.interrupts._interrupts` are built where a C compiler and the headers of Python are;
-elsewhere Python does the same, slower. The rdma extension is built as MCAST_RDMA says:
+`mcast.arguments._rows` and `mcast.interrupts._interrupts` are built where a C compiler and Python's headers
+are; elsewhere Python does the same, slower. The rdma extension is built as MCAST_RDMA says:
 
 MCAST_RDMA=auto  build it where a C compiler and the headers are, else leave it out (default)
 MCAST_RDMA=1     build it, or stop and say what is missing
