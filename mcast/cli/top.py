@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Group as Lines
 
     from mcast.api import Backend, Guest
-    from mcast.endpoint.meter import Rates, SequenceCounts
     from mcast.endpoint.settings import Settings
-    from mcast.endpoint.watching import Look
+    from mcast.endpoint.watching import Look, Rates, SequenceCounts
 
 
 @with_settings(DEPTH)
@@ -135,7 +134,7 @@ def _table(look: Look, events: Sequence[str], there: Sequence[Guest]) -> Lines:
     from rich.table import Table
     from rich.text import Text
 
-    from mcast.endpoint.meter import SEQUENCE
+    from mcast.endpoint.watching import SEQUENCE
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("group, source", overflow="fold")

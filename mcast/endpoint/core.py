@@ -16,19 +16,16 @@ from random import Random
 
 from mcast.api import Backend, CmEvent, CmEventType, McastError, Phase, QpError, mcast_error
 from mcast.endpoint.event_queue import EventQueue
-from mcast.endpoint.kept import Kept
+from mcast.endpoint.inbox import Kept
 from mcast.endpoint.membership import SEQUENCE_COUNTS, Change, EndpointGroup
 from mcast.endpoint.memberships import Memberships
 from mcast.endpoint.policy import GaveUp, LoopbackPolicy, Lost, Rejoined
-from mcast.endpoint.port_watch import PortWatch
-from mcast.endpoint.ports import Place
-from mcast.endpoint.probing import Prober
-from mcast.endpoint.questions import Questions
-from mcast.endpoint.receiving import Receiving
+from mcast.endpoint.ports import Place, PortWatch
+from mcast.endpoint.probes import Prober, Questions
+from mcast.endpoint.receiving import Receiving, Sorter
 from mcast.endpoint.recovery import Restorer
 from mcast.endpoint.sending import Sending
 from mcast.endpoint.settings import Settings, refuse_beyond_device
-from mcast.endpoint.sorting import Sorter
 from mcast.endpoint.station import Station
 from mcast.endpoint.stats import EndpointStats
 from mcast.endpoint.waiting import Waiting

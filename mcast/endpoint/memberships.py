@@ -11,7 +11,7 @@ from typing import Any
 
 from mcast.api import Closed, McastError, MembershipLost, Phase, mcast_error
 from mcast.arguments.seconds import seconds_of
-from mcast.endpoint.kept import Kept
+from mcast.endpoint.inbox import Kept
 from mcast.endpoint.membership import SEQUENCE_COUNTS, EndpointGroup, GroupState
 from mcast.endpoint.recovery import Restorer
 from mcast.endpoint.station import Station

@@ -32,10 +32,9 @@ from mcast.api import (
     Region,
     mcast_error,
 )
-from mcast.endpoint.membership import EndpointGroup
+from mcast.endpoint.membership import EndpointGroup, Roster
 from mcast.endpoint.policy import LoopbackPolicy
 from mcast.endpoint.ports import Place
-from mcast.endpoint.roster import Roster
 from mcast.endpoint.settings import Settings
 from mcast.wire.addresses import LocalAddress
 from mcast.wire.probe import PROBE_SIZE

@@ -1,16 +1,174 @@
 """Looks, at regular times, at what an endpoint receives: how much of which group and source, and what is
-lost."""
+lost.
+
+Each endpoint that is watched has sequence=None, which delivers messages with the headers that some have.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from mcast.api import Batch, Message
 from mcast.endpoint.blocking import Endpoint
-from mcast.endpoint.meter import GroupRates, Meter
-from mcast.endpoint.policy import Event
+from mcast.endpoint.numbering import HeaderReader
+from mcast.endpoint.policy import Event, MessagesMissing
+from mcast.endpoint.sequence import SOURCES_MAX
 from mcast.endpoint.stats import EndpointStats
+from mcast.wire.addresses import Gid, McastAddress
+
+MAX_GAPS = 16
+"""Maximum number of gaps that one look at all groups shows, the last ones."""
+
+
+class Rates(NamedTuple):
+    """Totals, and what came in each second since the last look. Bytes are those of payloads, without sequence
+    headers."""
+
+    messages: int
+    bytes: int
+    messages_per_second: float
+    bytes_per_second: float
+
+
+class SequenceCounts(NamedTuple):
+    """What sequence headers show, as in `SourceStats`; None where messages have none."""
+
+    gaps: int | None = None
+    late: int | None = None
+    duplicates: int | None = None
+
+
+class SourceRates(NamedTuple):
+    """What is received from one queue pair in a group."""
+
+    source: str
+    qp_num: int
+    rates: Rates
+    sequence: SequenceCounts
+
+    def as_dict(self) -> dict[str, object]:
+        named = {"source": self.source, "qp_num": self.qp_num}
+        return named | self.rates._asdict() | self.sequence._asdict()
+
+
+class GroupRates(NamedTuple):
+    """What is received in one group, and from each source; the oldest sources beyond SOURCES_MAX are
+    forgotten."""
+
+    group: str
+    rates: Rates
+    sequence: SequenceCounts
+    sources: tuple[SourceRates, ...]
+    forgotten_sources: int
+
+    def as_dict(self) -> dict[str, object]:
+        lists = {
+            "sources": [source.as_dict() for source in self.sources],
+            "forgotten_sources": self.forgotten_sources,
+        }
+        return {"group": self.group} | self.rates._asdict() | self.sequence._asdict() | lists
+
+
+class Counts:
+    """Messages and bytes, in all and since the last look."""
+
+    def __init__(self) -> None:
+        self.messages: int = 0
+        self.bytes: int = 0
+        self._before = (0, 0)
+
+    def add(self, size: int) -> None:
+        self.messages += 1
+        self.bytes += size
+
+    def look(self, seconds: float) -> Rates:
+        """Totals, and rates over the `seconds` since the last look."""
+        messages, size = self._before
+        self._before = (self.messages, self.bytes)
+        per_second = (self.messages - messages) / seconds, (self.bytes - size) / seconds
+        return Rates(self.messages, self.bytes, *per_second)
+
+
+class GroupMeter:
+    """What is received in one group. Sequence headers are read where messages have them."""
+
+    def __init__(self, group: McastAddress) -> None:
+        self._headers = HeaderReader(group)
+        self.counts: Counts = Counts()
+        self._by_source: OrderedDict[tuple[Gid, int], Counts] = OrderedDict()
+        self._forgotten = 0
+
+    def add(self, message: Message) -> Iterator[MessagesMissing]:
+        """Count the message; return the gaps that it shows."""
+        message, gaps = self._headers.read(message)
+        self.counts.add(message.payload.nbytes)
+        self._of_source((message.source, message.src_qp)).add(message.payload.nbytes)
+        return gaps
+
+    def _of_source(self, key: tuple[Gid, int]) -> Counts:
+        """The counts of one source.
+
+        A new source beyond SOURCES_MAX replaces the one that was silent for longest.
+        """
+        known = self._by_source.get(key)
+        if known is not None:
+            self._by_source.move_to_end(key)
+            return known
+        if len(self._by_source) >= SOURCES_MAX:
+            self._by_source.popitem(last=False)
+            self._forgotten += 1
+        made = self._by_source[key] = Counts()
+        return made
+
+    def look(self, seconds: float) -> GroupRates:
+        """The rates of the group over the `seconds` since the last look, and those of each source."""
+        by_source: dict[tuple[Gid, int], Counter[str]] = {}
+        for one in self._headers.sources.snapshot():
+            counts = by_source.setdefault((one.source, one.qp_num), Counter())
+            counts.update({name: getattr(one, name) for name in SEQUENCE})
+        totals = {name: self._headers.sources.total(name) for name in SEQUENCE if by_source}
+        sources = tuple(
+            SourceRates(
+                str(source.ipv4 or source),
+                qp_num,
+                counts.look(seconds),
+                SequenceCounts(**by_source.get((source, qp_num), Counter())),
+            )
+            for (source, qp_num), counts in self._by_source.items()
+        )
+        rates = self.counts.look(seconds)
+        return GroupRates(str(self._headers.group), rates, SequenceCounts(**totals), sources, self._forgotten)
+
+
+SEQUENCE = SequenceCounts._fields
+
+
+class Meter:
+    """What an endpoint receives, by group and source."""
+
+    def __init__(self, groups: Mapping[Gid, McastAddress]) -> None:
+        self._groups = {mgid: GroupMeter(group) for mgid, group in groups.items()}
+        self._gaps: deque[MessagesMissing] = deque(maxlen=MAX_GAPS)
+
+    def take(self, batch: Batch) -> None:
+        for message in batch:
+            meter = self._groups.get(message.group)
+            if meter is not None:
+                self._gaps.extend(meter.add(message))
+
+    def gaps(self) -> tuple[MessagesMissing, ...]:
+        """Return the last gaps that were found since the last call."""
+        found = tuple(self._gaps)
+        self._gaps.clear()
+        return found
+
+    def look(self, seconds: float) -> tuple[GroupRates, ...]:
+        """The rates of each group over the `seconds` since the last look."""
+        return tuple(meter.look(seconds) for meter in self._groups.values())
+
 
 _BATCH = 256
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mcast.endpoint.meter import MAX_GAPS
+from mcast.endpoint.watching import MAX_GAPS
 
 from ..commands import MCAST, QUOTED, Run
 from .test_cli import on_a_terminal

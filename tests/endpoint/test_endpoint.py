@@ -43,7 +43,7 @@ from mcast.backends.sim.faults import Drop, Messages, Refuse, Requests
 from mcast.backends.sim.testbed import SimObserver
 from mcast.backends.sim.trace.pcapng import packets_of
 from mcast.endpoint.blocking import LOOK_EVERY
-from mcast.endpoint.kept import Kept
+from mcast.endpoint.inbox import Kept
 from mcast.endpoint.stats import EndpointStats
 from mcast.endpoint.waiting import BATCH
 from mcast.pcapng.dissect import Skipped, datagram

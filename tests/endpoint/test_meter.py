@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from mcast.api import CopiedBatch, Message
-from mcast.endpoint.meter import MAX_GAPS, Meter
 from mcast.endpoint.policy import MessagesMissing
 from mcast.endpoint.sequence import SOURCES_MAX, pack
+from mcast.endpoint.watching import MAX_GAPS, Meter
 from mcast.wire.addresses import Gid, McastAddress
 
 ONE, TWO = Gid("::ffff:239.1.1.1"), Gid("::ffff:239.1.1.2")

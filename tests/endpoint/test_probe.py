@@ -13,7 +13,7 @@ from mcast import Gid, Peer, open_endpoint
 from mcast.api import Phase, QpState, TimedOut
 from mcast.backends.model.qp import Burst, Header
 from mcast.backends.sim import Fabric, open_fabric
-from mcast.endpoint.probing import ECHOES_MAX
+from mcast.endpoint.probes import ECHOES_MAX
 from mcast.wire.probe import PROBE_SIZE, Kind, Probe, parse
 
 GROUP = "239.1.2.3"
@@ -136,7 +136,7 @@ def test_a_probe_from_nobody_is_counted_and_nothing_else_happens(source: str, sr
 
 
 def test_answers_to_a_question_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mcast.endpoint.probing.PEERS_MAX", 3)
+    monkeypatch.setattr("mcast.endpoint.probes.Quest.max_peers", 3)
     with (
         open_fabric(Fabric.roce()) as backend,
         open_endpoint(backend, "10.0.0.2") as asker,

@@ -336,7 +336,7 @@ def test_a_close_ends_ready(backend: Backend) -> None:
 
 @pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
 def test_a_close_ends_long_probes(make: Callable[..., Fabric], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mcast.endpoint.questions.LONG_TIMEOUT", BOUND)
+    monkeypatch.setattr("mcast.endpoint.probes.LONG_TIMEOUT", BOUND)
     fabric = make(clock="wall")
     with (
         open_fabric(fabric) as backend,

@@ -43,7 +43,7 @@ from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Repairs, Run
 from mcast.cast.nack.sender import Manners, ObjectSender
 from mcast.cast.nack.strategy import Standing, Strategy, all_of_them, best_effort, deadline, quorum
-from mcast.endpoint.low_water import LowWater
+from mcast.endpoint.receiving import LowWater
 
 from .network import LIARS_NUMBER, address, described, joined, number
 
