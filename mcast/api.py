@@ -58,7 +58,7 @@ from mcast.contract.enums import (
 )
 from mcast.contract.groups import UNREPORTED, GroupInfo, GroupMember, GroupSource, GroupTable
 from mcast.contract.guest import Guest
-from mcast.contract.poison import Alive, Guard, Refused, Waiters
+from mcast.contract.poison import RECHECK, Alive, Guard, Refused, Waiters
 from mcast.contract.provider import DeviceIdentity, Identity, Provider, Status
 from mcast.contract.queue_pair import QueuePair, require_comp_vector
 from mcast.contract.region import DeviceBytes, DeviceRegion, Region
@@ -116,6 +116,7 @@ from mcast.wire.addresses import Gid, McastAddress, Mgid
 from mcast.wire.kinds import RDMA_UDP_QKEY, LinkLayer, PortSpace
 
 __all__ = [
+    "RECHECK",
     "GRH_BYTES",
     "JOIN_MASK",
     "MULTICAST_QPN",

@@ -26,6 +26,8 @@ class Backend(Closeable):
 
     name: str
     capabilities: frozenset[Capability]
+    virtual_time: bool = False
+    """True if time passes only while a call waits, as on most simulated fabrics: nobody else acts then."""
 
     def now(self) -> float:
         """Seconds on the monotonic clock by which timeouts run.

@@ -135,7 +135,10 @@ class Guard:
             if self.deferred:
                 self.finish()
         if refused is not None:
-            raise refused.error from refused.error.__cause__
+            try:
+                raise refused.error from refused.error.__cause__
+            finally:
+                del refused  # which refers to the error, whose traceback refers to this frame
         return result  # type: ignore[no-any-return]
 
     def close(self, end: Callable[[], object]) -> None:

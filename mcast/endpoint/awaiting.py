@@ -15,6 +15,10 @@ raises RuntimeError and does nothing. Tasks of that loop may share all objects. 
 loop's clock, even over a simulated fabric whose own time is virtual. A call that is cancelled leaves nothing
 behind.
 
+Ctrl-C cancels the main task of `asyncio.run`, as everywhere. What another signal's handler raises may break
+the endpoint or a simulated fabric, as `mcast.endpoint.blocking` says: then calls raise `Broken`, `close` and
+`stats` work, and no task waits for ever.
+
 A send returns when the messages are posted, at once while the send queue has room. On InfiniBand a join may
 block the loop for up to 0.25 s, while it asks the SA for the group's MTU or for the reason of a refusal.
 `stats` may be called from any thread.
@@ -37,12 +41,12 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 from typing_extensions import Buffer
 
 from mcast.api import (
+    RECHECK,
     Backend,
     Batch,
     Closed,
     CopiedBatch,
     CqModeration,
-    Destination,
     McastError,
     Message,
     Phase,
@@ -53,11 +57,12 @@ from mcast.api import (
 from mcast.arguments.seconds import LONGEST, PLAIN, seconds_of
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import Event, LoopbackPolicy, RejoinPolicy
-from mcast.endpoint.receiving import Receiving
-from mcast.endpoint.sending import Post, as_batch
+from mcast.endpoint.receiving import Receiving, require_count
+from mcast.endpoint.sending import Post, Posting, as_batch
 from mcast.endpoint.settings import Opening, Settings
 from mcast.endpoint.view import EndpointView, GroupLike, MemberView
-from mcast.endpoint.waiting import Operation, Wait
+from mcast.endpoint.waiting import Box, Done, Operation, Proceed, Step, resume, wait_for
+from mcast.errors.tree import Broken
 from mcast.wire.probe import Peer
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
@@ -111,7 +116,11 @@ class AsyncEnterable:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await getattr(self, self._ended_by)()
+        try:
+            await getattr(self, self._ended_by)()
+        except Broken:  # which must not replace the error that broke the endpoint
+            if error is None:
+                raise
 
 
 class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
@@ -179,9 +188,10 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         settle: float,
         make: Callable[[Endpoint, EndpointGroup], M],
     ) -> M:
-        member = make(self, await self._run(self._session.memberships.join(name, send_only, timeout, settle)))
-        self._enter(member)
-        return member
+        self._require_loop()
+        enter = partial(self._entered, make)
+        join = self._session.memberships.join(name, send_only, timeout, settle, enter)
+        return await self._run("join", Phase.JOIN, join)
 
     def _require_loop(self) -> None:
         """Refuse a call in another loop than the endpoint's: it would wait for what that one cannot give.
@@ -198,10 +208,12 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         self._require_loop()
         if group.state is _JOINED:
             self._answer(leaves=True)
-        with self._lock:
-            self._session.memberships.leave(group)
-            self._forget(group)
+        self._guard.run("leave", Phase.LEAVE, self._do_leave, group)
         self._wake()
+
+    def _do_leave(self, group: EndpointGroup) -> None:
+        self._session.memberships.leave(group)
+        self._forget(group)
 
     # --- receiving ---
 
@@ -217,6 +229,8 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         return await self._recv_batch(None, max, timeout)
 
     async def _recv_batch(self, group: EndpointGroup | None, max: int, timeout: float | None) -> Batch:
+        if max.__class__ is not int or max < 1:
+            require_count(max)
         batch = await self._taken(partial(self._session.receiving.take_batch, max), group, timeout)
         return CopiedBatch() if batch is None else batch
 
@@ -225,6 +239,8 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
 
         Ends when `timeout` seconds have passed without a message, and when the endpoint is closed.
         """
+        if max.__class__ is not int or max < 1:
+            require_count(max)
         while True:
             try:
                 batch = await self._taken(self._session.receiving.take_batch, max, timeout)
@@ -241,9 +257,14 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
             timeout = seconds_of(timeout)
         self._require_loop()
         self._look()
-        if self._session.events:
-            return self._session.events.pop()
-        return None if timeout == 0 else await self._run(self._session.events.next_event(timeout))
+        event = self._guard.run("next_event", Phase.EVENT, self._take_event)
+        if event is not None or timeout == 0:
+            return event
+        return await self._run("next_event", Phase.EVENT, self._session.events.next_event(timeout))
+
+    def _take_event(self) -> Event | None:
+        events = self._session.events
+        return events.pop() if events else None
 
     async def _taken(self, take: Callable[[W], T | None], what: W, timeout: float | None) -> T | None:
         """What `take(what)` finds, now or when the loop reports a change; None when `timeout` seconds have
@@ -260,8 +281,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
                 await self._next_turn()
             if self._qp_fd < 0 and not self._session.station.closed:
                 self._look()
-            with self._lock:
-                found = take(what)
+            found = self._guard.run("recv", Phase.RECV, take, what)
             if news := session.waiting.news:
                 self._wake()  # messages of other tasks may have come with this one
             if found is not None or (timeout == 0 and not news):
@@ -280,39 +300,46 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
 
     # --- the driver ---
 
-    async def _run(self, operation: Operation[T]) -> T:
+    async def _run(self, call: str, phase: Phase, operation: Operation[T]) -> T:
         """Carry out an operation by awaiting."""
         self._require_loop()
-        try:
-            with self._lock:  # another thread may be taking a snapshot
-                wait = next(operation)
-            while True:
-                try:
-                    await self._pump(wait)
-                except BaseException as error:
-                    with self._lock:
-                        wait = operation.throw(error)
-                else:
-                    with self._lock:
-                        wait = operation.send(None)
-        except StopIteration as done:
-            result: T = done.value
-            return result
+        run = self._guard.run
 
-    async def _pump(self, wait: Wait) -> None:
-        """Wait until something happens, at most until `wait.until`."""
+        def advance(operation: Operation[T], box: Box) -> Step | Done[T]:
+            return run(call, phase, resume, operation, box)
+
+        return await wait_for(operation, advance, self._act)
+
+    async def _act(self, step: Step, proceed: Proceed[T]) -> Step | Done[T]:
+        """Post, or wait until something happens, at most until `step.until`."""
+        until = inf if step.until is None else step.until
+        if step.post is not None:
+            return proceed(await self._posted(step.post, until))
         if self._look():
-            return
+            return proceed(None)
         if over := monotonic() >= self._turn_ends:
             await self._next_turn()
-        with self._lock:
-            self._session.receiving.take_in()
+        self._guard.run("recv", Phase.RECV, self._session.receiving.take_in)
         if self._session.waiting.news:
             self._wake()
         elif not over:  # after another task's turn the operation has to look again before it sleeps
-            await self._sleep(
-                Waiter(_take_in, self._session.receiving, inf if wait.until is None else wait.until)
-            )
+            await self._sleep(Waiter(_take_in, self._session.receiving, until))
+        return proceed(None)
+
+    async def _posted(self, posting: Posting, until: float) -> McastError | None:
+        """Post as soon as there is room for a part, at most until `until`; return the error of the last
+        try."""
+        while True:
+            try:
+                posting.call(0.0)
+                return None
+            except TimedOut as error:
+                if error.posted or not self._loop.time() < until:
+                    return error
+            except McastError as error:
+                return error
+            with suppress(Closed):  # the queue pair was replaced, as the next try says
+                await self._sendable(posting.qp, until)
 
     async def _next_turn(self) -> None:
         """Let the other tasks run."""
@@ -323,8 +350,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         """Handle the events that have come, and do the steps that are due; return whether there was
         anything."""
         session = self._session
-        with self._lock:
-            happened = session.step()
+        happened = self._guard.run("step", Phase.EVENT, session.step)
         self._watch()
         self._wake_at(session.restorer.due())
         if happened or session.waiting.news:
@@ -334,8 +360,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
     def _answer(self, leaves: bool = False) -> None:
         """Answer the probes that wait; while a task waits, the loop receives them for it."""
         if not self._waiters:
-            with self._lock:
-                self._session.answer(keep=True, leaves=leaves)
+            self._guard.run("send", Phase.SEND, self._session.answer, True, leaves)
             if self._session.waiting.news:
                 self._wake()
 
@@ -351,16 +376,19 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
             self._qp_fd = os.dup(qp.fileno())
 
     def _on_change(self) -> None:
-        """Handle an event or a step that is due. No call is there to raise Closed to."""
-        with suppress(Closed):
+        """Handle an event or a step that is due. The calls that wait meet its errors themselves."""
+        try:
             self._look()
+        except (Closed, Broken):
+            self._wake()
 
     def _wake_at(self, at: float) -> None:
         """See to it that `_on_alarm` is called at `at` or before.
 
-        Most waits end sooner, so an earlier alarm stays.
+        Most waits end sooner, so an earlier alarm stays. It comes after RECHECK seconds at the latest.
         """
         if at < self._alarm_at:
+            at = min(at, self._loop.time() + RECHECK)
             if self._alarm is not None:
                 self._alarm.cancel()
             self._alarm, self._alarm_at = self._loop.call_at(at, self._on_alarm), at
@@ -368,20 +396,27 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
     def _on_alarm(self) -> None:
         """Do the steps that are due, wake the tasks whose time is over, and plan the next alarm."""
         self._alarm, self._alarm_at = None, inf
-        self._on_change()
-        now = self._loop.time()
-        for future, waiter in self._waiters.items():
-            if waiter.until <= now:
-                _finish(future)
-            else:
-                self._wake_at(waiter.until)
+        try:
+            self._on_change()
+            now = self._loop.time()
+            for future, waiter in self._waiters.items():
+                if waiter.until <= now:
+                    _finish(future)
+                else:
+                    self._wake_at(min(waiter.until, now + RECHECK))
+        except BaseException:  # a signal's handler has raised
+            self._loop.call_soon(self._on_alarm)
+            raise
 
     async def _sleep(self, waiter: Waiter) -> Any:
         """Wait until something changes, at most until `waiter.until`; return what another call received for
         this task."""
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiters[future] = waiter
-        self._wake_at(waiter.until)
+        if waiter.until < self._alarm_at:
+            self._wake_at(waiter.until)
+        elif self._alarm is None:
+            self._wake_at(self._loop.time() + RECHECK)
         if self._session.restorer.recovery is not None:
             self._unwatch()  # the descriptor of a queue pair in ERR stays readable
         elif not self._watching and self._qp_fd >= 0:
@@ -402,8 +437,8 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
     def _keep(self, found: Message | Batch | None) -> None:
         """Keep the messages of a receive that was cancelled, for the next call that receives."""
         if found is not None:
-            with self._lock:
-                self._session.receiving.put_back(found)
+            with suppress(Broken):
+                self._guard.run("recv", Phase.RECV, self._session.receiving.put_back, found)
             self._wake()
 
     def _on_readable(self) -> None:
@@ -432,23 +467,26 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         task has its turn, and calls `_on_readable` after it: that call passes, and if by then more has come,
         the loop calls again.
         """
-        session, found = self._session, None
-        with self._lock:
-            try:
-                found = waiter.take(waiter.what)
-                if found is not None:
-                    future.set_result(found)
-                if type(found) is Message:
-                    session.receiving.take_in(1)
-                else:
-                    self._has_handed = found is not None
-            except McastError as error:
-                if not future.done():  # if it is done, the next call meets the error again
-                    future.set_exception(error)
+        found = None
+        try:
+            found = self._guard.run("recv", Phase.RECV, self._take_for, future, waiter)
+        except McastError as error:
+            if not future.done():  # if it is done, the next call meets the error again
+                future.set_exception(error)
         if found is None:
             self._on_change()  # the descriptor may be readable because of a port event
-        if session.waiting.news:
+        if self._session.waiting.news:
             self._wake()
+
+    def _take_for(self, future: asyncio.Future[Any], waiter: Waiter) -> object:
+        found = waiter.take(waiter.what)
+        if found is not None:
+            future.set_result(found)
+        if type(found) is Message:
+            self._session.receiving.take_in(1)
+        else:
+            self._has_handed = found is not None
+        return found
 
     def _wake(self) -> None:
         """Let every waiting task look again, and see to it that steps that are due are done."""
@@ -482,28 +520,18 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         Raises QpError if the device could not send one of them.
         """
         self._require_loop()
-        self._session.station.require_open("flush", Phase.SEND)
-        end = inf if timeout is None else self._loop.time() + seconds_of(timeout)
-        await self._flush(self._session.station.qp, end)
+        session = self._session
+        deadline = session.waiting.deadline(timeout)
+        self._guard.run("flush", Phase.SEND, session.station.require_open, "flush", Phase.SEND)
+        await self._post("flush", session.sending.flush(session.station.qp, deadline))
 
-    async def _flush(self, qp: QueuePair, end: float) -> None:
-        while True:
-            try:
-                return qp.flush(0)
-            except TimedOut:
-                if not self._loop.time() < end:
-                    raise
-                await self._sendable(qp, end)
-            except QpError as error:
-                self._on_qp_error(error)
-                raise
-            except Closed:  # the queue pair was replaced, or its device is away: its posted messages are lost
-                return self._session.station.require_open("flush", Phase.SEND)
-
-    def _on_qp_error(self, error: QpError) -> None:
-        with self._lock:
-            self._session.on_qp_error(error)
-        self._on_change()
+    async def _post(self, call: str, operation: Operation[None]) -> None:
+        """Carry out an operation that sends."""
+        try:
+            await self._run(call, Phase.SEND, operation)
+        except QpError:
+            self._on_change()
+            raise
 
     async def _sendable(self, qp: QueuePair, until: float) -> None:
         """Sleep until another try to send may get further, at most until `until`."""
@@ -537,14 +565,15 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
 
     def _forget_qp(self) -> None:
         self._unwatch()
-        if self._qp_fd >= 0:
-            os.close(self._qp_fd)
-            self._qp_fd = -1
-        if self._send_fd >= 0:
-            if not self._loop.is_closed():
-                self._on_sendable()
-            os.close(self._send_fd)
-            self._send_fd = -1
+        # Forgotten first: one that is closed twice may be another file's by then.
+        fd, self._qp_fd = self._qp_fd, -1
+        if fd >= 0:
+            os.close(fd)
+        if self._send_fd >= 0 and not self._loop.is_closed():
+            self._on_sendable()
+        fd, self._send_fd = self._send_fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     # --- the end ---
 
@@ -557,17 +586,24 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         if not self._loop.is_closed():
             self._require_loop()
         self._alarm_at = -inf  # nothing is due any more
-        if self._channel_fd >= 0:
-            if not self._loop.is_closed():
-                self._loop.remove_reader(self._channel_fd)
-            os.close(self._channel_fd)
-            self._channel_fd = -1
+        if self._channel_fd >= 0 and not self._loop.is_closed():
+            self._loop.remove_reader(self._channel_fd)
+        fd, self._channel_fd = self._channel_fd, -1
+        if fd >= 0:
+            os.close(fd)
         if self._alarm is not None:
             self._alarm.cancel()
         self._forget_qp()
         if not self._loop.is_closed():  # in a closed one no task runs again
             self._wake()
-        self._close_all()
+        self._guard.close(self._end)
+
+    def _end(self) -> None:
+        try:
+            if self._guard.amid == "close":  # else the endpoint is broken
+                self._session.answer(keep=False)
+        finally:
+            self._free()
 
 
 def open_endpoint(
@@ -626,17 +662,17 @@ class Sender(AsyncEnterable, MemberView):
         batch, endpoint, chunk = as_batch(payloads), self._endpoint, self._chunk
         count, send = len(batch), endpoint._session.sending.send
         if count <= chunk:
-            await self._post(send, batch, imm, timeout, several=True)
+            await self._post(send, batch, imm, timeout)
             return count
-        now = endpoint._loop.time
-        end = inf if timeout is None else now() + seconds_of(timeout)
+        waiting, sending = endpoint._session.waiting, endpoint._session.sending
+        deadline = waiting.deadline(timeout)
         endpoint._require_loop()
         if isinstance(batch, list):  # each part would be checked by itself, when others are on their way
-            batch = [*endpoint._session.sending.checked(*await self._route(end), batch)]
+            route = sending.route_to(self._group, timeout, deadline)
+            batch = [*sending.checked(*await endpoint._run("send", Phase.SEND, route), batch)]
         for start in range(0, count, chunk):
-            left = None if end == inf else max(0.0, end - now())
             try:
-                await self._post(send, batch[start : start + chunk], imm, left, several=True)
+                await self._post(send, batch[start : start + chunk], imm, waiting.left(deadline))
             except McastError as error:
                 error.posted += start
                 raise
@@ -653,60 +689,33 @@ class Sender(AsyncEnterable, MemberView):
         """
         await self._post(self._endpoint._session.sending.reply, (message, payload), imm, timeout)
 
-    async def _post(
-        self,
-        post: Post[Any, object],
-        what: Any,
-        imm: int | None,
-        timeout: float | None,
-        several: bool = False,
-    ) -> None:
-        """Call `post` once the group is joined, and again for messages that found no room; none is sent
-        twice.
+    async def _post(self, post: Post[P, object], what: P, imm: int | None, timeout: float | None) -> None:
+        """Call `post` if the group is joined, and leave all else to the operation.
 
-        `what` is a payload, or a batch if it is `several`. If the queue pair is replaced, the rest goes to
-        the new one.
+        A task that has had its turn waits first, because a cancelled send must not be sent.
         """
         endpoint, group = self._endpoint, self._group
-        session, now = endpoint._session, endpoint._loop.time
-        end = inf if timeout is None else now() + seconds_of(timeout)
-        posted, count = 0, len(what) if several else 1
+        sending = endpoint._session.sending
         endpoint._require_loop()
-        if monotonic() >= endpoint._turn_ends:  # before posting, because a cancelled send must not be sent
+        if endpoint._guard.amid:  # the endpoint is broken
+            endpoint._guard.run("send", Phase.SEND, lambda: None)
+        if monotonic() >= endpoint._turn_ends:
             await endpoint._next_turn()
             endpoint._look()  # the loop does not watch for port events while nobody receives
             endpoint._answer()
-        while True:
-            qp, destination = await self._route(end)
+        if timeout is not None:
+            timeout = seconds_of(timeout)
+        qp, destination = endpoint._session.station.qp, group.destination
+        failed: tuple[QueuePair, McastError] | None = None
+        if group.state is _JOINED and destination is not None:
             try:
                 post(group, qp, destination, what, imm, 0)
-                break
-            except McastError as error:
-                fresh, error.posted = error.posted, error.posted + posted
-                posted += fresh
-                if isinstance(error, QpError):
-                    endpoint._on_qp_error(error)
-                    raise
-                if posted == count and isinstance(error, TimedOut | Closed):
-                    await endpoint._flush(qp, end)  # the device is still reading registered memory
-                    break
-                what = what[fresh:] if several else what
-                if isinstance(error, TimedOut):
-                    if not now() < end:
-                        raise
-                    await endpoint._sendable(qp, end)
-                elif isinstance(error, Closed):  # the queue pair was replaced, or the endpoint closed
-                    session.memberships.require_joined(group, "send", Phase.SEND)
-                else:
-                    raise
-
-    async def _route(self, end: float) -> tuple[QueuePair, Destination]:
-        """Return the queue pair and the destination to send with, once the group is joined."""
-        endpoint, group = self._endpoint, self._group
-        if group.state is _JOINED and group.destination is not None:
-            return endpoint._session.station.qp, group.destination
-        left = None if end == inf else max(0.0, end - endpoint._loop.time())
-        return await endpoint._run(endpoint._session.sending.route_to(group, left))
+                return
+            except (QpError, Closed, TimedOut) as error:
+                failed = qp, error
+        send = sending.operation(group, post, what, imm, timeout, failed)
+        failed = None  # it must not refer to this frame
+        await endpoint._post("send", send)
 
     async def ready(self, members: int = 1, timeout: float | None = 10.0) -> dict[Peer, int]:
         """Wait until the fabric delivers to `members` other members: until so many have answered a probe.
@@ -718,9 +727,9 @@ class Sender(AsyncEnterable, MemberView):
         group, and does not answer. Raises TimedOut after `timeout` seconds; the error names those that have
         answered, too.
         """
-        return await self._endpoint._run(
-            self._endpoint._session.questions.ready(self._group, members, timeout)
-        )
+        endpoint = self._endpoint
+        ready = endpoint._session.questions.ready(self._group, members, timeout)
+        return await endpoint._run("ready", Phase.RECV, ready)
 
     async def leave(self) -> None:
         """Leave the group. Idempotent. Messages that were received and not yet asked for are dropped."""
@@ -750,9 +759,9 @@ class Membership(Sender):
         True as soon as the message comes back, False when `timeout` seconds have passed. With loopback="off"
         a device that has agreed not to return own messages, and returns none, ends the filter.
         """
-        return await self._endpoint._run(
-            self._endpoint._session.questions.probe_loopback(self._group, timeout)
-        )
+        endpoint = self._endpoint
+        probe = endpoint._session.questions.probe_loopback(self._group, timeout)
+        return await endpoint._run("probe_loopback", Phase.SEND, probe)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Messages as they arrive; ends when the group is left or the endpoint closed."""
@@ -787,7 +796,7 @@ class Joining(Generic[M]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._member is not None
-        await self._member.leave()
+        await self._member.__aexit__(kind, error, trace)
 
 
 def _running() -> asyncio.AbstractEventLoop | None:

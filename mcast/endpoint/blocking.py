@@ -13,15 +13,24 @@ receives for all. An endpoint has no thread of its own: it rejoins lost groups a
 calls that wait, send or close. Timeouts are seconds on the backend's clock; None waits without end, 0 does
 not wait.
 
-A call that Ctrl-C ends is done or not done: an interrupted join leaves no membership, and an interrupted
-`leave` or `close` may be called again. A message that an interrupted receive had taken from the device may be
-lost, as with a socket.
+Ctrl-C, and whatever else a signal's handler or another thread raises, ends a call at once. A call that is
+interrupted where it waits is not done, and the endpoint stays usable: a join leaves its group again. A call
+that is interrupted in the middle of a change breaks the endpoint, or the simulated fabric: later calls raise
+`Broken`, and `close` and `stats` still work. A program that waits is practically always interrupted where it
+waits; one that sends or polls in a loop on the simulator mostly in the middle. A `close` that is interrupted
+goes on when it is called again. The result of a finished call may be lost: a message that a receive had taken
+(as with a socket), a membership, which is in `groups`; an endpoint that was being opened goes with its
+backend.
 
-The handler of any other signal may come between two lines of a call of its own thread, as may a finalizer
-or an argument's `__float__`. Each of them may call `close`, `leave`, `send` and `stats`. A `close` or `leave`
-that comes while the call holds a lock is carried out once that call waits or ends, and an error of it goes to
-`sys.unraisablehook`. Any other call there is done, or refused with RuntimeError. The handler must not raise:
-that may break the call that it comes in.
+A call that comes from a handler, a finalizer or an argument's `__float__` in the middle of another call of
+the same endpoint raises RuntimeError. `close` there is carried out when that call ends, and `stats` shows
+what is there.
+
+Who does what: each change runs under the guard of the endpoint (`mcast.contract.poison`), in
+`Guard.run`, and nothing waits there. A call that waits holds a lock of its own, its claim. The one whose
+claim the endpoint has receives, and reads events, for all; the others wait on `Waiters`. Nobody has to reset
+the claim: its holder leaves the `with`, however it ends. Posting to the queue pair needs no lock, because
+posting to one that is replaced raises Closed.
 """
 
 from __future__ import annotations
@@ -30,28 +39,36 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from math import inf
-from threading import get_ident
-from typing import Literal, TypeVar
+from threading import Lock, get_ident
+from types import TracebackType
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
 from typing_extensions import Buffer
 
-from mcast.api import Backend, Batch, Closed, CmEvent, CqModeration, Message, Phase, QpError, QueuePair
+from mcast.api import (
+    RECHECK,
+    Backend,
+    Batch,
+    Closed,
+    CmEvent,
+    CqModeration,
+    McastError,
+    Message,
+    Phase,
+    QpError,
+    QueuePair,
+    Refused,
+    Waiters,
+)
 from mcast.arguments.seconds import LONGEST, PLAIN, seconds_of
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import Event, LoopbackPolicy, RejoinPolicy
-from mcast.endpoint.sending import Post, as_batch
-from mcast.endpoint.settings import Opening
+from mcast.endpoint.receiving import require_count
+from mcast.endpoint.sending import Post, Posting, as_batch
+from mcast.endpoint.settings import Opening, Settings
 from mcast.endpoint.view import EndpointView, GroupLike, MemberView
-from mcast.endpoint.waiting import Operation, Wait
-from mcast.interrupts import (
-    WITHIN,
-    Enterable,
-    interruptible,
-    is_within,
-    later,
-    made_or_undone,
-    uninterrupted,
-)
+from mcast.endpoint.waiting import Box, Done, Operation, Proceed, Step, block, resume
+from mcast.errors.tree import Broken
 from mcast.wire.probe import Peer
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
@@ -66,6 +83,45 @@ ANSWER_INTERVAL = 0.01
 
 LOOK_EVERY = 64
 """After so many sends and successful receives in a row, a call asks for events although it need not wait."""
+
+WITHIN = (
+    "recv: this thread is waiting in another call of the same endpoint, and this call comes from a signal's "
+    "handler or a finalizer: let the handler set a flag, and make this call where a thread looks at the flag"
+)
+"""The text of the RuntimeError that refuses a call that would wait for its own thread."""
+
+
+class Enterable:
+    """An object that the end of a `with` ends, by the method that `_ended_by` names."""
+
+    _ended_by: ClassVar[str]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._exit(error)
+        finally:
+            self._exit(True)  # goes on where an interrupt has cut the first one off
+
+    def _exit(self, error: object) -> None:
+        """End the object; what is broken must not replace the error that broke it."""
+        try:
+            getattr(self, self._ended_by)()
+        except Broken:
+            if error is None:
+                raise
+
+
+class _Receive(NamedTuple):
+    """How the thread that receives for all waits: on `qp`, or for events alone while there is none."""
+
+    qp: QueuePair | None
+    max: int
+    timeout: float | None
 
 
 class Endpoint(Enterable, EndpointView["Membership | Sender"]):
@@ -83,6 +139,16 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
     _answered_at = 0.0
     """When a send last looked for probes."""
 
+    def _prepare(self, settings: Settings) -> None:
+        self._waiters = Waiters()
+        self._claim = Lock()
+        self._claimant = 0
+        """The claim of the thread that receives for all while it is locked, and that thread."""
+        self._closes = False
+        """True if a `close` may have been put off."""
+        self._reads = False
+        """True while a thread takes an event outside of the lock; if it stays so, the event is lost."""
+
     # --- groups ---
 
     def join(self, group: GroupLike, *, timeout: float | None = 10.0, settle: float = 0.0) -> Membership:
@@ -91,7 +157,8 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
 
         `timeout` is in seconds. `settle` waits so many seconds more, for fabrics that forward later than they
         answer; `Membership.ready` asks the members instead. Raises the McastError of the step that failed,
-        with its likely causes. A join that fails, times out or is ended by Ctrl-C leaves nothing behind.
+        with its likely causes. A join that fails, times out or is interrupted where it waits leaves nothing
+        behind.
         """
         return self._join(group, False, timeout, settle, Membership)
 
@@ -110,22 +177,22 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         settle: float,
         make: Callable[[Endpoint, EndpointGroup], M],
     ) -> M:
-        def joined() -> M:
-            member = make(self, self._run(self._session.memberships.join(name, send_only, timeout, settle)))
-            self._enter(member)
-            return member
-
-        return made_or_undone(joined, Sender.leave)
+        enter = partial(self._entered, make)
+        join = self._session.memberships.join(name, send_only, timeout, settle, enter)
+        return self._run("join", Phase.JOIN, join)
 
     def _leave(self, group: EndpointGroup) -> None:
-        with uninterrupted(), self._lock:
-            if not self._pumping and group.state is _JOINED:
-                self._session.answer(keep=True, leaves=True)
-            self._session.memberships.leave(group)
-            self._forget(group)
-            self._sleepers.wake()
-            if self._pumping and not self.closed:
-                self._session.station.nudge()  # wake the receiving thread, which may wait for this very group
+        self._guard.run("leave", Phase.LEAVE, self._do_leave, group)
+
+    def _do_leave(self, group: EndpointGroup) -> None:
+        receives = self._claim.locked()
+        if not receives and group.state is _JOINED:
+            self._session.answer(keep=True, leaves=True)
+        self._session.memberships.leave(group)
+        self._forget(group)
+        self._waiters.wake()
+        if receives and not self.closed:
+            self._session.station.nudge()  # wake the receiving thread, which may wait for this very group
 
     # --- receiving ---
 
@@ -141,13 +208,13 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         return self._recv_batch(None, max, timeout)
 
     def _recv_batch(self, group: EndpointGroup | None, max: int, timeout: float | None) -> Batch:
+        if max.__class__ is not int or max < 1:
+            require_count(max)
         receiving = self._session.receiving
-        batch = self._taken(partial(receiving.take_batch, max), group, timeout)
-        return (
-            batch
-            if batch is not None
-            else self._run(receiving.recv_batch(max, timeout, group), self._put_back)
-        )
+        batch = self._taken(receiving.take_batch, timeout, max, group)
+        if batch is not None:
+            return batch
+        return self._run("recv", Phase.RECV, receiving.recv_batch(max, timeout, group))
 
     def batches(self, timeout: float | None = None, max: int = 64) -> Iterator[Batch]:
         """Receive leased batches, and release each one when the next is asked for.
@@ -168,21 +235,16 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         """The next `mcast.endpoint.policy.Event`, such as Lost; None when `timeout` seconds have passed."""
         if timeout is not None:
             timeout = seconds_of(timeout)
-        session = self._session
+        event = self._guard.run("next_event", Phase.EVENT, self._take_event)
+        if event is not None or timeout == 0:
+            return event
+        return self._run("next_event", Phase.EVENT, self._session.events.next_event(timeout))
 
-        def found() -> Event | None:
-            with self._lock:
-                if not self._pumping:
-                    self._look()
-                if session.events:
-                    return session.events.pop()
-            return None if timeout == 0 else self._run(session.events.next_event(timeout))
-
-        def put_back(event: Event | None) -> None:
-            if event is not None:
-                session.events.put_back(event)
-
-        return made_or_undone(found, put_back)
+    def _take_event(self) -> Event | None:
+        if not self._claim.locked():
+            self._look()
+        events = self._session.events
+        return events.pop() if events else None
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until the device has sent all posted messages; TimedOut when `timeout` seconds have passed.
@@ -190,50 +252,62 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         Raises QpError if the device could not send one of them.
         """
         session = self._session
-        session.station.require_open("flush", Phase.SEND)
-        try:
-            session.station.qp.flush(timeout)
-        except QpError as error:
-            self._note_qp_error(error)
-            raise
-        except Closed:  # the queue pair was replaced, or its device is away: its posted messages are lost
-            session.station.require_open("flush", Phase.SEND)
+        deadline = session.waiting.deadline(timeout)
+        self._guard.run("flush", Phase.SEND, session.station.require_open, "flush", Phase.SEND)
+        self._run("flush", Phase.SEND, session.sending.flush(session.station.qp, deadline))
 
     def _recv(self, group: EndpointGroup | None, timeout: float | None) -> Message | None:
-        session = self._session
-        message = self._taken(session.receiving.take, group, timeout)
-        return (
-            message
-            if message is not None
-            else self._run(session.receiving.recv(group, timeout), self._put_back)
-        )
+        receiving = self._session.receiving
+        message = self._taken(receiving.take, timeout, group)
+        if message is not None:
+            return message
+        return self._run("recv", Phase.RECV, receiving.recv(group, timeout))
 
-    def _put_back(self, found: Message | Batch | None) -> None:
-        """Keep the messages of a receive that was interrupted, for the next call that receives."""
-        if found:
-            with self._lock:
-                self._session.receiving.put_back(found)
-                self._sleepers.wake()
-
-    def _taken(self, take: Callable[[P], T | None], what: P, timeout: float | None) -> T | None:
-        """What `take(what)` finds at once; None if it finds nothing, or if another thread is receiving.
+    def _taken(self, take: Callable[..., T | None], timeout: float | None, *what: Any) -> T | None:
+        """What `take(*what)` finds at once; None if it finds nothing, or if another thread is receiving.
 
         A receive that finds something does not ask for events each time, because asking may take longer than
         receiving.
         """
         if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
             seconds_of(timeout)  # what is no number of seconds is refused, although nothing may wait for them
-        with self._lock:
-            if self._pumping:
-                return None
-            self._unlooked += 1
-            if self._unlooked > LOOK_EVERY:
-                self._look()
+        # As `Guard.run`, without two calls, in a receive that finds a message and costs as much as they do.
+        guard = self._guard
+        found: T | None = None
+        refused: Refused | None = None
+        is_whole = False
+        try:
+            with guard.lock:
+                if not guard.amid:
+                    guard.amid = "recv"
+                    try:
+                        if not self._claim.locked():
+                            self._unlooked += 1
+                            if self._unlooked > LOOK_EVERY:
+                                self._look()
+                            found = take(*what)
+                    except Refused as error:
+                        refused = error
+                    guard.amid = ""
+                    is_whole = True
+        finally:
+            if self._closes:  # a handler called `close` meanwhile
+                self._close_late()
+        if not is_whole:
+            guard.run("recv", Phase.RECV, lambda: None)  # refuses
+        if refused is not None:
             try:
-                return take(what)
-            except BaseException:
-                self._session.receiving.kept.recount()
-                raise
+                raise refused.error from refused.error.__cause__
+            finally:
+                del refused  # which refers to the error, whose traceback refers to this frame
+        return found
+
+    def _close_late(self) -> None:
+        self._closes = False
+        try:
+            self._guard.run("close", Phase.OPEN, lambda: None)  # carries out what was put off
+        except Broken:
+            pass
 
     # --- the driver ---
 
@@ -241,109 +315,126 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         """Handle the events that have come, and do the steps that are due; return whether there was
         anything."""
         self._unlooked = 0
-        with uninterrupted():
-            happened = self._session.step()
-            if happened:
-                self._sleepers.wake()
-            return happened
+        if self._reads and not self._claim.locked():
+            self._reads = False
+            self._session.lose_event()
+        happened = self._session.step()
+        if happened:
+            self._waiters.wake()
+        return happened
 
     def _unless_busy(self, act: Callable[[], object]) -> None:
-        """Call `act`, unless another thread is receiving, or this call came between lines of another one."""
-        if not (self._lock._is_owned() or is_within()):
-            with self._lock:
-                if not self._pumping:
-                    act()
+        """Call `act`, unless another thread is receiving."""
+        if not self._claim.locked():
+            self._guard.run("send", Phase.SEND, act)
 
     def _answer(self) -> None:
         """Answer the probes that wait, where the program sends and does not receive."""
-        with uninterrupted():
-            self._session.answer(keep=True)
+        self._session.answer(keep=True)
 
-    def _note_qp_error(self, error: QpError) -> None:
-        """Have the queue pair restored, or raise the error; a call that holds the lock does so itself."""
-        if not self._lock._is_owned():
-            with self._lock:
-                self._session.on_qp_error(error)
+    def _run(self, call: str, phase: Phase, operation: Operation[T]) -> T:
+        """Carry out an operation by blocking."""
+        run = self._guard.run
 
-    def _run(self, operation: Operation[T], undo: Callable[[T], None] = lambda _: None) -> T:
-        """Carry out an operation by blocking.
+        def advance(operation: Operation[T], box: Box) -> Step | Done[T]:
+            return run(call, phase, resume, operation, box)
 
-        `undo` takes its result back if Ctrl-C keeps the caller from getting it.
-        """
+        return block(operation, advance, partial(self._act, call, phase))
 
-        def result() -> T:
-            with self._lock:
-                return self._carry_out(operation)
-
-        return made_or_undone(result, undo)
-
-    def _carry_out(self, operation: Operation[T]) -> T:
+    def _act(self, call: str, phase: Phase, step: Step, proceed: Proceed[T]) -> Step | Done[T]:
+        """Post, or wait until something happens, at most until `step.until`."""
+        left = self._session.waiting.left(step.until)
+        if step.post is not None:
+            posting: Posting = step.post
+            try:
+                posting.call(left)
+            except McastError as error:
+                return proceed(error)
+            return proceed(None)
+        claim, how = Lock(), None
         try:
-            wait = next(operation)
-            while True:
-                try:
-                    batch = self._pump(wait)
-                except BaseException as error:
-                    wait = operation.throw(error)
-                else:
-                    wait = operation.send(batch)
-        except StopIteration as done:
-            result: T = done.value
-            return result
+            with claim:
+                how = self._guard.run(call, phase, self._plan, step, claim, left)
+                if isinstance(how, _Receive):
+                    # Before another thread may receive: what came later is not to overtake.
+                    return proceed(self._receive(how))
+        finally:
+            if isinstance(how, _Receive):
+                with self._guard.lock:
+                    self._waiters.wake()
+        if how is not None:
+            how.acquire(timeout=RECHECK if left is None else min(left, RECHECK))
+            with self._guard.lock:
+                self._waiters.discard(how)
+        return proceed(None)
 
-    def _pump(self, wait: Wait) -> Batch | None:
-        """Wait until something happens, at most until `wait.until`; return what this thread received."""
-        session = self._session
-        if self._pumping:
-            if self._pumping == get_ident():
-                raise RuntimeError(WITHIN)
+    def _plan(self, step: Step, claim: Lock, left: float | None) -> Any:
+        """How to wait: as the thread that receives, or on a lock, while another thread does; None: look
+        again."""
+        if self._claim.locked():
+            if self._claimant == get_ident():
+                raise Refused(RuntimeError(WITHIN))
             # Only the receiving thread reads events: if this one did, that one would sleep on.
-            self._sleepers.sleep(None if wait.until is None else max(0.0, wait.until - session.waiting.now()))
-            return None
+            return self._waiters.add()
         if self._look():
             return None
-        end = min(inf if wait.until is None else wait.until, session.restorer.due())
-        left = end if abs(end) == inf else end - session.waiting.now()
-        return self._sleep(session.restorer.usable_qp, wait.max, None if left == inf else max(0.0, left))
-
-    def _sleep(self, qp: QueuePair | None, max: int, timeout: float | None) -> Batch | None:
-        """Wait for a message or an event, without holding the lock, so that other threads can join the
-        wait."""
         session = self._session
-        batch: Batch | None = None
-        event: CmEvent | None = None
-        failed: QpError | None = None
-        self._pumping = get_ident()
-        self._lock.release()
+        self._claim, self._claimant = claim, get_ident()
+        due = session.restorer.due()
+        if due != inf:
+            soon = session.waiting.left(due)
+            left = soon if left is None or soon is None else min(left, soon)
+        if not session.station.backend.virtual_time:  # where nobody could break the endpoint meanwhile
+            left = RECHECK if left is None else min(left, RECHECK)
+        return _Receive(session.restorer.usable_qp, step.max, left)
+
+    def _receive(self, how: _Receive) -> Batch | None:
+        """Wait for a message or an event, as the thread that has the claim."""
+        if how.qp is None:
+            self._reads = True
+            event = self._session.station.channel.get_event(how.timeout)
+            self._guard.run("recv", Phase.RECV, self._on_event, event)
+            return None
+        failed: McastError
         try:
-            if qp is None:
-                event = session.station.channel.get_event(timeout)
-            else:
-                with interruptible():
-                    batch = qp.recv(max, timeout, events=True)
-        except QpError as error:
+            return how.qp.recv(how.max, how.timeout, events=True)
+        except (QpError, Closed) as error:
             failed = error
-        except Closed:
-            session.station.require_open("recv", Phase.RECV)
-        finally:
-            self._lock.acquire()
-            self._pumping = 0
-            self._sleepers.wake()
+        self._guard.run("recv", Phase.RECV, self._on_error, failed)
+        return None
+
+    def _on_event(self, event: CmEvent | None) -> None:
         if event is not None:
-            session.on_event(event)
-        if failed is not None:
-            session.on_qp_error(failed)
-        return batch
+            self._session.on_event(event)
+        self._reads = False
+
+    def _on_error(self, error: McastError) -> None:
+        if isinstance(error, QpError):
+            self._session.on_qp_error(error)
+        else:
+            self._session.station.require_open("recv", Phase.RECV)
 
     # --- the end ---
 
     def close(self) -> None:
         """Leave every group and free all resources; calls that wait end with Closed. Idempotent.
 
-        A call that has received messages by then still returns them; the next call raises Closed.
+        A call that has received messages by then still returns them; the next call raises Closed. May be
+        called on a broken endpoint, and again after it was interrupted.
         """
-        if not later(self._close_all, 1):
-            self._close_all()  # wakes the receiving thread, which wakes the others
+        if self._guard.amid:
+            self._closes = True
+        self._guard.close(self._end)
+
+    def _end(self) -> None:
+        try:
+            if self._guard.amid == "close" and not self._claim.locked():  # else the endpoint is broken
+                self._session.answer(keep=False)
+        finally:
+            try:
+                self._free()  # wakes the receiving thread
+            finally:
+                self._waiters.wake()
 
 
 def open_endpoint(
@@ -406,8 +497,10 @@ def open_endpoint(
     moderation     wake a waiting call for several messages at once (CqModeration)
     timestamps     stamp each message when it arrives: `Message.timestamp`
 
-    `mcast.api.QpInit` says more about the last four. Raises ValueError, which names the choices, for an
-    argument that cannot be; BackendError if the provider cannot run here; McastError if the stack refuses.
+    An endpoint whose opening is interrupted goes with its backend; docs/endpoints.md says what an exception
+    at any other moment leaves. `mcast.api.QpInit` says more about the last four options. Raises ValueError,
+    which names the choices, for an argument that cannot be; BackendError if the provider cannot run here;
+    McastError if the stack refuses.
     """
     return Endpoint(Opening(**locals()))
 
@@ -436,7 +529,9 @@ class Sender(Enterable, MemberView):
         is full or a lost membership is being restored. Raises MessageTooLarge, TimedOut, QpError,
         MembershipLost or Closed; the error's `posted` is how many of the messages were sent.
         """
-        return self._post(self._endpoint._session.sending.send, as_batch(payloads), imm, timeout)
+        batch = as_batch(payloads)
+        self._post(self._endpoint._session.sending.send, batch, imm, timeout)
+        return len(batch)
 
     def reply(
         self, message: Message, payload: Buffer, imm: int | None = None, timeout: float | None = None
@@ -449,39 +544,38 @@ class Sender(Enterable, MemberView):
         """
         self._post(self._endpoint._session.sending.reply, (message, payload), imm, timeout)
 
-    def _post(self, post: Post[P, T], what: P, imm: int | None, timeout: float | None) -> T:
-        """Call `post` once the group is joined; call it again if the queue pair is replaced meanwhile.
+    def _post(self, post: Post[P, object], what: P, imm: int | None, timeout: float | None) -> None:
+        """Call `post` if the group is joined, and leave all else to the operation.
 
         Events that have come are handled first, unless a thread that is receiving handles them.
         """
         endpoint, group = self._endpoint, self._group
-        session = endpoint._session
-        while True:
-            endpoint._unlooked += 1  # port events are not in `is_quiet`: only the queue pair has them
-            if not endpoint._pumping:
-                # The receive queue fills with own messages, too, so a look is due by time and by number; but
-                # not while virtual time stands still, because then nobody else acts.
-                pause = session.waiting.now() - endpoint._answered_at
-                looks = endpoint._unlooked > LOOK_EVERY or not session.is_quiet()
-                if looks:
-                    endpoint._unless_busy(endpoint._look)
-                if pause >= ANSWER_INTERVAL or (looks and pause):
-                    endpoint._answered_at += pause
-                    endpoint._unless_busy(endpoint._answer)
-            # No lock is needed, because posting to a queue pair that is replaced from here on raises Closed.
-            qp = session.station.qp
-            joined, destination = group.state is _JOINED, group.destination
-            if not joined or destination is None:
-                qp, destination = endpoint._run(session.sending.route_to(group, timeout))
+        session, guard = endpoint._session, endpoint._guard
+        if guard.amid:  # another thread is in the middle of a change, or the endpoint is broken
+            guard.run("send", Phase.SEND, lambda: None)
+        endpoint._unlooked += 1  # port events are not in `is_quiet`: only the queue pair has them
+        if not endpoint._claim.locked():
+            # The receive queue fills with own messages, too, so a look is due by time and by number; but
+            # not while virtual time stands still, because then nobody else acts.
+            pause = session.waiting.now() - endpoint._answered_at
+            looks = endpoint._unlooked > LOOK_EVERY or not session.is_quiet()
+            if looks:
+                endpoint._unless_busy(endpoint._look)
+            if pause >= ANSWER_INTERVAL or (looks and pause):
+                endpoint._answered_at += pause
+                endpoint._unless_busy(endpoint._answer)
+        # No lock is needed, because posting to a queue pair that is replaced from here on raises Closed.
+        qp, destination = session.station.qp, group.destination
+        failed: tuple[QueuePair, McastError] | None = None
+        if group.state is _JOINED and destination is not None:
             try:
-                return post(group, qp, destination, what, imm, timeout)
-            except Closed as error:  # the queue pair was replaced meanwhile, or the endpoint closed
-                session.memberships.require_joined(group, "send", Phase.SEND)
-                if error.posted:  # posting again would send these messages twice
-                    raise
-            except QpError as error:
-                endpoint._note_qp_error(error)
-                raise
+                post(group, qp, destination, what, imm, timeout)
+                return
+            except (QpError, Closed) as error:
+                failed = qp, error
+        send = session.sending.operation(group, post, what, imm, timeout, failed)
+        failed = None  # it must not refer to this frame
+        endpoint._run("send", Phase.SEND, send)
 
     def ready(self, members: int = 1, timeout: float | None = 10.0) -> dict[Peer, int]:
         """Wait until the fabric delivers to `members` other members: until so many have answered a probe.
@@ -493,13 +587,13 @@ class Sender(Enterable, MemberView):
         group, and does not answer. Raises TimedOut after `timeout` seconds; the error names those that have
         answered, too.
         """
-        return self._endpoint._run(self._endpoint._session.questions.ready(self._group, members, timeout))
+        endpoint = self._endpoint
+        ready = endpoint._session.questions.ready(self._group, members, timeout)
+        return endpoint._run("ready", Phase.RECV, ready)
 
     def leave(self) -> None:
         """Leave the group. Idempotent. Messages that were received and not yet asked for are dropped."""
-        leave = partial(self._endpoint._leave, self._group)
-        if not later(leave, 1):
-            leave()
+        self._endpoint._leave(self._group)
 
 
 class Membership(Sender):
@@ -524,7 +618,9 @@ class Membership(Sender):
         True as soon as the message comes back, False when `timeout` seconds have passed. With loopback="off"
         a device that has agreed not to return own messages, and returns none, ends the filter.
         """
-        return self._endpoint._run(self._endpoint._session.questions.probe_loopback(self._group, timeout))
+        endpoint = self._endpoint
+        probe = endpoint._session.questions.probe_loopback(self._group, timeout)
+        return endpoint._run("probe_loopback", Phase.SEND, probe)
 
     def __iter__(self) -> Iterator[Message]:
         """Messages as they arrive; ends when the group is left or the endpoint closed."""

@@ -11,16 +11,15 @@ import errno as E
 import logging
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
 from random import Random
 
-from mcast.api import Backend, CmEvent, CmEventType, McastError, Phase, QpError, mcast_error
-from mcast.endpoint.event_queue import EventQueue
+from mcast.api import Backend, CmEvent, CmEventType, McastError, Phase, QpError, Refused, mcast_error
+from mcast.endpoint.events import EventQueue, PortWatch
 from mcast.endpoint.inbox import Kept
 from mcast.endpoint.membership import SEQUENCE_COUNTS, Change, EndpointGroup
 from mcast.endpoint.memberships import Memberships
 from mcast.endpoint.policy import GaveUp, LoopbackPolicy, Lost, Rejoined
-from mcast.endpoint.ports import Place, PortWatch
+from mcast.endpoint.ports import Place
 from mcast.endpoint.probes import Prober, Questions
 from mcast.endpoint.receiving import Receiving, Sorter
 from mcast.endpoint.recovery import Restorer
@@ -28,8 +27,7 @@ from mcast.endpoint.sending import Sending
 from mcast.endpoint.settings import Settings, refuse_beyond_device
 from mcast.endpoint.station import Station
 from mcast.endpoint.stats import EndpointStats
-from mcast.endpoint.waiting import Waiting
-from mcast.interrupts import uninterrupted
+from mcast.endpoint.waiting import Waiting, asked
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -69,33 +67,32 @@ class Session:
         self.receiving: Receiving = Receiving(
             station, restorer, members, waiting, kept, sorter, tell, self.on_qp_error
         )
-        self.sending: Sending = Sending(station, members, waiting)
+        self.sending: Sending = Sending(station, members, waiting, self.on_qp_error)
         self.questions: Questions = Questions(station, members, waiting, prober, sorter)
         self.port: PortWatch = PortWatch(station, restorer, tell)
-
-    def close(self) -> None:
-        """Leave every group and free all resources. Idempotent."""
-        self.station.close()
 
     def answer(self, keep: bool, leaves: bool = False) -> None:
         """Answer the probes that wait, where the program does not receive; errors are those of the next
         call."""
         if not self.station.is_over:
-            with suppress(McastError):
+            try:
                 self.receiving.answer(keep, leaves)
+            except Refused as refused:
+                logger.debug("%s: probes were not answered: %s", self.station.name, refused.error)
 
     def is_quiet(self) -> bool:
         """Whether `step` has nothing to do. May be called without the driver's lock."""
-        if self.station.closed:
-            self.station.require_open("step", Phase.EVENT)
-        return not self.restorer.busy and not self._channel.pending
+        return not (self.restorer.busy or self.station.is_over or self._channel.pending)
 
     def step(self) -> bool:
         """Handle the events that have come, and do the steps that are due; return whether there was
         anything."""
         self.station.require_open("step", Phase.EVENT)
         happened = self.port.look()  # the port's event explains what follows, so it comes first
-        while self._channel.pending and (event := self._channel.get_event(0)) is not None:
+        while asked(getattr, self._channel, "pending"):
+            event = asked(self._channel.get_event, 0)
+            if event is None:
+                break
             happened = True
             self.on_event(event)
         if self.restorer.busy and self.restorer.due() <= self.waiting.now():
@@ -110,7 +107,7 @@ class Session:
         """Handle an event that was read."""
         if event.id is not self.station.id:  # of a nudge's id, which has served its purpose
             if event.id is not None:
-                event.id.destroy()
+                self.station.destroy(event.id)
             return
         group = event.context
         match event.type:
@@ -130,9 +127,17 @@ class Session:
     def on_qp_error(self, error: QpError) -> None:
         """The queue pair went into ERR: with a policy it will be reset, without one the caller gets the
         error."""
-        with uninterrupted():
-            self.restorer.on_qp_error(error)
-            self.waiting.news = True
+        self.restorer.on_qp_error(error)
+        self.waiting.news = True
+
+    def lose_event(self) -> None:
+        """Start again with a new id, because an event may have been lost when a call was interrupted.
+
+        Only while something is restored, a call waits by taking events.
+        """
+        detail = "an event was lost when a call was interrupted"
+        error = mcast_error(E.ENETRESET, "get_event", Phase.EVENT, None, detail)
+        self.restorer.lose_all(error, reopen=True)
 
     def snapshot(self) -> EndpointStats:
         """Everything that was counted so far."""

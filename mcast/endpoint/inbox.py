@@ -6,13 +6,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from mcast.api import Batch, CopiedBatch, Message
 from mcast.wire.addresses import Gid, McastAddress
-
-if TYPE_CHECKING:
-    from mcast.endpoint.membership import EndpointGroup
 
 
 class Inbox:
@@ -88,6 +85,12 @@ class ChosenBatch(CopiedBatch):
             raise
 
 
+class HasInbox(Protocol):
+    """A group, as far as its messages are concerned."""
+
+    inbox: Inbox
+
+
 class Kept:
     """Copies of messages in the inboxes of their groups.
 
@@ -98,7 +101,7 @@ class Kept:
     """
 
     def __init__(
-        self, groups: Mapping[McastAddress, EndpointGroup], by_mgid: Mapping[Gid, EndpointGroup], depth: int
+        self, groups: Mapping[McastAddress, HasInbox], by_mgid: Mapping[Gid, HasInbox], depth: int
     ) -> None:
         self._groups, self._by_mgid = groups, by_mgid
         self._strays = Inbox(depth)
@@ -120,7 +123,7 @@ class Kept:
             self._inbox_of(message).put_back(self._put_backs, message)
         self.count += len(messages)
 
-    def pop(self, group: EndpointGroup | None) -> Message | None:
+    def pop(self, group: HasInbox | None) -> Message | None:
         """The next message of the group, or of any; None if there is none."""
         if not self.count:
             return None
@@ -132,14 +135,9 @@ class Kept:
         self.count -= message is not None
         return message
 
-    def forget(self, group: EndpointGroup) -> None:
+    def forget(self, group: HasInbox) -> None:
         """Drop the messages of a group that is left."""
         self.count -= group.inbox.clear()
-
-    def recount(self) -> None:
-        """Count again, because a receive was interrupted, perhaps between taking a message from an inbox and
-        counting it."""
-        self.count = sum(map(len, self._inboxes()))
 
     def _inbox_of(self, message: Message) -> Inbox:
         group = self._by_mgid.get(message.group)

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from mcast.api import AlreadyJoined, Destination, DeviceInfo, McastError, Phase, mcast_error
+from mcast.api import AlreadyJoined, Destination, DeviceInfo, McastError, Phase, Refused, mcast_error
 from mcast.endpoint import sequence
 from mcast.endpoint.inbox import Inbox
 from mcast.endpoint.numbering import Numbering
@@ -213,18 +213,18 @@ class Roster:
         """Whether a group is gone or the endpoint closed, which the calls that receive must raise."""
 
     def require_room(self, address: McastAddress, device: DeviceInfo) -> None:
-        """Raise the error of a group that the device cannot join beside the others."""
+        """Refuse a group that the device cannot join beside the others."""
         if len(self.groups) >= device.max_mcast_grp and address not in self.groups:
             detail = f"{device.name} allows {device.max_mcast_grp} groups (max_mcast_grp): leave one first"
             about = {"group": address, "device": device.name}
-            raise mcast_error(E.ENOMEM, "join", Phase.JOIN, about, detail)
+            raise Refused(mcast_error(E.ENOMEM, "join", Phase.JOIN, about, detail))
 
     def require_unknown(self, address: McastAddress) -> None:
-        """Raise AlreadyJoined for a group whose membership is lost: the stack has forgotten it, but the next
-        attempt to restore it, or its leave, would end the other one."""
+        """Refuse a group whose membership is lost: the stack has forgotten it, but the next attempt to
+        restore it, or its leave, would end the other one."""
         known = next((one for one in self.groups if one.address == address.address), None)
         if known is not None:
-            raise AlreadyJoined("join", known)
+            raise Refused(AlreadyJoined("join", known))
 
     def enter(self, group: EndpointGroup) -> None:
         """Add a group that the endpoint has asked to join."""

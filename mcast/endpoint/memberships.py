@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import errno as E
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
-from mcast.api import Closed, McastError, MembershipLost, Phase, mcast_error
+from mcast.api import Closed, McastError, MembershipLost, Phase, Refused, mcast_error
 from mcast.arguments.seconds import seconds_of
 from mcast.endpoint.inbox import Kept
 from mcast.endpoint.membership import SEQUENCE_COUNTS, EndpointGroup, GroupState
@@ -17,6 +18,8 @@ from mcast.endpoint.recovery import Restorer
 from mcast.endpoint.station import Station
 from mcast.endpoint.waiting import Operation, Waiting
 from mcast.wire.addresses import McastAddress
+
+T = TypeVar("T")
 
 
 class Memberships:
@@ -33,20 +36,39 @@ class Memberships:
         """Why messages of no group, or of groups that were left, were not delivered -> how many."""
 
     def join(
-        self, group_name: Any, send_only: bool, timeout: float | None, settle: float
-    ) -> Operation[EndpointGroup]:
+        self,
+        group_name: Any,
+        send_only: bool,
+        timeout: float | None,
+        settle: float,
+        enter: Callable[[EndpointGroup], T],
+    ) -> Operation[T]:
         """Join, and wait until the group is joined; nothing is left behind if that fails, times out or is
-        cancelled."""
-        self._station.require_open("join", Phase.JOIN)
+        interrupted where it waits.
+
+        Return what `enter` makes of the group: once it is joined, the program finds it, even if it is
+        interrupted before it has the result.
+        """
         settle = seconds_of(settle, "settle")
         address = McastAddress.of(group_name)
-        deadline = self._waiting.deadline(timeout)
+        return self._join(address, send_only, timeout, self._waiting.deadline(timeout), settle, enter)
+
+    def _join(
+        self,
+        address: McastAddress,
+        send_only: bool,
+        timeout: float | None,
+        deadline: float | None,
+        settle: float,
+        enter: Callable[[EndpointGroup], T],
+    ) -> Operation[T]:
+        self._station.require_open("join", Phase.JOIN)
         if self._restorer.reopen:
             where = self._station.place.address
             ended = "not looked for any more: open another endpoint when it is back"
             looked_for = ended if self._restorer.has_ended else "looked for as the rejoin policy says"
             detail = f"the device of {where} is away, and {looked_for}"
-            raise mcast_error(E.ENODEV, "join", Phase.JOIN, {"group": address}, detail)
+            raise Refused(mcast_error(E.ENODEV, "join", Phase.JOIN, {"group": address}, detail))
         if self._restorer.busy or self._station.roster.ended:
             self._station.roster.require_unknown(address)
         stream = self._random.getrandbits(64)
@@ -57,13 +79,15 @@ class Memberships:
             yield from self._waiting.until(lambda: group.state is not GroupState.JOINING, deadline)
             if group.state is GroupState.JOINING:
                 detail = f"no outcome within {timeout} s"
-                raise mcast_error(E.ETIMEDOUT, "join", Phase.JOIN, {"group": address}, detail)
+                raise Refused(mcast_error(E.ETIMEDOUT, "join", Phase.JOIN, {"group": address}, detail))
             self.require_joined(group, "join", Phase.JOIN)
             yield from self._waiting.until(lambda: False, self._waiting.now() + settle)
+        except GeneratorExit:
+            raise
         except BaseException:
             self.leave(group)
             raise
-        return group
+        return enter(group)
 
     def leave(self, group: EndpointGroup) -> None:
         """End the membership, whatever its state. Idempotent."""
@@ -80,19 +104,19 @@ class Memberships:
         (self.dropped if group is None else group.dropped)[reason] += messages
 
     def require_joined(self, group: EndpointGroup, call: str, phase: Phase) -> None:
-        """Raise the error that ended the membership, if it has ended."""
+        """Refuse a call, with the error that ended the membership, if it has ended."""
         self._station.require_open(call, phase)
         if group.state is GroupState.LEFT:
-            raise Closed("membership", call, phase)
+            raise Refused(Closed("membership", call, phase))
         if group.state is GroupState.GONE:
             group.told = True
             error = group.error
             assert error is not None
-            raise _loss(error, group, call, phase) if group.counts.joins else error
+            raise Refused(_loss(error, group, call, phase) if group.counts.joins else error)
 
     def require_receiving(self, group: EndpointGroup | None) -> None:
-        """Raise the error that ended the group's membership; for None, the error of each lost membership
-        once."""
+        """Refuse a receive with the error that ended the group's membership; for None, with the error of each
+        lost membership once."""
         self._station.require_open("recv", Phase.RECV)
         if group is not None:
             self.require_joined(group, "recv", Phase.RECV)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from threading import RLock
+from typing import Any
 
 from typing_extensions import Buffer
 
 from mcast.api import McastError, Message
 from mcast.endpoint import sequence
 from mcast.endpoint.policy import MessagesMissing
-from mcast.interrupts import Lock
 from mcast.wire.addresses import McastAddress
+
+WITHIN = (
+    "send: this thread is in the middle of a send to the same group, and this call comes from a signal's "
+    "handler, a finalizer or __float__: let the handler set a flag, and send where a thread looks at the flag"
+)
+"""The text of the RuntimeError that refuses a send there."""
 
 
 class Numbering:
@@ -18,22 +25,25 @@ class Numbering:
 
     def __init__(self, stream: int) -> None:
         self._stream, self._next = stream, 0
-        self._sending = Lock(None)
+        self._sending: Any = RLock()
         """The lock that is held from numbering messages to posting them, so that they go out in order."""
 
     def send(self, payloads: Sequence[Buffer], post: Callable[[list[bytes]], object]) -> None:
-        """Let `post` send the payloads, each with a header; a number that was not used is free again."""
+        """Let `post` send the payloads, each with a header; a number that was not used is free again.
+
+        A send that is interrupted uses up its numbers, because nobody knows how many messages were posted.
+        """
+        if self._sending._is_owned():
+            raise RuntimeError(WITHIN)
         with self._sending:
-            count = len(payloads)
-            start, self._next = self._next, self._next + count  # one line: a signal's handler may send, too
-            numbers = range(start, start + count)
+            numbers = range(self._next, self._next + len(payloads))
+            self._next = numbers.stop
             headers = (sequence.pack(self._stream, number) for number in numbers)
             numbered = [b"".join(pair) for pair in zip(headers, payloads, strict=True)]
             try:
                 post(numbered)
             except McastError as error:
-                if self._next == numbers.stop:  # no handler of a signal has sent meanwhile
-                    self._next = numbers.start + error.posted  # the others are free again
+                self._next = numbers.start + error.posted
                 raise
 
 

@@ -1,36 +1,28 @@
-"""The port that an endpoint is on, chosen by address, by device, or as the only one; and the events of that
-port, its link and its addresses.
-"""
+"""The port that an endpoint is on: chosen by address, by device, or as the only one; and the ports to choose
+from."""
 
 from __future__ import annotations
 
 import errno as E
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from ipaddress import ip_address
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from mcast.api import (
     Backend,
-    Closed,
     Destination,
     DeviceInfo,
     McastAddress,
     Phase,
-    PortEvent,
     PortInfo,
     PortState,
     UnusableDevice,
     mcast_error,
 )
 from mcast.arguments.checks import member, whole
-from mcast.endpoint.policy import AddressChanged, Event, PortDown, PortUp
 from mcast.wire.addresses import ZERO_GID, Gid, LocalAddress
-
-if TYPE_CHECKING:
-    from mcast.endpoint.recovery import Restorer
-    from mcast.endpoint.station import Station
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -146,49 +138,3 @@ def _listing(backend: Backend) -> str:
     left_out = "; ".join(f"{one.name}: {one.detail}: {one.fix}" for one in backend.unusable_devices())
     there = f"there is {shown}" if shown else "no port here has an address"
     return f"{there}; left out: {left_out}" if left_out else there
-
-
-class PortWatch:
-    """Reads the events of the port, and reports them; `tell` takes an event for the user."""
-
-    def __init__(self, station: Station, restorer: Restorer, tell: Callable[[Event], None]) -> None:
-        self._station, self._restorer, self._tell = station, restorer, tell
-        self._link_is_up = station.place.port.state is PortState.ACTIVE
-        """As `PortUp` and `PortDown` have told."""
-
-    def look(self) -> bool:
-        """Handle the events of the port; return whether there were any."""
-        if self._restorer.recovery is not None:  # the next queue pair starts with the state at that time
-            return False
-        try:
-            events = self._station.qp.port_events()
-        except Closed:
-            self._station.require_open("step", Phase.EVENT)
-            return False
-        for event in events:
-            self._on_event(event)
-        return bool(events)
-
-    def look_anew(self) -> None:
-        """Look at the link itself, because the port's events went to a queue pair that was replaced
-        meanwhile."""
-        self._note_link(self._station.place.port.state is PortState.ACTIVE)
-
-    def _on_event(self, event: PortEvent) -> None:
-        port = self._station.port_name
-        match event:
-            case PortEvent.ERR | PortEvent.ACTIVE:
-                self._note_link(event is PortEvent.ACTIVE)
-            case PortEvent.GID_CHANGE:
-                error = self._station.look_at_address()
-                self._tell(AddressChanged(port, own=error is not None))
-                if error is not None:
-                    self._restorer.lose_all(error, reopen=True)
-            case _:  # if memberships end because of it, a MULTICAST_ERROR follows
-                logger.debug("%s: %s", self._station.name, event.name)
-
-    def _note_link(self, up: bool) -> None:
-        """Report the link's state if it is not the one that was last reported."""
-        if up != self._link_is_up:
-            self._link_is_up = up
-            self._tell((PortUp if up else PortDown)(self._station.port_name))

@@ -7,9 +7,9 @@ from __future__ import annotations
 import errno as E
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from math import inf
-from typing import TYPE_CHECKING, ClassVar, SupportsIndex
+from typing import ClassVar, Protocol, SupportsIndex
 
 from mcast.api import (
     Closed,
@@ -19,6 +19,7 @@ from mcast.api import (
     MessageTooLarge,
     Phase,
     QpError,
+    Refused,
     TimedOut,
     mcast_error,
 )
@@ -27,13 +28,10 @@ from mcast.endpoint.memberships import Memberships
 from mcast.endpoint.policy import LoopbackPolicy, LoopbackReport
 from mcast.endpoint.recovery import Restorer
 from mcast.endpoint.station import Station
-from mcast.endpoint.waiting import Operation, Waiting
+from mcast.endpoint.waiting import Operation, Waiting, asked
 from mcast.wire.addresses import ZERO_GID
 from mcast.wire.probe import LONG_SIZES, PROBE_SIZE, SHORTFALL, Kind, Peer, Probe
 from mcast.wire.units import MTU
-
-if TYPE_CHECKING:
-    from mcast.endpoint.receiving import Sorter
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -97,8 +95,10 @@ class Prober:
         if group.state is GroupState.JOINED and group.destination is not None:
             gids = self._station.place.port.gids
             me = Peer(gids.get(group.destination.sgid_index, ZERO_GID), self._station.qp.qp_num)
-            with suppress(TimedOut, Closed, MessageTooLarge):  # another probe follows, or the MTU has changed
-                self._post(group.destination, Probe(kind, number, me), size)
+            error = self._post(group.destination, Probe(kind, number, me), size)
+            # Another probe follows, or the MTU has changed.
+            if error is not None and not isinstance(error, TimedOut | Closed | MessageTooLarge):
+                raise Refused(error)
 
     def take(self, found: Probe, message: Message) -> None:
         """Handle a received probe: note an answer, or answer a question."""
@@ -125,24 +125,26 @@ class Prober:
         self.echoes_left -= 1
         to = destination.reply_to(message) if alone else destination
         asker = Peer(message.source, message.src_qp)
-        try:
-            size, room = len(message.payload), self._station.receive_room
-            self._post(to, Probe(Kind.ECHO, found.number, asker, size, room))
-        except QpError:
-            raise
-        except McastError as error:
+        size, room = len(message.payload), asked(getattr, self._station, "receive_room")
+        error = self._post(to, Probe(Kind.ECHO, found.number, asker, size, room))
+        if error is not None:
             self._drop(group, "probe: no room for an echo")
             logger.debug("%s: no echo: %s", self.whose, error)
 
-    def _post(self, destination: Destination, what: Probe, size: int = PROBE_SIZE) -> None:
-        """Send a probe without waiting."""
+    def _post(self, destination: Destination, what: Probe, size: int = PROBE_SIZE) -> McastError | None:
+        """Send a probe without waiting; return why it was not sent, unless the queue pair is in ERR."""
         if self._restorer.recovery is not None:
-            return
+            return None
+        batch = [what.pack(size)]
         try:
-            self._station.qp.send(destination, [what.pack(size)], timeout=0)
-            self.posted += 1
+            self._station.qp.send(destination, batch, timeout=0)
         except QpError as error:
             self._restorer.on_qp_error(error)
+            return None
+        except McastError as error:
+            return error
+        self.posted += 1
+        return None
 
     def _is_me(self, peer: Peer) -> bool:
         """Whether `peer` is this endpoint.
@@ -183,11 +185,19 @@ LONG_TIMEOUT = 0.5
 an MTU on the way is too small, no answer comes."""
 
 
+class Filter(Protocol):
+    """What keeps own messages from the user."""
+
+    filtering: bool
+
+    def filter_own(self, filtering: bool) -> None: ...
+
+
 class Questions:
     """Asks by probes, and waits for the answers."""
 
     def __init__(
-        self, station: Station, memberships: Memberships, waiting: Waiting, prober: Prober, sorter: Sorter
+        self, station: Station, memberships: Memberships, waiting: Waiting, prober: Prober, sorter: Filter
     ) -> None:
         self._station, self._memberships, self._waiting = station, memberships, waiting
         self._sorter = sorter
@@ -196,8 +206,10 @@ class Questions:
     def probe_loopback(self, group: EndpointGroup, timeout: float) -> Operation[bool]:
         """Whether the device returns the endpoint's own message within `timeout` seconds; ends a filter that
         is not needed."""
+        return self._probe_loopback(group, self._waiting.deadline(timeout))
+
+    def _probe_loopback(self, group: EndpointGroup, deadline: float | None) -> Operation[bool]:
         self._memberships.require_joined(group, "probe_loopback", Phase.SEND)
-        deadline = self._waiting.deadline(timeout)
         with self.prober.quest() as (number, quest):
             self.prober.ask(group, Kind.SELF, number)
             yield from self._waiting.until(lambda: quest.heard_self, deadline)
@@ -213,10 +225,15 @@ class Questions:
         """
         if not isinstance(members, SupportsIndex):
             raise TypeError(f"members is {members!r}: give an int, how many other members shall answer")
+        members = members.__index__()
         if members > PEERS_MAX:
             raise ValueError(f"members is {members}: at most {PEERS_MAX} answers are remembered")
+        return self._ready(group, members, timeout, self._waiting.deadline(timeout))
+
+    def _ready(
+        self, group: EndpointGroup, members: int, timeout: float | None, deadline: float | None
+    ) -> Operation[dict[Peer, int]]:
         self._memberships.require_joined(group, "ready", Phase.SEND)
-        deadline = self._waiting.deadline(timeout)
         kind = Kind.ASK_ALONE if group.send_only else Kind.ASK
         pause, ask_at = ASK_FIRST, self._waiting.now()
         start = ask_at
@@ -225,7 +242,7 @@ class Questions:
                 now = self._waiting.now()
                 if self._waiting.is_over(deadline):
                     solitude = self._station.backend.solitude()
-                    raise unanswered(group, quest, members, timeout, solitude)
+                    raise Refused(unanswered(group, quest, members, timeout, solitude))
                 if now >= ask_at:
                     self._memberships.require_joined(group, "ready", Phase.SEND)
                     self.prober.ask(group, kind, number)
@@ -266,7 +283,7 @@ class Questions:
         station, to = self._station, group.destination
         if to is None or station.qp.closed:
             return 0
-        return station.max_message_to(station.qp, to) + station.settings.header_size
+        return asked(station.max_message_to, station.qp, to) + station.settings.header_size
 
     def _long_sizes(self, group: EndpointGroup, quest: Quest) -> list[int]:
         """The sizes of the long probes that tell how large a user's messages may be, from the largest on."""
@@ -274,7 +291,7 @@ class Questions:
         if not most or to is None or not quest.peers:
             return []
         enough = next((size for size in LONG_SIZES if size + SHORTFALL >= most), LONG_SIZES[-1])
-        limit = min(enough, quest.room, self._station.qp.max_message_to(to))
+        limit = min(enough, quest.room, asked(self._station.qp.max_message_to, to))
         return [size for size in reversed(LONG_SIZES) if size <= limit]
 
     def _sizes(self, group: EndpointGroup, quest: Quest) -> dict[Peer, int]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, SupportsIndex
 
-from mcast.api import Batch, CopiedBatch, Message, QpError
+from mcast.api import Batch, CopiedBatch, McastError, Message, QpError, Refused
 from mcast.endpoint import sequence
 from mcast.endpoint.inbox import ChosenBatch, Kept, copied
 from mcast.endpoint.membership import EndpointGroup, GroupState
@@ -21,8 +21,7 @@ from mcast.endpoint.probes import ECHOES_MAX, Prober
 from mcast.endpoint.recovery import Restorer
 from mcast.endpoint.sequence import HEADER_SIZE
 from mcast.endpoint.station import Station
-from mcast.endpoint.waiting import BATCH, Operation, Wait, Waiting
-from mcast.interrupts import Alive
+from mcast.endpoint.waiting import BATCH, Operation, Step, Waiting, asked
 from mcast.wire import probe
 from mcast.wire.addresses import Gid
 from mcast.wire.probe import PROBE_SIZES
@@ -198,18 +197,14 @@ SELDOM = 64 * BATCH
 """One of so many messages is looked at in the long run, because a look costs as much as several messages."""
 
 
-_warned: Alive[Station] = Alive()
-"""The stations whose user has been told that nobody else can be heard."""
-
-
 def note_silence(station: Station) -> None:
     """A receive has waited in vain: log once if nobody else can be heard on the backend."""
-    if station not in _warned and (why := station.backend.solitude()):
-        _warned.add(station)
+    if not station.is_silence_noted and (why := station.backend.solitude()):
+        station.is_silence_noted = True
         logger.warning("%s: nothing came: %s", station.name, why)
 
 
-def _require_count(max: int) -> None:
+def require_count(max: int) -> None:
     """Raise TypeError or ValueError for what is no number of messages to wait for."""
     if not isinstance(max, SupportsIndex):
         raise TypeError(f"max is {max!r}: give an int, how many messages a batch may have")
@@ -251,7 +246,9 @@ class Receiving:
 
     def recv(self, group: EndpointGroup | None, timeout: float | None) -> Operation[Message | None]:
         """The next message of the group, or of any group; None when `timeout` seconds have passed."""
-        deadline = self._waiting.deadline(timeout)
+        return self._recv(group, self._waiting.deadline(timeout))
+
+    def _recv(self, group: EndpointGroup | None, deadline: float | None) -> Operation[Message | None]:
         waited = False
         while True:
             message = self.kept.pop(group)
@@ -280,8 +277,8 @@ class Receiving:
         if not self._sorter.judges and (group is None or roster.members == 1):
             try:
                 message = None if self._restorer.recovery is not None else station.qp.recv_one(0.0)
-            except QpError as error:
-                self._on_qp_error(error)
+            except McastError as error:
+                self._on_error(error)
                 return None
             if message is None:
                 return None
@@ -314,16 +311,20 @@ class Receiving:
             return None
         try:
             batch = self._station.qp.recv(max, 0.0)
-        except QpError as error:
-            self._on_qp_error(error)
+        except McastError as error:
+            self._on_error(error)
             return None
         return batch or None
+
+    def _on_error(self, error: McastError) -> None:
+        """Refuse the call with an error of the queue pair, unless that will be reset."""
+        if not isinstance(error, QpError):
+            raise Refused(error)
+        self._on_qp_error(error)
 
     def take_batch(self, max: int, group: EndpointGroup | None = None) -> Batch | None:
         """1..max messages of the group, or of all groups, if any are here, leased if they come from the queue
         pair; None if none are."""
-        if max.__class__ is not int or max < 1:
-            _require_count(max)
         if self.kept.count and (kept := self._kept_batch(max, group)) is not None:
             return kept
         if self._station.roster.ended or (group is not None and group.state is _LEFT):
@@ -384,9 +385,9 @@ class Receiving:
         self, max: int, timeout: float | None, group: EndpointGroup | None = None
     ) -> Operation[Batch]:
         """As `take_batch`, after waiting; an empty batch when `timeout` seconds have passed."""
-        if max.__class__ is not int or max < 1:  # while another thread receives, `take_batch` was not asked
-            _require_count(max)
-        deadline = self._waiting.deadline(timeout)
+        return self._recv_batch(max, self._waiting.deadline(timeout), group)
+
+    def _recv_batch(self, max: int, deadline: float | None, group: EndpointGroup | None) -> Operation[Batch]:
         waited = False
         while True:
             if (kept := self._kept_batch(max, group)) is not None:
@@ -395,7 +396,7 @@ class Receiving:
             if waited and self._waiting.is_over(deadline):
                 note_silence(self._station)
                 return CopiedBatch()
-            batch = yield Wait(deadline, max)
+            batch = yield Step(deadline, max)
             waited = True
             if batch and (chosen := self._chosen(batch, max, group)) is not None:
                 return chosen
@@ -495,6 +496,6 @@ class Receiving:
         """Warn when the receive queue has run low."""
         if self._station.closed:
             return
-        low = self._station.qp.counters.recv_low_water
+        low = asked(getattr, self._station.qp, "counters").recv_low_water
         if self._low_water.has_fallen(low):
             self._tell(ReceiveQueueLow(low, self._station.settings.receive_depth))

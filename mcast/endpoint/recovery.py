@@ -10,10 +10,11 @@ from copy import copy
 from math import inf
 from random import Random
 
-from mcast.api import Destination, McastError, QpError, QueuePair
+from mcast.api import Destination, McastError, QpError, QueuePair, Refused
 from mcast.endpoint.membership import LIFE, LIFE_WITHOUT_POLICY, Action, Change, EndpointGroup, Recovery
 from mcast.endpoint.policy import Event, GaveUp, Lost, Rejoined
 from mcast.endpoint.station import Station
+from mcast.endpoint.waiting import asked
 
 
 class Restorer:
@@ -135,7 +136,7 @@ class Restorer:
         """The queue pair went into ERR: with a policy it will be reset, without one the caller gets the
         error."""
         if self._policy is None:
-            raise error
+            raise Refused(error)
         if self.recovery is None:
             self.lose_all(error, reopen=False)
 
@@ -166,8 +167,9 @@ class Restorer:
             if self.reopen:
                 self._station.replace_id()
             else:
-                self._station.qp.reset()
-        except McastError as error:
+                asked(self._station.qp.reset)
+        except Refused as refused:
+            error = _mcast_error_of(refused)
             self.lose_all(error, reopen=True)  # a queue pair that cannot be reset is replaced
             if not self._plan_next(recovery):
                 for group in groups:
@@ -193,8 +195,8 @@ class Restorer:
         self._station.leave_quietly(group)
         try:
             self._station.ask_to_join(group)
-        except McastError as error:
-            self.happens(group, Change.REFUSED, error)
+        except Refused as refused:
+            self.happens(group, Change.REFUSED, _mcast_error_of(refused))
 
     def _plan_next(self, recovery: Recovery) -> bool:
         """Set when the next attempt is due; return False if the policy allows no further attempt."""
@@ -205,3 +207,8 @@ class Restorer:
             return False
         recovery.due = now + policy.delay(recovery.attempts + 1, self._random)
         return True
+
+
+def _mcast_error_of(refused: Refused) -> McastError:
+    assert isinstance(refused.error, McastError)
+    return refused.error

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import errno as E
 from collections.abc import Callable, Iterable
+from functools import partial
 from operator import countOf
-from typing import TypeVar
+from threading import RLock
+from typing import Any, NamedTuple, TypeVar
 
 from typing_extensions import Buffer
 
-from mcast.api import Destination, Headed, McastError, Message, Phase, QueuePair, mcast_error, rows_of
+from mcast.api import (
+    Closed,
+    Destination,
+    Headed,
+    McastError,
+    Message,
+    Phase,
+    QpError,
+    QueuePair,
+    Refused,
+    TimedOut,
+    mcast_error,
+    rows_of,
+)
 from mcast.arguments.buffers import flat_bytes
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.memberships import Memberships
 from mcast.endpoint.station import Station
-from mcast.endpoint.waiting import Operation, Waiting
-from mcast.interrupts import Lock
+from mcast.endpoint.waiting import Operation, Step, Waiting
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -25,28 +39,119 @@ Payloads = list[Buffer] | memoryview | Headed
 
 Post = Callable[[EndpointGroup, QueuePair, Destination, P, int | None, float | None], T]
 """The type of `Sending.send` and `Sending.send_one`: group, queue pair, destination, payload or payloads,
-immediate, timeout."""
+immediate, seconds to wait for room."""
+
+
+class Posting(NamedTuple):
+    """What a step posts: `call(timeout)` posts, and raises TimedOut where the queue pair has no room for so
+    long."""
+
+    qp: QueuePair
+    call: Callable[[float | None], object]
 
 
 class Sending:
-    """Posts messages to groups, and counts them."""
+    """Posts messages to groups, and counts them.
 
-    def __init__(self, station: Station, memberships: Memberships, waiting: Waiting) -> None:
+    Each send is an operation, and its first try is not: where the group is joined and the queue has room, the
+    driver calls `send_one`, `send` or `reply` itself, and hands an error of that to the operation. Posting
+    changes nothing of the endpoint but counts. A send that is interrupted may miss in them.
+
+    on_qp_error  takes the error of a queue pair that went into ERR, and may refuse the call with it
+    """
+
+    def __init__(
+        self,
+        station: Station,
+        memberships: Memberships,
+        waiting: Waiting,
+        on_qp_error: Callable[[QpError], None],
+    ) -> None:
         self._station, self._memberships, self._waiting = station, memberships, waiting
+        self._on_qp_error = on_qp_error
         self._numbers = bool(station.settings.sequence)
         self._rewrites = self._numbers or station.settings.max_message is not None
-        self._counting = Lock(None)
+        self._counting = RLock()
+
+    def operation(
+        self,
+        group: EndpointGroup,
+        post: Post[Any, object],
+        what: Any,
+        imm: int | None,
+        timeout: float | None,
+        failed: tuple[QueuePair, McastError] | None = None,
+    ) -> Operation[None]:
+        """Post once the group is joined, and again what was not posted; no message is sent twice.
+
+        post    `send_one`, `send` or `reply`; `what` is its payload or payloads
+        failed  the queue pair and the error of a first try, which the driver has made
+        """
+        several = post == self.send
+        return self._operation(
+            group, post, several, what, imm, timeout, self._waiting.deadline(timeout), failed
+        )
+
+    def _operation(
+        self,
+        group: EndpointGroup,
+        post: Post[Any, object],
+        several: bool,
+        what: Any,
+        imm: int | None,
+        timeout: float | None,
+        deadline: float | None,
+        failed: tuple[QueuePair, McastError] | None,
+    ) -> Operation[None]:
+        posted, count = 0, len(what) if several else 1
+        while True:
+            if failed is None:
+                qp, destination = yield from self.route_to(group, timeout, deadline)
+                call = partial(post, group, qp, destination, what, imm)
+                try:
+                    yield Step(deadline, post=Posting(qp, call))
+                    return
+                except McastError as error:
+                    failed = qp, error
+            (qp, why), failed = failed, None
+            fresh, why.posted = why.posted, why.posted + posted
+            posted += fresh
+            if isinstance(why, QpError):
+                self._on_qp_error(why)
+                raise Refused(why)
+            if not isinstance(why, TimedOut | Closed) or (
+                isinstance(why, TimedOut) and self._waiting.is_over(deadline)
+            ):
+                raise Refused(why)
+            if posted == count:  # the device is still reading registered memory
+                yield from self.flush(qp, deadline, posted)
+                return
+            if isinstance(why, Closed):  # the queue pair was replaced, or the endpoint closed
+                self._memberships.require_joined(group, "send", Phase.SEND)
+            what = what[fresh:] if several else what
+
+    def flush(self, qp: QueuePair, deadline: float | None, posted: int = 0) -> Operation[None]:
+        """Wait until the device has sent all posted messages; `posted` of them are the call's own."""
+        try:
+            yield Step(deadline, post=Posting(qp, qp.flush))
+        except QpError as error:
+            self._on_qp_error(error)
+            raise Refused(error) from None
+        except Closed:  # the queue pair was replaced, or its device is away: its posted messages are lost
+            self._station.require_open("flush", Phase.SEND)
+        except McastError as error:
+            error.posted += posted
+            raise
 
     def route_to(
-        self, group: EndpointGroup, timeout: float | None
+        self, group: EndpointGroup, timeout: float | None, deadline: float | None
     ) -> Operation[tuple[QueuePair, Destination]]:
         """The queue pair and the destination to send with, once the group is joined."""
-        deadline = self._waiting.deadline(timeout)
         yield from self._waiting.until(lambda: group.state is not GroupState.LOST, deadline)
         self._memberships.require_joined(group, "send", Phase.SEND)
         if group.state is GroupState.LOST:
             detail = f"the membership was lost, and not restored within {timeout} s: {group.error}"
-            raise mcast_error(E.ETIMEDOUT, "send", Phase.SEND, {"group": group.address}, detail)
+            raise Refused(mcast_error(E.ETIMEDOUT, "send", Phase.SEND, {"group": group.address}, detail))
         assert group.destination is not None
         return self._station.qp, group.destination
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno as E
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 
@@ -29,6 +28,7 @@ from mcast.api import (
     QpCounters,
     QpInit,
     QueuePair,
+    Refused,
     Region,
     mcast_error,
 )
@@ -36,6 +36,7 @@ from mcast.endpoint.membership import EndpointGroup, Roster
 from mcast.endpoint.policy import LoopbackPolicy
 from mcast.endpoint.ports import Place
 from mcast.endpoint.settings import Settings
+from mcast.endpoint.waiting import asked
 from mcast.wire.addresses import LocalAddress
 from mcast.wire.probe import PROBE_SIZE
 
@@ -58,11 +59,13 @@ class Station:
         self.backend: Backend = backend
         self.settings: Settings = settings
         self._find_place = find_place
-        self.channel: EventChannel = backend.event_channel()
+        self.channel: EventChannel = asked(backend.event_channel)
         self.roster: Roster = Roster()
         self.closed: bool = False
         self.on_id_destroyed: Callable[[], None] = lambda: None
         self.blocking_loopback: bool = False
+        self.is_silence_noted: bool = False
+        """Whether the log says that nobody else can be heard."""
         self._counted: tuple[QpCounters, QueuePair | None] = (
             QpCounters(0, 0, 0, 0, 0, 0, settings.receive_depth, dropped_mtu=0),
             None,
@@ -73,20 +76,30 @@ class Station:
         try:
             self._open_id()
         except BaseException:
-            self.channel.close()
+            self._close_channel()
             raise
+
+    def _close_channel(self) -> None:
+        """Close the channel with its ids, for an endpoint that could not be opened."""
+        try:
+            self.channel.close()
+        except McastError as error:
+            logger.debug("%s: the channel goes with its backend: %s", self.name, error)
 
     # --- the id and its QP -------------------------------------------------------------------
 
     def _open_id(self) -> None:
-        """Make a new id on the endpoint's port, with a queue pair that receives."""
-        cm_id = self.channel.create_id()
+        """Make a new id on the endpoint's port, with a queue pair that receives.
+
+        The channel owns the id: one that is half made goes with the channel.
+        """
+        cm_id = asked(self.channel.create_id)
         cm_id.on_destroyed = lambda: self.on_id_destroyed()
         try:
-            cm_id.bind_addr(self.place.address)
+            asked(cm_id.bind_addr, self.place.address)
             self.qp = self._make_qp(cm_id)
-        except BaseException:
-            cm_id.destroy()
+        except Refused:
+            self.destroy(cm_id)
             raise
         self.id = cm_id
         self._counted = self._counted[0], self.qp
@@ -105,25 +118,34 @@ class Station:
             moderation=settings.moderation,
             timestamps=settings.timestamps,
         )
+        self.blocking_loopback = False
         if settings.loopback is LoopbackPolicy.OFF:
+            blocking = init.model_copy(update={"block_loopback": True})
             try:
-                qp = cm_id.create_qp(init.model_copy(update={"block_loopback": True}))
-            except (NotSupported, InvalidArgument):
+                qp = asked(cm_id.create_qp, blocking)
+            except Refused as refused:
+                if not isinstance(refused.error, NotSupported | InvalidArgument):
+                    raise
                 logger.info("%s: the device cannot keep own messages back, so a filter does", self.name)
             else:
                 self.blocking_loopback = True
                 return qp
-        self.blocking_loopback = False
-        return cm_id.create_qp(init)
+        return asked(cm_id.create_qp, init)
+
+    def destroy(self, cm_id: CmId) -> None:
+        """Destroy an id; one that the device does not let go of is freed with its channel."""
+        try:
+            cm_id.destroy()
+        except McastError as error:  # a device that is gone refuses calls on its objects, perhaps for a while
+            logger.debug("%s: the id goes with its channel: %s", self.name, error)
 
     def replace_id(self) -> None:
         """Make a new id and queue pair, in no group, on the port that has the address now."""
-        with suppress(McastError):  # a device that is gone refuses calls on its objects, perhaps for a while
-            self.id.destroy()
+        self.destroy(self.id)
         try:
-            self.place = self._find_place()
+            self.place = asked(self._find_place)
         except ValueError as absent:
-            raise mcast_error(E.EADDRNOTAVAIL, "bind_addr", Phase.BIND, None, str(absent)) from None
+            raise Refused(mcast_error(E.EADDRNOTAVAIL, "bind_addr", Phase.BIND, None, str(absent))) from None
         self._open_id()
 
     def lend(self, buffer: memoryview) -> Region | None:
@@ -174,9 +196,9 @@ class Station:
         return self.closed or self.channel.closed
 
     def require_open(self, call: str, phase: Phase) -> None:
-        """Raise Closed once the endpoint or its channel is closed."""
+        """Refuse a call once the endpoint or its channel is closed."""
         if self.is_over:
-            raise Closed("Endpoint", call, phase)
+            raise Refused(Closed("Endpoint", call, phase))
 
     def close(self) -> None:
         """Leave every group and free all resources."""
@@ -213,32 +235,33 @@ class Station:
     def counters(self) -> QpCounters:
         """The counters of all queue pairs so far, added up; `recv_free` is that of the present one."""
         past, qp = self._counted  # both at once, because another thread may destroy the queue pair meanwhile
-        with suppress(Closed):
-            if qp is not None:
-                return _added(past, qp.counters)
+        if qp is not None and (now := _counters_of(qp)) is not None:
+            return _added(past, now)
         return self._counted[0]
 
     def _keep_counters(self, qp: QueuePair) -> None:
         """Add up what a queue pair has counted that is about to be destroyed."""
         past, _ = self._counted
-        with suppress(McastError):  # in a forked child no counter can be read
-            past = _added(past, qp.counters)
-        self._counted = past, None
+        now = _counters_of(qp)  # None in a forked child, where no counter can be read
+        self._counted = (past if now is None else _added(past, now)), None
 
     def port_counters(self) -> Mapping[str, int]:
         """The device's counters of the port; empty once the backend is closed."""
-        with suppress(Closed):
+        try:
             return self.backend.port_counters(self.place.device.name, self.place.port.port_num)
-        return {}
+        except McastError:  # Closed, or what became of a backend that was interrupted
+            return {}
 
     def nudge(self) -> None:
         """Cause an event, so that a thread that sleeps in a receive looks again."""
-        cm_id = self.channel.create_id()
+        cm_id: CmId | None = None
         try:
-            cm_id.resolve_addr(NUDGED[self.place.address.version], self.place.address)
-        except McastError as error:
-            cm_id.destroy()
-            logger.debug("%s: the receiving thread could not be woken: %s", self.name, error)
+            cm_id = asked(self.channel.create_id)
+            asked(cm_id.resolve_addr, NUDGED[self.place.address.version], self.place.address)
+        except Refused as refused:
+            if cm_id is not None:
+                self.destroy(cm_id)
+            logger.debug("%s: the receiving thread could not be woken: %s", self.name, refused.error)
 
     # --- groups --------------------------------------------------------------------------------
 
@@ -250,7 +273,7 @@ class Station:
         self.roster.enter(group)
 
     def _require_source(self, group: EndpointGroup) -> None:
-        """Raise the error of an IPv4 group on RoCE that would be sent to from an IPv6 GID.
+        """Refuse an IPv4 group on RoCE that would be sent to from an IPv6 GID.
 
         The stack joins it all the same, and the first send puts the queue pair into ERR (K-JOIN-12,
         K-DATA-15), as does the first answer to a probe. The rejoin policy would join again for ever.
@@ -266,12 +289,12 @@ class Station:
         )
         error = mcast_error(E.EADDRNOTAVAIL, "join", Phase.JOIN, {"group": group.address}, detail)
         error.link_layer = LinkLayer.ETHERNET
-        raise error
+        raise Refused(error)
 
     def ask_to_join(self, group: EndpointGroup) -> None:
         """Start to join. The outcome is an event."""
         make = JoinAttrEx.send_only if group.send_only else JoinAttrEx.full_member
-        self.id.join_multicast_ex(make(group.address), group)
+        asked(self.id.join_multicast_ex, make(group.address), group)
 
     def note_joined(self, group: EndpointGroup, destination: Destination) -> None:
         """Note that the group is joined, and that messages go there in the class of the settings."""
@@ -283,7 +306,7 @@ class Station:
         """Leave a group that has the MGID of another one, and keep the queue pair attached for that one."""
         self.leave_quietly(group)
         if not self.roster.by_mgid[destination.gid].send_only:
-            self.qp.attach_mcast(destination.gid, destination.dlid)
+            asked(self.qp.attach_mcast, destination.gid, destination.dlid)
 
     def leave(self, group: EndpointGroup) -> bool:
         """Leave the group; return whether it was one of the endpoint's."""
@@ -300,6 +323,13 @@ class Station:
             self.id.leave_multicast(group.address)
         except McastError as error:
             logger.debug("%s: leaving %s: %s", self.name, group.address, error)
+
+
+def _counters_of(qp: QueuePair) -> QpCounters | None:
+    try:
+        return qp.counters
+    except McastError:
+        return None
 
 
 def _where(place: Place) -> tuple[str, int, LocalAddress]:

@@ -3,23 +3,37 @@ awaited."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from typing import Any, Generic, TypeVar
 
-from mcast.api import Backend, Destination, DeviceInfo, Handle, PortInfo, TimestampClock, open_at
+from mcast.api import (
+    Backend,
+    Destination,
+    DeviceInfo,
+    Guard,
+    Handle,
+    McastError,
+    PortInfo,
+    Refused,
+    TimestampClock,
+    open_at,
+)
 from mcast.endpoint.core import Session
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import LoopbackReport
 from mcast.endpoint.ports import choose
 from mcast.endpoint.settings import Opening, Settings
 from mcast.endpoint.stats import EndpointStats, GroupStats
-from mcast.interrupts import WITHIN, Lock, Sleepers, uninterrupted
 from mcast.wire.addresses import Gid, LocalAddress, McastAddress, Mgid
+
+logger: logging.Logger = logging.getLogger("mcast")
 
 GroupLike = McastAddress | IPv4Address | IPv6Address | Mgid | str
 M = TypeVar("M", bound="MemberView")
+N = TypeVar("N", bound="MemberView")
 S = TypeVar("S")
 
 
@@ -31,35 +45,39 @@ class EndpointView(Handle, Generic[M]):
         self._prepare(opening)
         self._owned: Backend | None = None
         self._members: dict[McastAddress, M] = {}
-        self._lock = Lock(1, WITHIN)
-        self._sleepers = Sleepers(self._lock)
-
+        self._guard = Guard("endpoint")
         try:
-            with uninterrupted():
-                backend, device, port_num = opening.backend, opening.device, opening.port_num
-                if isinstance(backend, str):
-                    backend = self._owned = open_at(backend, opening.bind, opening.options or {})
-                elif not isinstance(backend, Backend):
-                    raise TypeError(
-                        f"backend is {backend!r}: give the name of a provider, or what open_backend returned"
-                    )
-                elif opening.options:
-                    raise ValueError(
-                        f"options are {dict(opening.options)}, and the backend is open: only one that is "
-                        "opened by name takes options; give them to open_backend"
-                    )
-                place = choose(backend, opening.bind, device, port_num)
-                address = place.address if device is None else None
-                find_again = partial(choose, backend, address, device, port_num)
-                self._session = Session(backend, place, find_again, opening, self._clock or backend.now)
-        except BaseException:
-            if "_session" in vars(self):  # Ctrl-C came when the session was complete
-                self._session.close()
-            self._close_owned()
+            self._open(opening)
+        except Refused as refused:
+            self._close_after_failure()
+            raise refused.error from refused.error.__cause__
+        except BaseException:  # what is not freed here goes with the backend
+            self._close_after_failure()
             raise
 
-    _pumping = 0
-    """The thread that is receiving for all; 0 if none is."""
+    def _close_after_failure(self) -> None:
+        try:
+            self._close_owned()
+        except McastError as error:
+            logger.warning("the backend of an endpoint that could not be opened: %s", error)
+
+    def _open(self, opening: Opening) -> None:
+        backend, device, port_num = opening.backend, opening.device, opening.port_num
+        if isinstance(backend, str):
+            backend = self._owned = open_at(backend, opening.bind, opening.options or {})
+        elif not isinstance(backend, Backend):
+            raise TypeError(
+                f"backend is {backend!r}: give the name of a provider, or what open_backend returned"
+            )
+        elif opening.options:
+            raise ValueError(
+                f"options are {dict(opening.options)}, and the backend is open: only one that is "
+                "opened by name takes options; give them to open_backend"
+            )
+        place = choose(backend, opening.bind, device, port_num)
+        address = place.address if device is None else None
+        find_again = partial(choose, backend, address, device, port_num)
+        self._session = Session(backend, place, find_again, opening, self._clock or backend.now)
 
     _clock: Callable[[], float] | None = None
     """The clock of timeouts, where it is not the backend's."""
@@ -135,13 +153,8 @@ class EndpointView(Handle, Generic[M]):
         return self._shown(self._session.snapshot)
 
     def _shown(self, make: Callable[[], S]) -> S:
-        """What `make` returns.
-
-        If this thread is between two lines of another call, the state may be half changed.
-        """
-        if self._lock._is_owned():
-            return make()
-        with self._lock:
+        """What `make` returns; of an endpoint that is half changed, what is there."""
+        with self._guard.lock:
             return make()
 
     def __repr__(self) -> str:
@@ -151,11 +164,11 @@ class EndpointView(Handle, Generic[M]):
         state = "closed" if self.closed else groups
         return f"<{type(self).__name__} {self.backend.name} {self.address}: {state}>"
 
-    def _enter(self, member: M) -> None:
-        """Show the member in `groups`, unless the endpoint was closed meanwhile."""
-        with self._lock:
-            if member._group.state is not GroupState.LEFT:
-                self._members[member.group] = member
+    def _entered(self, make: Callable[[Any, EndpointGroup], N], group: EndpointGroup) -> N:
+        """Make the member of a group that is joined, and show it in `groups`."""
+        member = make(self, group)
+        self._members[group.address] = member  # type: ignore[assignment]
+        return member
 
     def _forget(self, group: EndpointGroup) -> None:
         """Show the group in `groups` no more.
@@ -166,17 +179,14 @@ class EndpointView(Handle, Generic[M]):
         if member is not None and member._group is group:
             del self._members[group.address]
 
-    def _close_all(self) -> None:
-        """Free all that the endpoint owns; completes after any failure, and may be repeated."""
-        with uninterrupted():
-            try:
-                with self._lock:
-                    self._members.clear()
-                    if not self._pumping:
-                        self._session.answer(keep=False)
-                    self._session.close()
-            finally:
-                self._close_owned()
+    def _free(self) -> None:
+        """Free all that the endpoint owns; called with the lock held, again if an earlier call was
+        interrupted, and also when the endpoint is broken."""
+        try:
+            self._members.clear()
+            self._session.station.close()
+        finally:
+            self._close_owned()
 
     def _close_owned(self) -> None:
         if self._owned is not None:
@@ -188,6 +198,8 @@ class MemberView(Handle):
 
     _endpoint: EndpointView[Any]
     _group: EndpointGroup
+    _hold: Callable[[], Any] | None = None
+    """Returns the hold of the end that has the membership to itself (`mcast.cast`), None once it is gone."""
 
     @property
     def endpoint(self) -> EndpointView[Any]:

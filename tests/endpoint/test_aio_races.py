@@ -150,8 +150,7 @@ class Objects:
         for endpoint in self._opened:
             assert not endpoint._waiters
             assert not endpoint._senders
-            assert endpoint._lock.acquire(False)
-            endpoint._lock.release()
+            assert not endpoint._guard.amid
             assert not (endpoint.closed and endpoint.groups)
             await endpoint.close()
         self.backend.close()

@@ -498,7 +498,7 @@ def test_a_count_that_is_none_is_refused(net: Net, receiving: bool) -> None:
     endpoint = net.open(0)
     group = endpoint.join(GROUP)
     if receiving:
-        endpoint._pumping = -1
+        assert endpoint._claim.acquire(False)
     for call in (endpoint.recv_batch, group.recv_batch):
         for wrong in (2.5, nan, "2", None):
             with pytest.raises(TypeError, match="give an int, how many messages"):
@@ -510,7 +510,8 @@ def test_a_count_that_is_none_is_refused(net: Net, receiving: bool) -> None:
             group.ready(wrong, timeout=0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at most 65536 answers are remembered"):
         group.ready(1 << 70, timeout=0)
-    endpoint._pumping = 0
+    if receiving:
+        endpoint._claim.release()
 
 
 # --- where ---------------------------------------------------------------------------------------

@@ -635,7 +635,7 @@ def test_the_same_seed_gives_the_same_attempts() -> None:
 def test_events_that_nobody_fetches_are_bounded_and_counted(
     paired: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mcast.endpoint.event_queue.MAX_EVENTS", 4)
+    monkeypatch.setattr("mcast.endpoint.events.MAX_EVENTS", 4)
     pair = paired()
     for times in range(1, 4):
         pair.network.fail_over(1)

@@ -74,7 +74,7 @@ def receive(member: Membership, count: int) -> list[Message | None]:
 
 
 def is_receiving(endpoint: Endpoint) -> bool:
-    return bool(endpoint._pumping)
+    return endpoint._claim.locked()
 
 
 def test_one_receives_while_many_send_and_one_joins_and_leaves(

@@ -56,6 +56,7 @@ from mcast.backends.model import cm
 from mcast.backends.model.port import COMP_VECTORS, PORT_COUNTERS
 from mcast.backends.model.qp import Burst, Qp
 from mcast.backends.model.times import NS
+from mcast.backends.sim.clock import VirtualClock
 from mcast.backends.sim.core.groups import group_table
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.lease import DeviceSlots, MemorySlots, Packed, SimBatch, Slots, message_of
@@ -117,6 +118,7 @@ class SimBackend(Backend):
             ROCE_CAPABILITIES if fabric.sa is None else INFINIBAND_CAPABILITIES
         )
         self._clock, self._guard = fabric.clock, fabric.clock.guard
+        self.virtual_time: bool = isinstance(fabric.clock, VirtualClock)
         self._hosts = hosts if hosts is not None else fabric.hosts
         self._owns_fabric = owns_fabric
         self._channels: dict[SimEventChannel, None] = {}

@@ -84,7 +84,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def is_receiving(endpoint: Endpoint) -> bool:
-    return bool(endpoint._pumping)
+    return endpoint._claim.locked()
 
 
 def test_members_hear_each_other(lab_bed: Testbed, pool: ThreadPoolExecutor) -> None:

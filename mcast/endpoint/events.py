@@ -1,4 +1,4 @@
-"""The events of an endpoint that wait for `next_event`.
+"""The events of an endpoint: those that wait for `next_event`, and those of the port that cause some.
 
 A sender can cause one `MessagesMissing` with each of its messages. So these have a queue of their own, in
 which each source has a limited share: they push out no other event, and fill no log.
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
+from collections.abc import Callable
 
-from mcast.endpoint.policy import Event, MessagesMissing
+from mcast.api import Closed, Phase, PortEvent, PortState, Refused
+from mcast.endpoint.policy import AddressChanged, Event, MessagesMissing, PortDown, PortUp
+from mcast.endpoint.recovery import Restorer
 from mcast.endpoint.station import Station
-from mcast.endpoint.waiting import Operation, Waiting
+from mcast.endpoint.waiting import Operation, Waiting, asked
 from mcast.wire.addresses import Gid
 
 logger: logging.Logger = logging.getLogger("mcast")
@@ -36,7 +39,7 @@ class EventQueue:
         self._missing: deque[tuple[int, MessagesMissing]] = deque()
         """Each event with its number in the order of all."""
         self._missing_of: Counter[Gid] = Counter()
-        self._last = self._put_backs = 0
+        self._last = 0
         self.told: Counter[type[Event]] = Counter()
         self.dropped: int = 0
 
@@ -84,17 +87,58 @@ class EventQueue:
             del self._missing_of[event.source]
         return event
 
-    def put_back(self, event: Event) -> None:
-        """Put an event that was taken in front of the others."""
-        self._put_backs -= 1
-        if isinstance(event, MessagesMissing):
-            self._missing.appendleft((self._put_backs, event))
-            self._missing_of[event.source] += 1
-        else:
-            self._queued.appendleft((self._put_backs, event))
-
     def next_event(self, timeout: float | None) -> Operation[Event | None]:
         """The next event; None when `timeout` seconds have passed."""
-        deadline = self._waiting.deadline(timeout)
+        return self._next_event(self._waiting.deadline(timeout))
+
+    def _next_event(self, deadline: float | None) -> Operation[Event | None]:
         yield from self._waiting.until(lambda: len(self) > 0, deadline, at_least_once=True)
         return self.pop() if self else None
+
+
+class PortWatch:
+    """Reads the events of the port, and reports them; `tell` takes an event for the user."""
+
+    def __init__(self, station: Station, restorer: Restorer, tell: Callable[[Event], None]) -> None:
+        self._station, self._restorer, self._tell = station, restorer, tell
+        self._link_is_up = station.place.port.state is PortState.ACTIVE
+        """As `PortUp` and `PortDown` have told."""
+
+    def look(self) -> bool:
+        """Handle the events of the port; return whether there were any."""
+        if self._restorer.recovery is not None:  # the next queue pair starts with the state at that time
+            return False
+        try:
+            events = asked(self._station.qp.port_events)
+        except Refused as refused:
+            self._station.require_open("step", Phase.EVENT)
+            if not isinstance(refused.error, Closed):
+                raise
+            return False
+        for event in events:
+            self._on_event(event)
+        return bool(events)
+
+    def look_anew(self) -> None:
+        """Look at the link itself, because the port's events went to a queue pair that was replaced
+        meanwhile."""
+        self._note_link(self._station.place.port.state is PortState.ACTIVE)
+
+    def _on_event(self, event: PortEvent) -> None:
+        port = self._station.port_name
+        match event:
+            case PortEvent.ERR | PortEvent.ACTIVE:
+                self._note_link(event is PortEvent.ACTIVE)
+            case PortEvent.GID_CHANGE:
+                error = self._station.look_at_address()
+                self._tell(AddressChanged(port, own=error is not None))
+                if error is not None:
+                    self._restorer.lose_all(error, reopen=True)
+            case _:  # if memberships end because of it, a MULTICAST_ERROR follows
+                logger.debug("%s: %s", self._station.name, event.name)
+
+    def _note_link(self, up: bool) -> None:
+        """Report the link's state if it is not the one that was last reported."""
+        if up != self._link_is_up:
+            self._link_is_up = up
+            self._tell((PortUp if up else PortDown)(self._station.port_name))
