@@ -13,6 +13,7 @@ import cProfile
 import os
 from collections.abc import Callable
 from contextlib import ExitStack
+from math import inf
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -27,8 +28,9 @@ from mcast.cast.objects.bytes_in import Into
 from mcast.cast.objects.calls import MEMORY
 from mcast.cast.objects.receiving import ObjectsIn, Received
 from mcast.cast.objects.sending import ObjectReport, ObjectsOut
-from mcast.cast.objects.turns import HEARD, Seat, Turn, Turns, seated
+from mcast.cast.objects.turns import HEARD, Seat, Turns, seated
 from mcast.endpoint.blocking import Membership, open_endpoint
+from mcast.endpoint.waiting import Step
 from tests.card.build import build as build_card
 from tests.card.card import ethernet_port
 from tests.card.provider import CardBackend, loaded
@@ -49,7 +51,7 @@ class End:
         self.group, self.seat, self.turns, self.profile = group, seat, turns, profile
         self.seconds = 0.0
         self.over = False
-        self.turn: Turn | None = None
+        self.turn: Step | None = None
 
     def go(self) -> None:
         """Take a turn, if it is due or there is something to hear: a program would sleep until then."""
@@ -60,11 +62,11 @@ class End:
             if self.turn is None:
                 self.turn = next(self.turns)
                 return
-            for batch in self.turn.said:
+            for batch in self.turn.post:
                 self.group.send_batch(batch)
-            self.turn = self.turn._replace(said=[])
+            self.turn = self.turn._replace(post=[])
             with self.group.recv_batch(HEARD, 0.0) as heard:
-                if not heard and self.seat.now() < self.turn.until:
+                if not heard and self.seat.now() < (self.turn.until or inf):
                     begun = thread_time()
                     return
                 self.turn = self.turns.send(heard.series())

@@ -53,7 +53,7 @@ class Done(Generic[T]):
     __slots__ = ("result",)
 
     def __init__(self, result: T) -> None:
-        self.result = result
+        self.result: T = result
 
 
 Steps = Generator[Step, R, T]

@@ -165,8 +165,9 @@ class _ClosedEnd:
         except StopIteration:
             self.over = True
         else:
-            for batch in turn.said:
+            for batch in turn.post:
                 self.said += map(bytes, rows_of(batch) if isinstance(batch, memoryview) else batch)
+            assert turn.until is not None
             self.until = max(turn.until, 1e-6)
 
 

@@ -17,8 +17,8 @@ from mcast.arguments.buffers import writable_bytes
 from mcast.arguments.file_objects import FileWriter, Writable
 from mcast.cast.files import Sink, StreamSink, native, sink_of_path
 from mcast.cast.objects.bytes_out import Tensor, memory_of, poll_of
+from mcast.endpoint.waiting import theirs
 from mcast.errors.refused import sentence_of
-from mcast.interrupts import interruptible
 
 Target = Buffer | Tensor | os.PathLike[str] | Writable | Sink | None
 """A writable buffer or CPU tensor, the path of a file, what has `write`, a `mcast.cast.files.Sink`, or None
@@ -135,8 +135,7 @@ class ToWritable(Sink):
     def ready(self) -> bool:
         end = monotonic() + _MAX_TURN
         while self._left:
-            with interruptible():  # it may wait
-                taken = self._writer.write_some(self._left)
+            taken = theirs(self._writer.write_some, self._left)  # it may wait
             self._left = self._left[taken:]
             if not taken or monotonic() > end:
                 break
@@ -149,8 +148,7 @@ class ToWritable(Sink):
     def commit(self) -> bool:
         if not self.ready():
             return False
-        with interruptible():
-            return self._writer.flush()
+        return theirs(self._writer.flush)
 
 
 def sink_of(place: Target, size: int | None, most: int) -> Sink:

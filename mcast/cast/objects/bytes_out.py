@@ -23,7 +23,7 @@ from mcast.cast.nack.messages import OPEN, UNTOLD, Describe
 from mcast.cast.nack.payload import BlockBytes, Digest, Frames
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import ObjectSender
-from mcast.interrupts import interruptible
+from mcast.endpoint.waiting import theirs
 
 _OF_CPU = (1, 3)
 """DLPack's kDLCPU, and kDLCUDAHost, which is pinned memory of the host."""
@@ -158,8 +158,9 @@ class FromOpen(_Stays):
     def read(self, most: int) -> bytes | None:
         if self._poll is not None and not self._poll.poll(0):
             return None
-        with interruptible():  # one that cannot be asked whether it is ready is waited for
-            data = read_some(self._file, most if self._left is None else min(most, self._left), self._method)
+        # One that cannot be asked whether it is ready is waited for.
+        size = most if self._left is None else min(most, self._left)
+        data = theirs(read_some, self._file, size, self._method)
         if self._left is not None:
             self._left -= len(data or b"")
         return data
@@ -185,8 +186,7 @@ class FromIterable(_Stays):
     def read(self, most: int) -> bytes:
         while not self._rest:
             try:
-                with interruptible():
-                    part = next(self._parts)
+                part = theirs(next, self._parts)
             except StopIteration:
                 return b""
             self._rest = memoryview(_bytes_of(part))

@@ -5,32 +5,33 @@ A session has no thread and no task: it speaks and hears inside its calls.
 
 from __future__ import annotations
 
+from _thread import LockType
 from collections.abc import (
     AsyncGenerator,
     AsyncIterable,
     Callable,
     Coroutine,
     Generator,
-    Iterator,
     Sequence,
 )
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from math import inf
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self, TypedDict, Unpack, overload
+from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 
 from pydantic import BaseModel
 
-from mcast.api import Closed, Handle, McastError
+from mcast.api import Closed, Guard, Handle, McastError
 from mcast.cast.nack.strategy import Strategy, all_of_them, carousel
 from mcast.cast.objects.bytes_in import Into, Offered
 from mcast.cast.objects.bytes_out import Sendable
 from mcast.cast.objects.receiving import Missed, ObjectsIn, Received
 from mcast.cast.objects.sending import Object, ObjectReport, ObjectsOut, Progress
-from mcast.cast.objects.turns import Seat, Turns, awaited, blocked, seated, told_of
+from mcast.cast.objects.turns import Hold, Seat, Turns, awaited, blocked, seated, take_seat, told_of
 from mcast.endpoint import awaiting, blocking
-from mcast.interrupts import made_or_undone, uninterrupted
+
+T = TypeVar("T")
 
 MEMORY = 32 << 20
 """About how many bytes of one object are under way, at each end."""
@@ -52,14 +53,18 @@ class _ObjectSession(Handle):
         key: bytes | None,
         progress: Callable[[Progress], object] | None,
     ) -> None:
-        self._seat = ExitStack()
-        with ExitStack() as undo:
-            seat = undo.enter_context(seated(group, "cast.send"))
+        self._closed = False
+        self._guard = Guard("session")
+        self._claim = Lock()
+        """The claim of the call that is running, which holds it."""
+        self._hold = Hold()
+        try:
+            seat = take_seat(group, "cast.send", self._hold)
             self._now = seat.now
             self._sending = ObjectsOut(seat, memory, rate, silence, key, progress)
-            self._seat = undo.pop_all()
-        self._closed = False
-        self._calls = Lock()
+        except BaseException:
+            self._hold.taken = False
+            raise
 
     @property
     def receivers(self) -> int:
@@ -83,15 +88,15 @@ class _ObjectSession(Handle):
         """
         self._sending.stop()
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Refuse a second call meanwhile: each would hear what the other waits for."""
-        if not self._calls.acquire(blocking=False):
-            raise RuntimeError("another call of this session is running: make one call at a time")
-        try:
-            yield
-        finally:
-            self._calls.release()
+    def _begin(self, claim: LockType) -> None:
+        """Refuse a second call meanwhile: each would hear what the other waits for.
+
+        The call holds the claim in a `with`, which nothing can keep it from leaving.
+        """
+        with self._guard.lock:
+            if self._claim.locked():
+                raise RuntimeError("another call of this session is running: make one call at a time")
+            self._claim = claim
 
     def _going_round(self, objects: Sequence[Object], strategy: Strategy) -> Turns[tuple[ObjectReport, ...]]:
         self._require_open()
@@ -103,10 +108,10 @@ class _ObjectSession(Handle):
         if self._closed:
             raise ValueError("this session is closed: open another one")
 
-    def _end(self) -> bool:
-        """Whether the session is to be ended now, which is done once."""
+    def _end(self, why: str) -> Turns[None] | None:
+        """What tells the receivers, once; None where there is nothing more to tell, or nobody knows what."""
         before, self._closed = self._closed, True
-        return not before
+        return None if before or self._guard.broken else self._sending.close(why)
 
 
 class ObjectSession(_ObjectSession):
@@ -128,9 +133,10 @@ class ObjectSession(_ObjectSession):
 
         Raises TimedOut when `timeout` seconds have passed; the error says how many there are.
         """
-        with uninterrupted(), self._alone():
+        with (claim := Lock()):
+            self._begin(claim)
             self._require_open()
-            blocked(self._group, self._now, self._sending.gather(receivers, timeout))
+            self._carry_out(self._sending.gather(receivers, timeout))
 
     def send(
         self,
@@ -145,9 +151,13 @@ class ObjectSession(_ObjectSession):
             raise TypeError(
                 f"{type(data).__name__} is awaited: send it to a group of an endpoint of mcast.aio"
             )
-        with uninterrupted(), self._alone():
+        with (claim := Lock()):
+            self._begin(claim)
             self._require_open()
-            return blocked(self._group, self._now, self._sending.send(data, strategy, name, metadata))
+            return self._carry_out(self._sending.send(data, strategy, name, metadata))
+
+    def _carry_out(self, turns: Turns[T]) -> T:
+        return blocked(self._group, self._now, self._guard, turns)
 
     def send_around(
         self,
@@ -162,16 +172,23 @@ class ObjectSession(_ObjectSession):
         A receiver that comes at any time gets each once. There is a report for each object. Raises ValueError
         for other strategies, and as `mcast.cast.send` does for a carousel.
         """
-        with uninterrupted(), self._alone():
-            return blocked(self._group, self._now, self._going_round(objects, strategy))
+        with (claim := Lock()):
+            self._begin(claim)
+            return self._carry_out(self._going_round(objects, strategy))
 
     def close(self, why: str = "") -> None:
-        """End the session, and tell the receivers, and why. Idempotent."""
-        with uninterrupted(), self._alone():
-            if not self._end():
-                return
-            with self._seat:
-                blocked(self._group, self._now, self._sending.close(why))
+        """End the session, and tell the receivers, and why. Idempotent.
+
+        A session that is broken tells nobody, and frees its membership.
+        """
+        with (claim := Lock()):
+            self._begin(claim)
+            try:
+                turns = self._end(why)
+                if turns is not None:
+                    self._carry_out(turns)
+            finally:
+                self._hold.taken = False
 
     def __enter__(self) -> Self:
         return self
@@ -179,8 +196,11 @@ class ObjectSession(_ObjectSession):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(McastError) if error else ExitStack():
-            self.close(told_of(error) if error else "")
+        try:
+            with suppress(McastError) if error else ExitStack():
+                self.close(told_of(error) if error else "")
+        finally:
+            self._hold.taken = False  # also if an interrupt has cut the close off
 
 
 class AsyncObjectSession(_ObjectSession):
@@ -194,9 +214,10 @@ class AsyncObjectSession(_ObjectSession):
 
     async def gather(self, receivers: int, timeout: float | None = None) -> None:
         """As `ObjectSession.gather`."""
-        with self._alone():
+        with (claim := Lock()):
+            self._begin(claim)
             self._require_open()
-            await awaited(self._group, self._now, self._sending.gather(receivers, timeout))
+            await self._carry_out(self._sending.gather(receivers, timeout))
 
     async def send(
         self,
@@ -207,9 +228,13 @@ class AsyncObjectSession(_ObjectSession):
         strategy: Strategy = all_of_them(),  # noqa: B008  (immutable)
     ) -> ObjectReport:
         """As `ObjectSession.send`. One call at a time."""
-        with self._alone():
+        with (claim := Lock()):
+            self._begin(claim)
             self._require_open()
-            return await awaited(self._group, self._now, self._sending.send(data, strategy, name, metadata))
+            return await self._carry_out(self._sending.send(data, strategy, name, metadata))
+
+    async def _carry_out(self, turns: Turns[T]) -> T:
+        return await awaited(self._group, self._now, self._guard, turns)
 
     async def send_around(
         self,
@@ -217,16 +242,20 @@ class AsyncObjectSession(_ObjectSession):
         strategy: Strategy = carousel(),  # noqa: B008  (immutable)
     ) -> tuple[ObjectReport, ...]:
         """As `ObjectSession.send_around`."""
-        with self._alone():
-            return await awaited(self._group, self._now, self._going_round(objects, strategy))
+        with (claim := Lock()):
+            self._begin(claim)
+            return await self._carry_out(self._going_round(objects, strategy))
 
     async def close(self, why: str = "") -> None:
         """As `ObjectSession.close`."""
-        with self._alone():
-            if not self._end():
-                return
-            with self._seat:
-                await awaited(self._group, self._now, self._sending.close(why))
+        with (claim := Lock()):
+            self._begin(claim)
+            try:
+                turns = self._end(why)
+                if turns is not None:
+                    await self._carry_out(turns)
+            finally:
+                self._hold.taken = False
 
     async def __aenter__(self) -> Self:
         return self
@@ -234,8 +263,11 @@ class AsyncObjectSession(_ObjectSession):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(McastError) if error else ExitStack():
-            await self.close(told_of(error) if error else "")
+        try:
+            with suppress(McastError) if error else ExitStack():
+                await self.close(told_of(error) if error else "")
+        finally:
+            self._hold.taken = False
 
 
 class _SessionOptions(TypedDict, total=False):
@@ -273,9 +305,7 @@ def open_session(
     """
     if isinstance(group, awaiting.Membership):
         return AsyncObjectSession(group, memory, rate, silence, key, progress)
-    return made_or_undone(
-        lambda: ObjectSession(group, memory, rate, silence, key, progress), lambda session: session.close()
-    )
+    return ObjectSession(group, memory, rate, silence, key, progress)
 
 
 class _SendOptions(TypedDict, total=False):
@@ -328,7 +358,8 @@ def send(
     TimedOut if too few receivers come; OSError for a file that cannot be read, or changes in a carousel;
     ValueError for metadata that is too long, and for a carousel without a rate, or of what cannot be read
     twice; what `Membership.send` raises. A call that Ctrl-C or cancellation ends tells the receivers,
-    which drop what they have; what came for a path stays hidden there for the next `receive`.
+    which drop what they have, unless it was in the middle of a turn; what came for a path stays hidden there
+    for the next `receive`.
     """
     session_options: _SessionOptions = {"rate": rate, "silence": silence, "key": key}
     if receivers is None:
@@ -336,9 +367,13 @@ def send(
     options: dict[str, Any] = {"name": name, "metadata": metadata, "strategy": strategy}
     if isinstance(group, awaiting.Membership):
         return _sent(group, data, receivers, timeout, session_options, options)
-    with uninterrupted(), open_session(group, **session_options) as session:
-        session.gather(receivers, timeout)
-        return session.send(data, **options)
+    opened = open_session(group, **session_options)
+    try:
+        with opened as session:
+            session.gather(receivers, timeout)
+            return session.send(data, **options)
+    finally:
+        opened._hold.taken = False  # also if an interrupt came before the first line of `__exit__`
 
 
 async def _sent(
@@ -429,6 +464,7 @@ class _Reception:
     """What a receiver does until it leaves, in turns."""
 
     def __init__(self, seat: Seat, timeout: float | None, options: tuple[Any, ...]) -> None:
+        self.guard: Guard = Guard("receiver", "receive anew")
         self._receiving = ObjectsIn(seat, *options)
         self._timeout, self._why = timeout, ""
 
@@ -443,24 +479,33 @@ class _Reception:
             raise
 
     def end(self) -> Turns[None]:
-        """Tell the senders, and drop what is not whole."""
-        try:
-            with suppress(McastError):
-                yield from self._receiving.leave(self._why)
-        finally:
-            self._receiving.close()
+        """Tell the senders that this receiver leaves."""
+        with suppress(McastError):
+            yield from self._receiving.leave(self._why)
+
+    def close(self) -> None:
+        """Drop what is not whole."""
+        self._receiving.close()
 
 
 def _blocked(
     group: blocking.Membership, timeout: float | None, *options: Any
 ) -> Generator[Received, None, None]:
-    with seated(group, "cast.receive") as seat:
+    hold = Hold()
+    try:
+        seat = take_seat(group, "cast.receive", hold)
         reception = _Reception(seat, timeout, options)
         try:
-            while (found := blocked(group, seat.now, reception.next())) is not None:
+            while (found := blocked(group, seat.now, reception.guard, reception.next())) is not None:
                 yield found
         finally:
-            blocked(group, seat.now, reception.end())
+            try:
+                if not reception.guard.broken:
+                    blocked(group, seat.now, reception.guard, reception.end())
+            finally:
+                reception.close()
+    finally:
+        hold.taken = False
 
 
 async def _awaited(
@@ -469,7 +514,11 @@ async def _awaited(
     with seated(group, "cast.receive") as seat:
         reception = _Reception(seat, timeout, options)
         try:
-            while (found := await awaited(group, seat.now, reception.next())) is not None:
+            while (found := await awaited(group, seat.now, reception.guard, reception.next())) is not None:
                 yield found
         finally:
-            await awaited(group, seat.now, reception.end())
+            try:
+                if not reception.guard.broken:
+                    await awaited(group, seat.now, reception.guard, reception.end())
+            finally:
+                reception.close()

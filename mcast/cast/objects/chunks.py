@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
-from threading import Lock
+from threading import RLock
 from typing import Self
 
 from typing_extensions import Buffer
@@ -34,7 +34,7 @@ class Chunks(Handle, Sink):
         self._parts = SimpleQueue[bytes]()
         """What waits; empty bytes are the end."""
         self._came = self._taken = 0
-        self._taking = Lock()
+        self._taking = RLock()
         self._begun = self._whole = self._closed = False
         self._wakes = set[Callable[[], object]]()
 

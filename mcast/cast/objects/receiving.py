@@ -43,7 +43,8 @@ from mcast.cast.nack.receiver import TOGETHER, ObjectReceiver, Self
 from mcast.cast.nack.shape import Shape
 from mcast.cast.objects.bytes_in import Into, Offered, Target, ToBuffer, ToMemory, ToNew, sink_at, sink_of
 from mcast.cast.objects.runs import Pieces, in_runs
-from mcast.cast.objects.turns import Seat, Turn, Turns, kept, messages_of, others, told_of
+from mcast.cast.objects.turns import HEARD, Seat, Turns, kept, messages_of, others, told_of
+from mcast.endpoint.waiting import Step, theirs
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -470,7 +471,7 @@ class ObjectsIn:
                 return
             end = now() + _PARTING
             while said or (now() < end and any(not one.core.over for one in self.sessions.values())):
-                heard = yield Turn(self._written(said), end)
+                heard = yield Step(end, HEARD, self._written(said))
                 said = []
                 for message, address in messages_of(others(heard)):
                     with suppress(Rejected):
@@ -483,10 +484,6 @@ class ObjectsIn:
         """Drop what is not whole; of a file stays what another run can go on from."""
         for one in self._all():
             one.drop()
-
-    def __del__(self) -> None:
-        if vars(self):  # Ctrl-C may come at the first line of all, or between the last and the cleaning up
-            self.close()
 
     def _turn(self, until: float) -> Turns[None]:
         now = self._seat.now()
@@ -502,7 +499,8 @@ class ObjectsIn:
         due = min([until, now + _NAP if storing else inf, *(one.core.due for one in there)])
         # What follows a whole object waits until the caller has that one: both may go to one place.
         waits = bool(self._whole) or any(one.whole for one in there)
-        heard = yield Turn(self._written(said), now if done or (self._held and not waits) else due)
+        at_once = done or (self._held and not waits)
+        heard = yield Step(now if at_once else due, HEARD, self._written(said))
         now = self._seat.now()
         if waits:
             self._held += [(kept(series), address) for series, address in others(heard)]
@@ -645,7 +643,7 @@ class ObjectsIn:
         except OSError as error:
             self._fail(one, told_of(error), now)
         if self._progress is not None:
-            self._progress(arrival.offered, arrival.size)
+            theirs(self._progress, arrival.offered, arrival.size)
 
     def _write(self, one: _Incoming, arrival: _Arrival, now: float) -> None:
         # A block counts as there when it is written, so that a slow reader of a pipe slows the sender down.
@@ -655,7 +653,7 @@ class ObjectsIn:
         except OSError as error:
             self._fail(one, told_of(error), now)
         if self._progress is not None:
-            self._progress(arrival.offered, arrival.size)
+            theirs(self._progress, arrival.offered, arrival.size)
 
     def _look(self, now: float) -> None:
         """Write on, put into place what has come whole, and hand out or drop what has ended."""

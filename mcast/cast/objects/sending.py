@@ -27,7 +27,8 @@ from mcast.cast.nack.sender import Account, Manners, ObjectSender, Settled, Thin
 from mcast.cast.nack.strategy import Strategy
 from mcast.cast.objects.bytes_in import metadata_of
 from mcast.cast.objects.bytes_out import FromMemory, Origin, Outflow, Sendable, origin_of
-from mcast.cast.objects.turns import Seat, Turn, Turns, messages_of, others
+from mcast.cast.objects.turns import HEARD, Seat, Turns, messages_of, others
+from mcast.endpoint.waiting import Step, theirs
 
 _NAP = 0.01
 """Seconds until a pipe that had no bytes is asked again."""
@@ -258,7 +259,7 @@ class ObjectsOut:
         said = self._written(core.messages(self._seat.now()))
         # What comes after the end is not waited for: perhaps nobody says anything any more.
         ended = core.over or core.settled
-        heard = yield Turn(said, self._seat.now() if ended else min(until, core.due))
+        heard = yield Step(self._seat.now() if ended else min(until, core.due), HEARD, said)
         now = self._seat.now()
         for message, address in messages_of(others(heard)):
             try:
@@ -299,4 +300,4 @@ class ObjectsOut:
             now = now._replace(name=about.name, size=size, done=before + self._outflow.done)
         if now != self._told:
             self._told = now
-            self._progress(now)
+            theirs(self._progress, now)

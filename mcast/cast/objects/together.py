@@ -21,10 +21,11 @@ from mcast.cast.objects.bytes_out import Sendable
 from mcast.cast.objects.calls import MEMORY
 from mcast.cast.objects.receiving import ObjectsIn, Received
 from mcast.cast.objects.sending import ObjectReport, ObjectsOut, Progress
-from mcast.cast.objects.turns import BOUND, DEPTH, HEARD, Seat, Turn, Turns, seated, send_all
+from mcast.cast.objects.turns import BOUND, DEPTH, HEARD, Seat, Turns, seated, send_all
 from mcast.endpoint.blocking import Membership, open_endpoint
 from mcast.endpoint.ports import Place, active
 from mcast.endpoint.settings import DEFAULTS, Settings
+from mcast.endpoint.waiting import Step
 from mcast.wire.addresses import ZERO_GID
 from mcast.wire.probe import Peer
 
@@ -48,12 +49,13 @@ class End(Generic[T]):
             endpoint.port.gids.get(group.destination.sgid_index, ZERO_GID), endpoint.qp_num
         )
         self._turns = turns
-        self._turn: Turn | None = None
+        self._turn: Step | None = None
 
     @property
     def idle(self) -> float:
         """How many seconds this end has nothing to say unless a message comes."""
-        return 0.0 if self._turn is None else max(0.0, self._turn.until - self.seat.now())
+        until = None if self._turn is None else self._turn.until
+        return 0.0 if until is None else max(0.0, until - self.seat.now())
 
     def go(self, heeds: Container[Peer], limit: float = 0.0) -> bool:
         """Take in what those have said, and speak; wait for it at most `limit` seconds.
@@ -69,7 +71,7 @@ class End(Generic[T]):
             except StopIteration as done:
                 self.result, self.over = done.value, True
                 return True
-        for said in self._turn.said:
+        for said in self._turn.post:
             send_all(self.group, said)
         return True
 

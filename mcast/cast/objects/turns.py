@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import inf
 from secrets import randbelow
-from threading import Lock
-from typing import NamedTuple, TypeVar
-from weakref import ReferenceType, WeakKeyDictionary, ref
+from threading import RLock
+from typing import TypeVar
+from weakref import ref
 
 from typing_extensions import Buffer
 
-from mcast.api import Batch, Series, TimedOut
+from mcast.api import Batch, Guard, McastError, Phase, Refused, Series, TimedOut
 from mcast.cast.nack.header import TEXT, number_at
 from mcast.cast.nack.payload import keep_freed_memory
 from mcast.cast.nack.rate import BURST
 from mcast.cast.objects.bytes_out import Lend, lend_nothing
 from mcast.endpoint import awaiting, blocking
 from mcast.endpoint.view import MemberView
-from mcast.interrupts import take_interrupt, uninterrupted
+from mcast.endpoint.waiting import Box, Done, Proceed, Step, Steps, block, resume, wait_for
 from mcast.wire.addresses import Gid
 
 T = TypeVar("T")
@@ -45,18 +45,10 @@ HEARD = 2 * BURST
 """The most messages that are taken in one turn, so that a flood of them does not keep an end from sending."""
 
 
-class Turn(NamedTuple):
-    """What an end has to say, and the time by which it wants its next turn.
-
-    That is in batches, as `send_batch` takes them, of which each is sent before the next is made.
-    """
-
-    said: Iterable[Sequence[Buffer] | memoryview]
-    until: float
-
-
-Turns = Generator[Turn, Iterable[Series], T]
-"""What comes in is leased: its memory ends with the turn, and no part of it may be kept."""
+Turns = Steps[Iterable[Series], T]
+"""What an end does, a turn in each step: it posts batches, as `send_batch` takes them, of which each is sent
+before the next is made, and says by when it wants its next turn. What comes in is leased: its memory ends
+with the turn, and no part of it may be kept."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,10 +69,7 @@ class Seat:
     lend: Lend = lend_nothing
 
 
-_TAKING = Lock()
-_taken: WeakKeyDictionary[MemberView, ReferenceType[Seat]] = WeakKeyDictionary()
-"""The memberships that an end has to itself, with the seat of that end, which goes with the frames that
-Ctrl-C cuts off."""
+_TAKING = RLock()
 
 
 @lru_cache(maxsize=4096)  # asked again and again, and most messages come from a few ends
@@ -91,6 +80,8 @@ def in_words(gid: Gid) -> str:
 
 def told_of(error: BaseException) -> str:
     """What the group learns of an error: no path and no address of this host."""
+    if isinstance(error, Refused):
+        error = error.error
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
     if type(error) is OSError:  # the library's own, in its own words
@@ -100,9 +91,27 @@ def told_of(error: BaseException) -> str:
     return "internal error" if isinstance(error, Exception) else "interrupted"
 
 
+class Hold:
+    """Tells, by `taken`, whether an end has a membership to itself. Who makes it sets it back in the end."""
+
+    __slots__ = ("__weakref__", "taken")
+
+    def __init__(self) -> None:
+        self.taken: bool = False
+
+
 @contextmanager
 def seated(group: MemberView, call: str) -> Iterator[Seat]:
-    """A seat in the group, which no other end has meanwhile.
+    """A seat in the group, which no other end has meanwhile; errors are those of `take_seat`."""
+    hold = Hold()
+    try:
+        yield take_seat(group, call, hold)
+    finally:
+        hold.taken = False
+
+
+def take_seat(group: MemberView, call: str, hold: Hold) -> Seat:
+    """Return a seat in the group, which no other end has while the hold lives and is taken.
 
     Raises TypeError for what is no membership, RuntimeError if another end has the seat.
     """
@@ -125,18 +134,16 @@ def seated(group: MemberView, call: str) -> Iterator[Seat]:
     whose = f"{station.name}, in {group.group}"
     depth = station.settings.receive_depth
     seat = Seat(number, name, group.max_message_size, endpoint.now, whose, depth, station.lend)
-    with uninterrupted(), _TAKING:
-        other = _taken.get(group)
-        if other is not None and other() is not None:
+    with _TAKING:
+        other = None if group._hold is None else group._hold()
+        if other is not None and other.taken:
             raise RuntimeError(
                 f"{call}: this membership is sending or receiving objects already, and one of the two would "
                 "miss what the other hears: end that first, or join from another endpoint"
             )
-        _taken[group] = ref(seat)
-    try:
-        yield seat
-    finally:
-        _taken.pop(group, None)
+        group._hold = ref(hold)
+        hold.taken = True
+    return seat
 
 
 def others(heard: Iterable[Series]) -> Iterator[tuple[Series, str]]:
@@ -154,29 +161,52 @@ def kept(series: Series) -> Series:
     return series._replace(memory=memoryview(bytes(series.memory)))
 
 
-def blocked(group: blocking.Membership, now: Callable[[], float], turns: Turns[T]) -> T:
-    """Carry out the turns by blocking; Ctrl-C comes between two turns, or where the call waits."""
-    with uninterrupted():
-        try:
-            turn = next(turns)
-            while True:
-                try:
-                    take_interrupt()
-                    heard = _exchanged(group, now, turn)
-                except BaseException as error:
-                    turn = turns.throw(error)
-                else:
-                    with heard:
-                        turn = turns.send(heard.series())
-        except StopIteration as done:
-            result: T = done.value
-            return result
+def blocked(group: blocking.Membership, now: Callable[[], float], guard: Guard, turns: Turns[T]) -> T:
+    """Carry out the turns by blocking.
+
+    Each is a change under the guard of the end. An exception that comes while something is sent or waited for
+    leaves the end whole; one that comes in the middle of a turn breaks it.
+    """
+    return block(turns, partial(_advance, guard), partial(_act, group, now))
 
 
-def _exchanged(group: blocking.Membership, now: Callable[[], float], turn: Turn) -> Batch:
-    for batch in turn.said:
-        send_all(group, batch)
-    return group.recv_batch(HEARD, None if turn.until == inf else max(0.0, turn.until - now()))
+def _advance(guard: Guard, turns: Turns[T], box: Box) -> Step | Done[T]:
+    """Have the end take its turn, with what was heard, of which the lease ends then."""
+    heard = box[0]
+    if not isinstance(heard, Batch):
+        del heard
+        return guard.run("a turn", Phase.RECV, _turn, turns, box)
+    with heard:
+        box[0] = heard.series()
+        return guard.run("a turn", Phase.RECV, _turn, turns, box)
+
+
+def _turn(turns: Turns[T], box: Box) -> Step | Done[T]:
+    """Resume the turns. An `Exception` is one of ours, or of the caller's files, iterators and functions,
+    which a turn calls: it ends the object, and the end goes on. All others come from a signal's handler or
+    another thread."""
+    try:
+        return resume(turns, box)
+    except Refused:
+        raise
+    except Exception as error:
+        raise Refused(error) from None
+
+
+def _act(
+    group: blocking.Membership, now: Callable[[], float], step: Step, proceed: Proceed[T]
+) -> Step | Done[T]:
+    try:
+        for batch in step.post:
+            send_all(group, batch)
+        heard = group.recv_batch(step.max, _left(step, now))
+    except McastError as error:
+        return proceed(error)
+    return proceed(heard)
+
+
+def _left(step: Step, now: Callable[[], float]) -> float | None:
+    return None if step.until is None or step.until == inf else max(0.0, step.until - now())
 
 
 def send_all(group: blocking.Membership, batch: Sequence[Buffer] | memoryview) -> None:
@@ -196,30 +226,23 @@ def _rest(batch: Sequence[Buffer] | memoryview, late: TimedOut) -> Sequence[Buff
     return batch[late.posted :]
 
 
-async def awaited(group: awaiting.Membership, now: Callable[[], float], turns: Turns[T]) -> T:
+async def awaited(group: awaiting.Membership, now: Callable[[], float], guard: Guard, turns: Turns[T]) -> T:
     """Carry out the turns by awaiting."""
+    return await wait_for(turns, partial(_advance, guard), partial(_await, group, now))
+
+
+async def _await(
+    group: awaiting.Membership, now: Callable[[], float], step: Step, proceed: Proceed[T]
+) -> Step | Done[T]:
     try:
-        turn = next(turns)
-        while True:
-            try:
-                heard = await _awaited(group, now, turn)
-            except BaseException as error:
-                turn = turns.throw(error)
-            else:
-                with heard:
-                    turn = turns.send(heard.series())
-    except StopIteration as done:
-        result: T = done.value
-        return result
-
-
-async def _awaited(group: awaiting.Membership, now: Callable[[], float], turn: Turn) -> Batch:
-    for batch in turn.said:
-        while len(batch):
-            try:
-                await group.send_batch(batch, timeout=BOUND)
-                break
-            except TimedOut as late:
-                batch = _rest(batch, late)
-    wait = None if turn.until == inf else max(0.0, turn.until - now())
-    return await group.recv_batch(HEARD, wait)
+        for batch in step.post:
+            while len(batch):
+                try:
+                    await group.send_batch(batch, timeout=BOUND)
+                    break
+                except TimedOut as late:
+                    batch = _rest(batch, late)
+        heard = await group.recv_batch(step.max, _left(step, now))
+    except McastError as error:
+        return proceed(error)
+    return proceed(heard)

@@ -50,6 +50,9 @@ class Alone:
             self.hears(Admit(SESSION, {seat.number: (0, nonce)}))
         self.hears(Describe(SESSION, 0, size, PIECE, WIDTH, 0, around, 0, "thing", b""))
 
+    def __del__(self) -> None:
+        self.receiving.close()
+
     def hears(self, *spoken: Spoken, address: str = "10.0.0.3") -> None:
         """Messages of the sender come, or of another one, all in one turn."""
         self._turns.send([heard(one, address) for one in spoken])

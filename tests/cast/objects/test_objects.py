@@ -46,7 +46,8 @@ from mcast.cast.objects import receiving
 from mcast.cast.objects.bytes_in import Into
 from mcast.cast.objects.receiving import MOST_OF_ADDRESS, ObjectsIn
 from mcast.cast.objects.sending import ObjectsOut
-from mcast.cast.objects.turns import Seat, Turn
+from mcast.cast.objects.turns import Seat
+from mcast.endpoint.waiting import Step
 from mcast.wire.addresses import Gid
 
 from .alone import SESSION, Alone, heard
@@ -642,8 +643,9 @@ def test_a_session_that_has_said_all_waits_for_nobody() -> None:
     time = 0.0
     sending = ObjectsOut(_alone(lambda: time), 1000, 1e9, 10.0, None)
     turns = sending.close("")
-    turn: Turn | None = next(turns)
+    turn: Step | None = next(turns)
     while turn is not None:
+        assert turn.until is not None
         assert turn.until < inf
         time = max(time, turn.until)
         try:
@@ -789,6 +791,7 @@ def test_a_sender_at_a_slow_pace_looks_often_whether_it_is_stopped() -> None:
     turns = sending.send(bytes(10_000), cast.carousel(), "", b"")
     turn = next(turns)
     for _ in range(20):
+        assert turn.until is not None
         assert turn.until <= time + 0.1
         time += 0.1
         turn = turns.send([])

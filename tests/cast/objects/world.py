@@ -17,7 +17,8 @@ from mcast.cast.nack.strategy import Strategy
 from mcast.cast.objects.bytes_in import Into, Offered, Target
 from mcast.cast.objects.receiving import Missed, ObjectsIn, Received
 from mcast.cast.objects.sending import Object, ObjectReport, ObjectsOut
-from mcast.cast.objects.turns import Seat, Turn, Turns
+from mcast.cast.objects.turns import Seat, Turns
+from mcast.endpoint.waiting import Step
 from mcast.wire.addresses import Gid
 
 LARGEST = 1024
@@ -108,16 +109,17 @@ class End:
             heard, self._inbox = self._inbox, []
             self._go(lambda: turns.send(heard))
 
-    def _go(self, call: Callable[[], Turn]) -> None:
+    def _go(self, call: Callable[[], Step]) -> None:
         try:
             turn = call()
         except StopIteration as done:
             self._turns = None
             self._then(done.value)
             return
-        for batch in turn.said:
+        for batch in turn.post:
             for row in rows_of(batch) if isinstance(batch, memoryview | Headed) else batch:
                 self.world.say(self, bytes(row))
+        assert turn.until is not None
         self._wakes(self.world.now + TURN if self._inbox else max(turn.until, self.world.now + TURN))
 
 
@@ -192,6 +194,9 @@ class Receiving(End):
         place: Into = self._place
         self.inn = ObjectsIn(self.seat, place, self._misses, 1 << 20, 1 << 20, silence, key, None)
         self.start(self.inn.next(None), self._takes)
+
+    def __del__(self) -> None:
+        self.inn.close()
 
     def _place(self, offered: Offered) -> Target:
         self.begun.append(offered.name)
