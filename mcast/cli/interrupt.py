@@ -48,8 +48,6 @@ def heeded(*signals: Signals) -> list[Signals]:
 def ends_cleanly() -> Iterator[None]:
     """Make SIGTERM and SIGHUP end the block as Ctrl-C does, with all that it tidies up; the command then says
     "interrupted". What is ignored stays ignored.
-
-    They come as SIGINT, which `mcast.interrupts` keeps from what must not end half-way.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:

@@ -15,7 +15,6 @@ import pytest
 from mcast.cli.interrupt import ended_by, ends_cleanly
 from mcast.cli.sim import serve
 from mcast.cli.terminal import Failure, Herald
-from mcast.interrupts import uninterrupted
 
 from ..waiting import is_asleep, until
 
@@ -48,30 +47,6 @@ def test_a_signal_ends_the_block_and_tidies_up(number: int) -> None:
     with pytest.raises(Failure, match="interrupted") as caught:
         command()
     assert (caught.value.status, tidied) == (128 + number, True)
-
-
-@pytest.mark.parametrize("ignored", [None, signal.SIGINT], ids=["", "SIGINT ignored"])
-@pytest.mark.parametrize("number", SIGNALS[1:])
-def test_a_signal_ends_nothing_half_way(number: int, ignored: int | None) -> None:
-    """Else a lock that is held there stays held, and what is closed after that stays open."""
-    done: list[str] = []
-
-    @ends_cleanly()
-    def command() -> None:
-        with uninterrupted():
-            signal.raise_signal(number)
-            done.append("the block")
-        until_interrupted()
-
-    before = signal.getsignal(signal.SIGINT)
-    if ignored is not None:
-        signal.signal(ignored, signal.SIG_IGN)
-    try:
-        with pytest.raises(Failure, match="interrupted") as caught:
-            command()
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert (caught.value.status, done) == (128 + number, ["the block"])
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -73,7 +73,6 @@ from mcast.backends.sim.served import frames
 from mcast.backends.sim.served.connection import DEFAULT_TIMEOUT, ENDED, Connection, Gone, Reply, Unknown
 from mcast.backends.sim.served.listener import keep_host
 from mcast.backends.sim.served.tap import Tapped
-from mcast.interrupts import interruptible
 from mcast.wire.addresses import Gid, McastAddress
 from mcast.wire.mapping import infiniband_group, ipoib_broadcast_mgid
 from mcast.wire.partition import FULL_MEMBER
@@ -94,8 +93,7 @@ def _sleep(fds: Sequence[int], left: float | None, longest: float = _SLEEP) -> N
     for fd in fds:
         if fd >= 0:  # else it was closed meanwhile
             poller.register(fd, select.POLLIN)
-    with interruptible():
-        poller.poll(max(0.0, longest if left is None else min(left, longest)) * 1000)
+    poller.poll(max(0.0, longest if left is None else min(left, longest)) * 1000)
 
 
 def _is_readable(connected: socket.socket) -> bool | None:

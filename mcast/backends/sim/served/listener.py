@@ -13,8 +13,6 @@ from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
-from mcast.interrupts import interruptible
-
 _MAX_PATH = 107
 """Bytes of the path of a Unix socket (unix(7))."""
 _BACKLOG = 128
@@ -113,8 +111,7 @@ def connect(client: socket.socket, path: Path, timeout: float) -> None:
         except BlockingIOError:
             if time.monotonic() >= end:
                 raise
-        with interruptible():
-            time.sleep(_TRY_AGAIN)
+        time.sleep(_TRY_AGAIN)
 
 
 def peer_of(connection: socket.socket) -> int:

@@ -14,7 +14,7 @@ import select
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from io import UnsupportedOperation
-from typing import BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple, Self
 
 from mcast.api import LinkLayer, McastError
 from mcast.arguments.file_objects import FileWriter
@@ -33,7 +33,6 @@ from mcast.backends.sim.trace.events import (
     parse,
 )
 from mcast.backends.sim.trace.pcapng import Packets
-from mcast.interrupts import Enterable, uninterrupted
 from mcast.pcapng.writer import Writer
 
 SHOWN = (Send, MessagesLost, IgmpReport, IgmpLeave, SaAsked, SaAnswered)
@@ -118,14 +117,13 @@ class TapPiece(NamedTuple):
     missed: int
 
 
-class Tapped(Enterable):
+class Tapped:
     """A client's end: `introduction` has the fabric and its ports, iterating gives what happens, in pieces.
 
     Iteration waits, and ends when the fabric is served no more. Close it, or use `with`. `output` is the
     descriptor that the packets go to; iterating raises BrokenPipeError once nobody reads there any more.
     """
 
-    _ended_by = "close"
     output: int | None = None
     written = 0
     """Packets that `write_pcapng` has written."""
@@ -134,6 +132,12 @@ class Tapped(Enterable):
         self.introduction: Trace = Trace.load(introduction)
         self._fd, self._end = descriptor, end
         self._lost = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __iter__(self) -> Iterator[TapPiece]:
         rest, seen, ended = b"", 0, False
@@ -172,12 +176,11 @@ class Tapped(Enterable):
 
     def close(self) -> int:
         """End the tap; how many packets the server had no room for. Idempotent."""
-        with uninterrupted():
-            fd, self._fd = self._fd, -1
-            if fd >= 0:
-                os.close(fd)
-                with suppress(McastError):  # the server has gone, and all that it said was read
-                    self._lost = self._end()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+            with suppress(McastError):  # the server has gone, and all that it said was read
+                self._lost = self._end()
         return self._lost
 
 
@@ -200,9 +203,8 @@ def write_pcapng(
         for packet in packets.of(piece.entries):
             comment = [f"{missed:,} packets before this one were lost: the reader was slow"] * (missed > 0)
             comment += [packet.comment] * bool(packet.comment)
-            with uninterrupted():  # what is written is counted
-                writer.write(packet._replace(t=packet.t + made, comment="\n".join(comment)))
-                tapped.written += 1
+            writer.write(packet._replace(t=packet.t + made, comment="\n".join(comment)))
+            tapped.written += 1
             missed = 0
             if tapped.written == most:
                 break
