@@ -98,7 +98,15 @@ class Closeable(Handle, ABC):
         in the middle of another call of the same thread, the object is closed when that call ends. A close
         that was interrupted goes on when it is called again.
         """
-        self._guard.close(self._close)
+        self._guard.close(self._end)
+
+    def _end(self) -> None:
+        try:
+            self._close()
+        except McastError as error:
+            if self._strict:
+                raise
+            raise Refused(error) from error.__cause__
 
     @abstractmethod
     def _close(self) -> None:

@@ -153,7 +153,10 @@ class CmId(OnPort):
         if refused is not None:
             if isinstance(refused, McastError):
                 refused.link_layer = self.link_layer
-            raise refused from refused.__cause__
+            try:
+                raise refused from refused.__cause__
+            finally:
+                del refused  # as in `Guard.run`
 
     def leave_multicast(self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str) -> None:
         """rdma_leave_multicast: leave the group and detach the id's queue pair (LV-1), without waiting for an
@@ -183,7 +186,7 @@ class CmId(OnPort):
     def _close(self) -> None:
         if self._freed:
             return
-        refused: Refused | None = None
+        refused: Exception | None = None
         if not self._closed:
             self.on_destroying()
             self._closed = True
@@ -192,10 +195,17 @@ class CmId(OnPort):
             self._destroy()
         except Refused as error:
             refused = error
+        except McastError as error:
+            if self._strict:
+                raise
+            refused = error
         self.on_destroyed()
         self._freed = True
         if refused is not None:
-            raise refused
+            try:
+                raise refused
+            finally:
+                del refused
 
     def _group_of(self, address: McastAddress) -> object:
         """A value that is equal for all addresses of one group (guard G-JOIN).

@@ -138,7 +138,7 @@ class Guard:
             try:
                 raise refused.error from refused.error.__cause__
             finally:
-                del refused  # which refers to the error, whose traceback refers to this frame
+                del refused  # else the error would refer by its traceback to this frame, and so to itself
         return result  # type: ignore[no-any-return]
 
     def close(self, end: Callable[[], object]) -> None:
@@ -155,7 +155,10 @@ class Guard:
             if self.deferred:
                 self.finish()
         if refused is not None:
-            raise refused.error from refused.error.__cause__
+            try:
+                raise refused.error from refused.error.__cause__
+            finally:
+                del refused  # else the error would refer by its traceback to this frame, and so to itself
 
     def _close(self, end: Callable[[], object]) -> Refused | None:
         refused: Refused | None = None

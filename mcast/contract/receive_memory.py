@@ -40,7 +40,7 @@ class ReceiveSlots:
         self.size: int = size
         self._free = deque(range(memory.nbytes // size))
         self._count = len(self._free)
-        self.leases = Leases(self.settle)
+        self.leases: Leases = Leases(self.settle)
 
     @property
     def leased(self) -> bool:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from contextlib import suppress
+from functools import partial
 from threading import Event, Thread
+from weakref import ref
 
 import pytest
 
@@ -166,3 +170,29 @@ def test_child_finds_no_lock_of_the_parent(guard: Guard) -> None:
     thread.join()
     assert os.waitpid(child, 0)[1] == 0
     assert not guard.broken
+
+
+class Thing:
+    """What a change was called with."""
+
+
+def refuse(thing: Thing) -> None:
+    raise Refused(ValueError("no"))
+
+
+@pytest.mark.parametrize("closes", [False, True])
+def test_refusal_leaves_no_garbage(guard: Guard, closes: bool) -> None:
+    """The error does not refer to itself by its traceback: what the frames held is freed at once."""
+    thing = Thing()
+    known = ref(thing)
+    gc.disable()
+    try:
+        with suppress(ValueError):
+            if closes:
+                guard.close(partial(refuse, thing))
+            else:
+                guard.run("join", Phase.JOIN, refuse, thing)
+        del thing
+        assert known() is None
+    finally:
+        gc.enable()
