@@ -150,37 +150,38 @@ class Guard:
             self.deferred.append(end)
             return
         try:
-            refused = self._close(end)
+            failed = self._close(end)
         finally:
             if self.deferred:
                 self.finish()
-        if refused is not None:
+        if failed is not None:
             try:
-                raise refused.error from refused.error.__cause__
+                raise failed from failed.__cause__
             finally:
-                del refused  # else the error would refer by its traceback to this frame, and so to itself
+                del failed
 
-    def _close(self, end: Callable[[], object]) -> Refused | None:
-        refused: Refused | None = None
+    def _close(self, end: Callable[[], object]) -> BaseException | None:
+        """Return the error that `end` has refused with."""
+        failed: BaseException | None = None
         with self.lock:
             before = self.amid
             self.torn = bool(before)
             self.amid = before or "close"
             try:
                 end()
-            except Refused as error:
-                refused = error
+            except Refused as refused:
+                failed = refused.error
             self.amid = before
             if self.settle is not None:
                 self.settle("close")
-        return refused
+        return failed
 
     def finish(self) -> None:
         """Carry out the closes that came amid a call, unless this thread is still in an outer one."""
         while self.deferred and not (self.amid and self.lock._is_owned()):
             end = self.deferred[0]
-            if (refused := self._close(end)) is not None:  # the close itself has returned
-                logger.warning("a close in the middle of another call failed: %s", refused.error)
+            if (failed := self._close(end)) is not None:  # the close itself has returned
+                logger.warning("a close in the middle of another call failed: %s", failed)
             if end in self.deferred:  # another thread may have carried it out, too
                 self.deferred.remove(end)
 
