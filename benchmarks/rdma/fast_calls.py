@@ -114,7 +114,7 @@ USES: dict[tuple[str, ...], tuple[Use, ...]] = {
         Use("nothing is there", poll_one, EMPTY, fills=False),
         Use("a message", recv_one, MESSAGES),
     ),
-    ("__exit__",): (NOTHING, *of_each_size(batches)),
+    ("__enter__", "__exit__"): (NOTHING, *of_each_size(batches)),
     ("release",): of_each_size(released),
     ("__iter__",): of_each_size(lambda count: batches(count, exhaust)),
 }

@@ -11,9 +11,6 @@ from unittest.mock import patch
 from mcast.api import Capability, DeviceInfo
 from mcast.backends.rdma import devices, native
 from mcast.backends.rdma.backend import RdmaBackend
-from mcast.backends.rdma.pds import ProtectionDomains
-from mcast.backends.rdma.process import Process
-from mcast.interrupts import Lock, uninterrupted
 
 from .card import Card, addresses_of
 
@@ -25,9 +22,7 @@ class CardBackend(RdmaBackend):
 
     def __init__(self, card: Card) -> None:
         self._card = card
-        self.process, self._native = Process(), native.load()
-        self._channels, self._locked, self._removed = [], uninterrupted(Lock()), False
-        self._pds = ProtectionDomains(self._native)
+        self._set_up()
         self.capabilities = frozenset({Capability.CONNECTED_QP})
 
     def devices(self) -> tuple[DeviceInfo, ...]:

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
-from itertools import count
 from pathlib import Path
 from random import Random
 from time import monotonic
@@ -36,12 +35,12 @@ from mcast.api import (
     QueuePair,
     TimedOut,
 )
-from mcast.backends.rdma import address_handles, native
+from mcast.backends.rdma import native
 from mcast.backends.rdma.address_handles import AddressHandles
 from mcast.backends.rdma.pds import ProtectionDomains
 from mcast.backends.rdma.qp import RdmaQueuePair
 
-from ..interleave import interleaved, interrupted_everywhere
+from ..interleave import interleaved
 from ..waiting import Running, descriptors, is_asleep, until
 from . import ends
 from .card import Card, Stage
@@ -641,22 +640,6 @@ def test_a_handle_whose_source_cannot_be_asked_for_is_destroyed(end: End) -> Non
     assert handles(end.card) == 0
     end.qp.send_one(end.group, b"x")
     assert handles(end.card) == 1
-
-
-def test_each_handle_that_lives_is_known_whatever_line_ctrl_c_comes_at(
-    end: End, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(address_handles, "_KEPT", 1)
-    assert isinstance(end.qp, RdmaQueuePair)
-    known, limits = end.qp._handles, count(1)
-
-    def call() -> None:
-        known.get(end.group.model_copy(update={"hop_limit": next(limits)}))
-
-    def check(returned: bool) -> None:
-        assert handles(end.card) == len(known._serials) <= 1
-
-    assert interrupted_everywhere(call, check, "backends/rdma/address_handles.py", every=1) > 5
 
 
 def test_a_region_closes_beside_sends_from_it(end: End) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -194,6 +195,23 @@ def test_what_a_batch_refuses_has_the_error_of_the_one_implementation(
     assert end.state()[1] == RECEIVES_POSTED
 
 
+def failing(batch: Batch, kept: list[memoryview]) -> None:
+    with batch:
+        kept.append(view(batch))
+        raise KeyError
+
+
+@pytest.mark.parametrize("names", [("__exit__",), ()], ids=["one implementation", "fast"])
+def test_an_error_of_the_block_is_not_hidden(end: End, names: tuple[str, ...]) -> None:
+    """By the BufferError of a payload that the traceback may be what uses."""
+    batch, kept = end.batch(), list[memoryview]()
+    with one_implementation(*names) if names else nullcontext(), pytest.raises(KeyError):
+        failing(batch, kept)
+    assert not batch.released
+    kept.clear()
+    batch.release()
+
+
 # --- what is fast ---
 
 
@@ -215,6 +233,7 @@ IN_ORDER: dict[str, Callable[[End], Callable[[], object]]] = {
     "recv": lambda end: partial(end.qp.recv, 1, 0),
     "recv_one": lambda end: partial(end.qp.recv_one, timeout=0),
     "release": lambda end: end.batch().release,
+    "__enter__": lambda end: end.batch().__enter__,
     "__exit__": lambda end: partial(end.batch().__exit__, None, None, None),
     "__iter__": lambda end: partial(list, end.batch()),
 }
@@ -224,7 +243,7 @@ def test_every_fast_call_is_tried_and_measured() -> None:
     assert sorted(IN_ORDER) == NAMES
     assert {name for names in USES for name in names} == set(NAMES)
     refusing = {name for name, *_ in REFUSED} | BATCHES.keys()
-    assert refusing == set(NAMES)
+    assert refusing == set(NAMES) - {"__enter__"}, "it refuses nothing"
 
 
 def test_a_collection_is_no_part_of_a_call() -> None:

@@ -21,10 +21,10 @@ def test_what_listens_to_the_end_of_a_process_is_no_mistake_of_the_program() -> 
 def test_the_number_is_another_one_after_each_change_and_stays_without_one() -> None:
     links = Links()
     links.changes()
-    os.close(links._fd)
+    links.close()
     heard, kernel = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     heard.setblocking(False)
-    links._fd = heard.detach()
+    links._socket, links._pid = heard, os.getpid()
     found = []
     with kernel:
         for news in ((), (b"one",), (b"two", b"three"), ()):
@@ -32,7 +32,7 @@ def test_the_number_is_another_one_after_each_change_and_stays_without_one() -> 
                 kernel.send(message)
             found.append(links.changes())
     assert found[0] < found[1] < found[2] == found[3]
-    os.close(links._fd)
+    links.close()
 
 
 CHANGES = """
@@ -62,6 +62,6 @@ def test_the_kernel_tells_of_an_interface_s_new_mtu() -> None:
 def test_what_cannot_be_heard_may_be_a_change() -> None:
     links = Links()
     before = links.changes()
-    os.close(links._fd)
-    links._fd = -1
+    assert links._socket is not None
+    links._socket.close()
     assert links.changes() != before

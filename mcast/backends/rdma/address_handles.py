@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import errno as E
+import threading
 from collections import OrderedDict
 
-from mcast.api import Destination, Gid, Phase, mcast_error
+from mcast.api import Destination, Gid, McastError, Phase, mcast_error
 from mcast.backends.rdma.native import Context, Native, NativeQp
-from mcast.interrupts import Lock, uninterrupted
 
 _KEPT = 64
 _FIELDS = (
@@ -29,18 +29,19 @@ _LAST_SGID_INDEX = 255
 class AddressHandles:
     """The address handles of one queue pair, by their serial numbers; C refuses a handle that is retired.
 
-    `sources` are the GIDs that the queue pair has sent from, by which it knows its own messages.
+    `sources` are the GIDs that the queue pair has sent from, by which it knows its own messages. There is a
+    lock and no flag: a handle whose serial number an exception has lost ends with the queue pair.
     """
 
-    def __init__(self, native: Native, context: Context, qp: NativeQp) -> None:
+    def __init__(self, native: Native, context: Context, qp: NativeQp, sources: set[Gid]) -> None:
         self._native, self._context, self._qp = native, context, qp
-        self._locked = uninterrupted(Lock())
+        self._lock = threading.RLock()
         self._serials: OrderedDict[Destination, int] = OrderedDict()
-        self.sources: set[Gid] = set()
+        self.sources: set[Gid] = sources
 
     def get(self, destination: Destination) -> int:
         """Raises the errno of ibv_create_ah: EINVAL, ENODATA (K-DATA-21)."""
-        with self._locked:
+        with self._lock:
             serial = self._serials.get(destination)
             if serial is None:
                 serial = self._serials[destination] = self._create(destination)
@@ -55,7 +56,7 @@ class AddressHandles:
 
         Another thread may have made a new one.
         """
-        with self._locked:
+        with self._lock:
             if self._serials.get(destination) == serial:
                 del self._serials[destination]
 
@@ -68,7 +69,7 @@ class AddressHandles:
         port, index = destination.port_num, destination.sgid_index
         try:
             self.sources.add(Gid(self._native.query_gid(self._context, port, index)))
-        except BaseException:
+        except McastError:
             self._native.retire_ah(self._qp, serial)
             raise
         return serial

@@ -12,8 +12,10 @@ from mcast.api import (
     DeviceInfo,
     EventChannel,
     GroupTable,
+    Guard,
     LinkLayer,
     Phase,
+    Refused,
     UnavailableReason,
     UnusableDevice,
 )
@@ -24,7 +26,6 @@ from mcast.backends.rdma.ending import Ending
 from mcast.backends.rdma.net.groups import group_table
 from mcast.backends.rdma.pds import ProtectionDomains
 from mcast.backends.rdma.process import OwnedByProcess, Process
-from mcast.interrupts import Lock, made_or_undone, uninterrupted
 
 if TYPE_CHECKING:
     from mcast.backends.rdma.channel import RdmaChannel
@@ -47,15 +48,18 @@ class RdmaBackend(OwnedByProcess, Backend):
         if not status.available:
             reason = status.reason or UnavailableReason.BROKEN
             raise BackendUnavailable(self.name, reason, status.detail, status.fix)
-        self.process: Process = Process()
-        self._native = native.load()
-        self._pds = ProtectionDomains(self._native)
-        self._channels: list[RdmaChannel] = []
-        self._locked = uninterrupted(Lock())
-        self._removed = False
+        self._set_up()
         layers = {port.link_layer for device in facts.devices for port in device.ports}
         shown = (_SHOWN_BY[layer] for layer in layers)
         self.capabilities: frozenset[Capability] = frozenset({Capability.CONNECTED_QP}).union(*shown)
+
+    def _set_up(self) -> None:
+        self._guard = Guard("backend")
+        self.process: Process = Process()
+        self._native = native.load()
+        self._pds = ProtectionDomains(self._native)
+        self._channels: set[RdmaChannel] = set()
+        self._removed = False
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         self._require_open("devices", Phase.OPEN)
@@ -76,15 +80,17 @@ class RdmaBackend(OwnedByProcess, Backend):
     def event_channel(self) -> EventChannel:
         from mcast.backends.rdma.channel import RdmaChannel  # needs the extension
 
-        def made() -> RdmaChannel:
-            with self._locked:  # a close beside it comes before or after
-                self._require_open("event_channel", Phase.OPEN)
-                channel = RdmaChannel(self._native, self.process, self._pds, self._note_removal)
-                self._channels = [one for one in self._channels if not one.closed]
-                self._channels.append(channel)
-            return channel
-
-        return made_or_undone(made, RdmaChannel.close)
+        removal, closed = self._note_removal, self._channels.discard
+        channel = RdmaChannel(self._native, self.process, self._pds, removal, closed)
+        try:
+            with self._guard.lock:  # a close beside it comes before or after
+                self._require_whole("event_channel", Phase.OPEN)
+                self._channels.add(channel)
+                channel.make()
+        except Refused as refused:
+            self._channels.discard(channel)
+            raise refused.error from None
+        return channel
 
     def _note_removal(self) -> None:
         self._removed = True
@@ -94,13 +100,15 @@ class RdmaBackend(OwnedByProcess, Backend):
 
         A close that failed is tried again.
         """
-        with self._locked:
-            self._closed = True
+        if self._freed:
+            return
+        self._closed = True
+        if self.process.is_here:
             ending = Ending()
-            for channel in self._channels:
-                ending.attempt(channel._close)
-            if self.process.is_here:
-                ending.attempt(self._pds.sweep)
-            if self._removed and self.process.is_here:
-                ending.attempt(self._native.sync_devices)
+            for channel in list(self._channels):
+                ending.attempt(channel._guard.close, channel._close)
+            ending.attempt(self._pds.sweep)
+            if self._removed:
+                ending.attempt(self._native.guarded.sync_devices)
             ending.done()
+        self._freed = True

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno as E
 import itertools
+import threading
 from collections.abc import Callable
 from functools import lru_cache, partial
+from typing import Any
 
 from mcast.api import (
     CmEvent,
@@ -14,18 +16,19 @@ from mcast.api import (
     Destination,
     EventChannel,
     Gid,
+    Guard,
     Phase,
     PortSpace,
+    Refused,
     UdParam,
 )
 from mcast.backends.rdma.calls import wait_event
 from mcast.backends.rdma.cm_id import RdmaCmId, RdmaJoin
 from mcast.backends.rdma.deadline import Deadline
 from mcast.backends.rdma.ending import Ending
-from mcast.backends.rdma.native import EVENT, Native, NativeEvent, Ud
+from mcast.backends.rdma.native import EVENT, Native, NativeChannel, NativeEvent, Ud
 from mcast.backends.rdma.pds import ProtectionDomains
-from mcast.backends.rdma.process import Process, Shared
-from mcast.interrupts import Lock, interruptible, uninterrupted
+from mcast.backends.rdma.process import OwnedByProcess, Process
 from mcast.wire.addresses import GID_BYTES, ZERO_GID
 
 _REFUSED = (E.EINVAL, -E.EINVAL)
@@ -56,52 +59,86 @@ def _path(raw: bytes) -> Destination:
     return Destination(gid=gid, is_global=is_global, **fields)
 
 
-class RdmaChannel(Shared, EventChannel):
-    """The lock is held while an event is taken and noted, a membership changed, or an object destroyed.
+class RdmaChannel(OwnedByProcess, EventChannel):
+    """The event channel. It is held by its backend, and holds nothing, before `make`.
 
-    No call made with the lock held waits for another thread: events are acknowledged in the call that takes
-    them, and a call that waits for an event waits without the lock.
+    Locks are taken in this order: of the backend, a channel, an id, its queue pair; then `tables`, under
+    which an event is taken and noted and a membership ends, so that each sees the other whole. No call made
+    with a lock held waits for another thread: events are acknowledged in the call that takes them, and a call
+    that waits for an event waits without a lock, on the descriptor.
+
+    An event that was taken stays in `_room` until it is noted and returned, so an exception in between loses
+    nothing: the next call returns it.
     """
 
+    handle: NativeChannel
+    descriptor: int
+
     def __init__(
-        self, native: Native, process: Process, pds: ProtectionDomains, on_removal: Callable[[], None]
+        self,
+        native: Native,
+        process: Process,
+        pds: ProtectionDomains,
+        on_removal: Callable[[], None],
+        on_closed: Callable[[RdmaChannel], None],
     ) -> None:
-        self._on_removal = on_removal
+        self._guard = Guard("event channel")
+        self._on_removal, self._on_closed = on_removal, on_closed
         self.native: Native = native
         self.process: Process = process
         self.pds: ProtectionDomains = pds
-        self.lock: Lock = Lock()
-        self.locked: uninterrupted = uninterrupted(self.lock)
-        self._handle = native.open_channel()
-        self._address = native.address(self._handle)
+        self.tables: Any = threading.RLock()
+        self._place = native.place_of_channel()
         self._room, self._room_bytes = native.room_for_event()
         self.tokens: itertools.count[int] = itertools.count(1)
         self._ids: dict[int, RdmaCmId] = {}
         self.joins: dict[int, RdmaJoin] = {}
         """By the token that their events carry."""
 
+    def make(self) -> None:
+        """Open the channel."""
+        self.native.guarded.open_channel(self._place)
+        self.handle = self.native.channel(self._place)
+        self._address = self.native.address(self.handle)
+        self.descriptor = self.native.channel_fd(self.handle)
+
     def fileno(self) -> int:
-        with self._in_use("fileno", Phase.EVENT):
-            return self.native.channel_fd(self._handle)
+        with self._guard.lock:
+            self._require_whole("fileno", Phase.EVENT)
+            return self.descriptor
 
     @property
     def pending(self) -> bool:
-        with self.lock:  # as `_in_use`, in a third of the time
+        with self._guard.lock:
             if self._closed or not self.process.is_here:
                 self._require_open("pending", Phase.EVENT)
-            return self.native.has_event(self._handle)
+            return bool(self._room.is_taken) or self.native.has_event(self.handle)
 
     def _create_id(self, port_space: PortSpace) -> CmId:
-        with self._in_use("create_id", Phase.OPEN):
-            token = next(self.tokens)
-            handle = self.native.create_id(self._handle, token, port_space)
-            cm_id = RdmaCmId(self, token, handle, port_space)
-            self._ids[token] = cm_id
-            return cm_id
+        cm_id = RdmaCmId(self, next(self.tokens), port_space)
+        self._ids[cm_id.token] = cm_id
+        try:
+            cm_id.make()
+        except Refused:
+            del self._ids[cm_id.token]
+            raise
+        return cm_id
+
+    def forget_join(self, token: int) -> None:
+        """The membership has ended, and with it an event that was taken and not returned; under `tables`."""
+        self.joins.pop(token, None)
+        room = self._room
+        if room.is_taken and room.join_token == token:
+            self.native.forget_event(room)
 
     def forget_id(self, cm_id: RdmaCmId) -> None:
-        """The id is destroyed."""
+        """The id is destroyed, and the channel with the last one, if it was to be closed."""
         self._ids.pop(cm_id.token, None)
+        with self.tables:
+            if self._room.is_taken and self._room.id_token == cm_id.token:
+                self.native.forget_event(self._room)
+        if self._closed:
+            self._end()
 
     def _get_event(self, timeout: float | None) -> CmEvent | None:
         found = self._take()  # without a clock, which may cost as much as the call
@@ -112,22 +149,25 @@ class RdmaChannel(Shared, EventChannel):
         while found is None and waits:
             # On the descriptor, for a close wakes no one else (K-DEVICE-7). Of several threads that see it
             # readable one gets the event, and the others sleep again.
-            with interruptible():
-                waits = wait_event(self._address, deadline.left()) is not False
+            waits = wait_event(self._address, deadline.left()) is not False
             found = self._take()
         return found
 
     def _take(self) -> CmEvent | None:
         """Take the event that waits, if there is one."""
-        with self.lock:
+        with self._guard.lock:
             if self._closed or not self.process.is_here:
                 self._require_open("get_event", Phase.EVENT)
-            taken = self.native.take_event(self._handle, self._room)
-            if taken <= 0:
-                self.native.check_take(taken)
-                return None
-            event: NativeEvent = EVENT.unpack(self._room_bytes)
-            booked = self._book(event)
+            if self._guard.amid:
+                self._guard.refuse("get_event", Phase.EVENT)
+            with self.tables:
+                taken = self.native.take_event(self.handle, self._room)
+                if taken <= 0:
+                    self.native.check_take(taken)
+                    return None
+                event: NativeEvent = EVENT.unpack(self._room_bytes)
+                booked = self._book(event)
+                self._room.is_taken = 0  # as forget_event, in a third of the time
         if booked.errno:
             return self._explained(booked, event)
         ud = booked.ud
@@ -175,14 +215,22 @@ class RdmaChannel(Shared, EventChannel):
 
         What failed is tried again.
         """
-        with self.locked:
-            self._closed = True
-            if not self.process.is_here:
-                return
-            ending = Ending()
-            for cm_id in list(self._ids.values()):
-                ending.attempt(cm_id._close)
-            self.native.close_channel(
-                self._handle, not all(cm_id.is_destroyed for cm_id in self._ids.values())
-            )
-            ending.done()
+        if self._freed:
+            return
+        self._closed = True
+        if not self.process.is_here:
+            return
+        ending = Ending()
+        for cm_id in list(self._ids.values()):
+            ending.attempt(cm_id._guard.close, cm_id._close)
+        self._end()
+        ending.done()
+
+    def _end(self) -> None:
+        """Close the channel, unless an id needs it."""
+        with self.tables:
+            needed = any(not cm_id.is_destroyed for cm_id in self._ids.values())
+            self.native.close_channel(self.native.channel(self._place), needed)
+            if not self._ids:
+                self._freed = True
+                self._on_closed(self)

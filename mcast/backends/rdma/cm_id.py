@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import errno as E
-from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 from mcast.api import (
     Cause,
     CmEvent,
     CmId,
     Gid,
+    Guard,
     JoinAttrEx,
     JoinFlag,
     LinkLayer,
@@ -22,6 +22,7 @@ from mcast.api import (
     PortSpace,
     QpInit,
     QueuePair,
+    Refused,
     UdParam,
     UnusableDevice,
     mcast_error,
@@ -29,14 +30,13 @@ from mcast.api import (
 from mcast.backends.rdma import sockaddr
 from mcast.backends.rdma.devices import link_layer_of, no_multicast, survey
 from mcast.backends.rdma.ending import Ending
-from mcast.backends.rdma.native import Context, Native, NativeId
+from mcast.backends.rdma.native import Native, NativeChannel, NativeId
 from mcast.backends.rdma.net.ipoib import IpoibInterface, interfaces_of
 from mcast.backends.rdma.pds import ProtectionDomains
-from mcast.backends.rdma.process import Process, Shared
+from mcast.backends.rdma.process import OwnedByProcess, Process
 from mcast.backends.rdma.qp import RdmaQueuePair
 from mcast.backends.rdma.sa.group_mtu import mtu_of
 from mcast.backends.rdma.sa.refusal import find_causes, netdevs_with
-from mcast.interrupts import Lock, uninterrupted
 from mcast.wire.mapping import infiniband_group, ipoib_broadcast_mgid
 from mcast.wire.partition import FULL_MEMBER
 
@@ -67,31 +67,40 @@ class RdmaJoin:
 
 
 class IdOwner(Protocol):
-    """What an id needs of its channel; `joins` are by the token that their events carry."""
+    """What an id needs of its channel; `joins` are by the token that their events carry.
+
+    `tables` is the lock under which an event is taken and noted, and a membership ends.
+    """
 
     native: Native
     process: Process
-    lock: Lock
-    locked: uninterrupted
+    handle: NativeChannel
+    descriptor: int
+    tables: Any
     pds: ProtectionDomains
     tokens: count[int]
     joins: dict[int, RdmaJoin]
 
-    def fileno(self) -> int: ...
+    def forget_join(self, token: int) -> None: ...
     def forget_id(self, cm_id: RdmaCmId) -> None: ...
 
 
-class RdmaCmId(Shared, CmId):
-    def __init__(self, channel: IdOwner, token: int, handle: NativeId, port_space: PortSpace) -> None:
+class RdmaCmId(OwnedByProcess, CmId):
+    """An id. It is held by its channel, and holds nothing, before `make`."""
+
+    handle: NativeId
+
+    def __init__(self, channel: IdOwner, token: int, port_space: PortSpace) -> None:
         super().__init__()
+        self._guard = Guard("id")
+        self.lock: Any = self._guard.lock
         self.native: Native = channel.native
         self.process: Process = channel.process
-        self.lock: Lock = channel.lock
-        self.locked: uninterrupted = channel.locked
-        self._whole = self.locked
-        self.handle: NativeId = handle
+        self.pds: ProtectionDomains = channel.pds
         self.token: int = token
         self.channel: IdOwner = channel
+        self.tables: Any = channel.tables
+        self._place = self.native.place_of_id()
         self._port_space = port_space
         self._source: IPv4Address | IPv6Address | None = None
         self._qp: RdmaQueuePair | None = None
@@ -104,12 +113,20 @@ class RdmaCmId(Shared, CmId):
         self._known_layer: tuple[object, LinkLayer | None] = None, None
         """The last port and its link layer, kept because reading the file costs more than a join."""
         self.is_destroyed: bool = False
+        self.awaits_qp: bool = False
+        """Whether a destroy came in the middle of a call of the queue pair, after which it goes on."""
         self.device_is_gone = False
         """Whether DEVICE_REMOVAL was read. The kernel removes the device when no id holds it any more."""
 
+    def make(self) -> None:
+        """Make the id."""
+        self.native.guarded.create_id(self.channel.handle, self.token, self._port_space, self._place)
+        self.handle = self.native.id(self._place)
+
     @property
     def device(self) -> str | None:
-        with self._in_use("device", Phase.BIND):
+        with self.lock:
+            self._require_whole("device", Phase.BIND)
             return self.native.id_device(self.handle)
 
     @property
@@ -195,114 +212,133 @@ class RdmaCmId(Shared, CmId):
         return self._qp
 
     def _bind_addr(self, src: IPv4Address | IPv6Address) -> None:
-        with self._in_use("bind_addr", Phase.BIND):
-            try:
-                self.native.bind_addr(self.handle, sockaddr.source(src), {"src": src})
-            except McastError:
-                left_out = list[UnusableDevice]()
-                with suppress(McastError):  # why the devices cannot be listed would hide this error
-                    left_out = [one for one in survey(self.native).unusable if src in one.addresses]
-                for device in left_out:
-                    raise device.error("bind_addr", {"src": src}) from None
-                raise
-            self._source = src
+        try:
+            self.native.guarded.bind_addr(self.handle, sockaddr.source(src), {"src": src})
+        except Refused as refused:
+            raise self._left_out(src, refused) from None
+        self._source = src
+
+    def _left_out(self, src: IPv4Address | IPv6Address, refused: Refused) -> Refused:
+        """The refusal, or the reason why the device with that address cannot be used."""
+        left_out: tuple[UnusableDevice, ...] = ()
+        try:
+            left_out = survey(self.native).unusable
+        except McastError:
+            pass  # why the devices cannot be listed would hide this error
+        for device in left_out:
+            if src in device.addresses:
+                return Refused(device.error("bind_addr", {"src": src}))
+        return refused
 
     def _resolve_addr(self, dst: McastAddress, src: IPv4Address | IPv6Address | None, timeout: float) -> None:
         source = None if src is None else sockaddr.source(src)
         destination = sockaddr.group(dst)
         milliseconds = int(min(timeout * 1000, _LONGEST_MS))
-        with self._in_use("resolve_addr", Phase.RESOLVE):
-            self.native.resolve_addr(self.handle, source, destination, milliseconds, {"dst": dst, "src": src})
-            self._source = src or self._source
+        given = {"dst": dst, "src": src}
+        self.native.guarded.resolve_addr(self.handle, source, destination, milliseconds, given)
+        self._source = src or self._source
 
     def _create_qp(self, init: QpInit) -> QueuePair:
-        with self._in_use("create_qp", Phase.CREATE_QP):
-            context = self.native.id_context(self.handle)
-            if context is None:
-                detail = "the id is bound to no device"
-                raise mcast_error(E.EINVAL, "create_qp", Phase.CREATE_QP, None, detail)
-            pd = self.channel.pds.acquire(context, self.handle)
+        context = self.native.id_context(self.handle)
+        if context is None:
+            detail = "the id is bound to no device"
+            raise Refused(mcast_error(E.EINVAL, "create_qp", Phase.CREATE_QP, None, detail))
+        qp = RdmaQueuePair(self, init)
+        self._qps.append(qp)
+        try:
+            qp.make(self.channel.descriptor, context)
+        except Refused:
             try:
-                self._qp = RdmaQueuePair(self, self.channel.fileno(), init, context, pd)
-            except BaseException:
-                with suppress(McastError):  # it is freed later; why there is no queue pair says more
-                    self.channel.pds.release(context)
-                raise
-            self._qps.append(self._qp)
-            return self._qp
+                qp._close()
+            except Refused:
+                pass  # it is freed later; why there is no queue pair says more
+            raise
+        self._qp = qp
+        return qp
 
     def note_attached(self, gid: Gid, lid: int) -> None:
-        """Note that the queue pair, if there is one, was attached when librdmacm read the join's event."""
-        if self._qp is not None:
-            self._qp.attached[gid] = lid
-
-    def qp_is_gone(self, context: Context) -> None:
-        """The QP has been destroyed."""
-        self._qp = None
-        self.channel.pds.release(context)
+        """Note that the queue pair, if there is one, was attached when librdmacm read the join's event; under
+        `tables`."""
+        if (qp := self._qp) is not None:
+            qp.ever_attached.add((gid, lid))
+            qp.attached[gid] = lid
 
     def forget_qp(self, qp: RdmaQueuePair) -> None:
         """The QP is closed completely."""
-        with suppress(ValueError):  # also a signal's handler may have closed the queue pair just now
+        if self._qp is qp:
+            self._qp = None
+        if qp in self._qps:
             self._qps.remove(qp)
 
     def _join_multicast(self, addr: McastAddress, context: object) -> None:
-        if not self.process.is_here:
-            self._require_open("join_multicast", Phase.JOIN)
-        token, raw = next(self.channel.tokens), sockaddr.group(addr)
-        result = self.native.join(self.handle, raw, token)
-        if result:
-            self.native.check_join(result, addr)
-        self._joins[addr.key] = self.channel.joins[token] = RdmaJoin(token, addr, raw, True, context)
+        join = self._note_join(addr, True, context)
+        if result := self.native.join(self.handle, join.sockaddr, join.token):
+            self._forget_join(join)
+            self.native.guarded.check_join(result, addr)
 
     def _join_multicast_ex(self, attr: JoinAttrEx, context: object) -> None:
         addr, mask, flags = attr.addr, int(attr.comp_mask), int(attr.join_flags)
-        if not self.process.is_here:
-            self._require_open("join_multicast", Phase.JOIN)
-        token, raw = next(self.channel.tokens), sockaddr.group(addr)
-        self.native.join_ex(self.handle, mask, flags, raw, token, addr)
-        join = RdmaJoin(token, addr, raw, flags == JoinFlag.FULLMEMBER, context)
+        join = self._note_join(addr, flags == JoinFlag.FULLMEMBER, context)
+        try:
+            self.native.guarded.join_ex(self.handle, mask, flags, join.sockaddr, join.token, addr)
+        except Refused:
+            self._forget_join(join)
+            raise
+
+    def _note_join(self, addr: McastAddress, receives: bool, context: object) -> RdmaJoin:
+        token = next(self.channel.tokens)
+        join = RdmaJoin(token, addr, sockaddr.group(addr), receives, context)
         self._joins[addr.key] = self.channel.joins[token] = join
+        return join
+
+    def _forget_join(self, join: RdmaJoin) -> None:
+        if self._joins.get(join.address.key) is join:
+            del self._joins[join.address.key]
+        self.channel.forget_join(join.token)
 
     def _leave_multicast(self, addr: McastAddress) -> None:
-        if not self.process.is_here:
-            self._require_open("leave_multicast", Phase.LEAVE)
+        if result := self._leave_group(addr):
+            self.native.guarded.check_leave(result, addr)
+
+    def _leave_group(self, addr: McastAddress) -> int:
         join = self._joins.get(addr.key)
         raw = join.sockaddr if join is not None and join.address is addr else sockaddr.group(addr)
-        result = self.native.leave(self.handle, raw)
-        if join is not None and -result not in _NOTHING_LEFT:
-            del self._joins[addr.key]
-            self.channel.joins.pop(join.token, None)  # no event of it can come any more
-            if join.attachment and self._qp is not None:
-                self._qp.note_detached(*join.attachment)
-        if result:
-            self.native.check_leave(result, addr)
+        with self.tables:
+            result = self.native.leave(self.handle, raw)
+            if join is not None and -result not in _NOTHING_LEFT:
+                del self._joins[addr.key]
+                self.channel.forget_join(join.token)  # no event of it can come any more
+                if join.attachment and (qp := self._qp) is not None:
+                    gid, lid = join.attachment
+                    if qp.attached.get(gid) == lid:
+                        del qp.attached[gid]
+        return result
 
     def _close(self) -> None:
         """Leave, destroy the queue pair and the id; what failed before is tried again.
 
         A second thread that destroys the id waits until all is done.
         """
-        with self.lock:
-            if not self._closed:
-                super()._close()
-            elif self._qps or not self.is_destroyed:
-                self._destroy()
+        if not self._freed:
+            super()._close()
+        elif self._qps or not self.is_destroyed:
+            self._destroy()
 
     def _destroy(self) -> None:
-        with self.lock:
-            if not self.process.is_here:
-                return
-            for join in list(self._joins.values()):
-                # also a join that failed holds a reference; a removed device answers ENXIO
-                with suppress(McastError):
-                    self._leave_multicast(join.address)
-            ending = Ending()
-            for qp in list(self._qps):
-                ending.attempt(qp._close)
-            self.is_destroyed = ending.attempt(self.native.destroy_id, self.handle)
-            if self.is_destroyed and not self._qps:
-                self.channel.forget_id(self)
-            if self.device_is_gone:
-                ending.attempt(self.native.sync_devices)
-            ending.done()
+        if not self.process.is_here:
+            return
+        for join in list(self._joins.values()):
+            # also a join that failed holds a reference; a removed device answers ENXIO
+            self._leave_group(join.address)
+        ending = Ending()
+        for qp in list(self._qps):
+            ending.attempt(qp._guard.close, qp._close)
+        self.awaits_qp = any(not qp.closed for qp in self._qps)
+        if self.awaits_qp:
+            return
+        self.is_destroyed = ending.attempt(self.native.guarded.destroy_id, self.native.id(self._place))
+        if self.is_destroyed and not self._qps:
+            self.channel.forget_id(self)
+        if self.device_is_gone:
+            ending.attempt(self.native.guarded.sync_devices)
+        ending.done()

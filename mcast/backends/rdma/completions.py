@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from itertools import count
 
-from mcast.api import QpInit, TimestampClock, require_comp_vector
-from mcast.backends.rdma.native import QpPlan, Refused
+from mcast.api import McastError, QpInit, Refused, TimestampClock, require_comp_vector
+from mcast.backends.rdma.native import Lack, QpPlan
 
 CLOCKS = (None, TimestampClock.REALTIME, TimestampClock.DEVICE)
 """STAMPS_NONE and so on of cdefs.h -> the contract's name of the clock."""
@@ -24,7 +24,10 @@ _turns: defaultdict[str, Iterator[int]] = defaultdict(count)
 def planned(plan: QpPlan, init: QpInit, device: str, vectors: int) -> QpPlan:
     """The plan with the completion queues that `init` asks for, on a device with that many completion
     vectors."""
-    require_comp_vector(init.comp_vector, vectors, device)
+    try:
+        require_comp_vector(init.comp_vector, vectors, device)
+    except McastError as error:
+        raise Refused(error) from None
     vector = next(_turns[device]) % vectors if init.comp_vector is None else init.comp_vector
     endless = init.busy_poll > _LONGEST
     return plan._replace(
@@ -36,12 +39,12 @@ def planned(plan: QpPlan, init: QpInit, device: str, vectors: int) -> QpPlan:
     )
 
 
-def refusal(device: str, refused: Refused, error: int) -> str:
+def refusal(device: str, refused: Lack, error: int) -> str:
     """Why the device refused the queue pair, and what to do; "" if it refused nothing that has to do with
     completions."""
-    if refused is Refused.TIMESTAMPS:
+    if refused is Lack.TIMESTAMPS:
         return f"{device} cannot stamp completions with the time: do without timestamps"
-    if refused is not Refused.MODERATION:
+    if refused is not Lack.MODERATION:
         return ""
     if error == E.EINVAL:
         return f"{device} does not moderate completions so far: choose a smaller count or period"

@@ -33,7 +33,6 @@ from mcast.backends.rdma.kernel_devices import (
 )
 from mcast.backends.rdma.native import Context, Native
 from mcast.backends.rdma.net import ipoib
-from mcast.interrupts import uninterrupted
 from mcast.wire.addresses import needs_interface
 
 _MAX_LOOKS = 3
@@ -182,18 +181,18 @@ def read_counters(device: str, port: int) -> dict[str, int]:
 
 
 def _read_device(native: Native, name: str, host: _Netdevs, about: KernelDevice | None) -> DeviceInfo:
-    with uninterrupted():
-        context = native.open_device(name)
-        try:
-            device = native.query_device(context)
-            gids = native.query_gids(context)
-            vectors = native.comp_vectors(context)
-            ports = [
-                _read_port(native, context, name, port, [one[1:] for one in gids if one[0] == port], host)
-                for port in range(1, device.ports + 1)
-            ]
-        finally:
-            native.close_device(context)
+    place = native.place_of_device()
+    try:
+        context = native.open_device(name, place)
+        device = native.query_device(context)
+        gids = native.query_gids(context)
+        vectors = native.comp_vectors(context)
+        ports = [
+            _read_port(native, context, name, port, [one[1:] for one in gids if one[0] == port], host)
+            for port in range(1, device.ports + 1)
+        ]
+    finally:
+        native.close_device(place)
     driver = None if about is None else about.driver
     return DeviceInfo(
         name=name,

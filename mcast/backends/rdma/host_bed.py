@@ -49,11 +49,11 @@ def own_objects() -> Counter[tuple[str, str]]:
 
 def qkey_violations(native: Native, device: str, port_num: int) -> int:
     """The port's counter of messages with a wrong Q_Key."""
-    context = native.open_device(device)
+    place = native.place_of_device()
     try:
-        return int(native.query_port(context, port_num).qkey_violations)
+        return int(native.query_port(native.open_device(device, place), port_num).qkey_violations)
     finally:
-        native.close_device(context)
+        native.close_device(place)
 
 
 class HostPort(Protocol):

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import errno as E
 import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from mcast.api import Cause, McastError
+from mcast.api import Cause, McastError, Refused
 
 FIX = "raise the limit: ulimit -l unlimited (docker: --ulimit memlock=-1)"
 
@@ -33,15 +31,13 @@ def _status(name: str) -> str:
     return next((value.strip() for key, _, value in lines if key == name), "0")
 
 
-@contextmanager
-def explained(needed: int) -> Iterator[None]:
-    """An ENOMEM of the block, which locks `needed` bytes, says whether the limit was in the way."""
-    try:
-        yield
-    except McastError as error:
-        if error.errno == E.ENOMEM:
-            error.found = shortage(needed, pinned(), limit())
-        raise
+def explained(refused: Refused, needed: int) -> Refused:
+    """Return the refusal of a call that was to lock `needed` bytes: ENOMEM says whether the limit was in the
+    way."""
+    error = refused.error
+    if isinstance(error, McastError) and error.errno == E.ENOMEM:
+        error.found = shortage(needed, pinned(), limit())
+    return refused
 
 
 def shortage(needed: int, locked: int, most: int | None) -> tuple[Cause, ...]:

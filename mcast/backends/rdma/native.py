@@ -1,6 +1,12 @@
 """The C core with types: the one module that uses cffi's `ffi` and `lib`.
 
-Handles are opaque. A call that fails raises the `McastError` of its errno; C itself only returns -errno.
+Handles are opaque. A call that fails raises the `McastError` of its errno; C itself only returns -errno. The
+calls of `Native.guarded` raise the same inside a `Refused`, for code that changes something under a guard
+(mcast/contract/poison.py).
+
+What is made is written in C to a place (`Place`) that an object of Python owns before the call, and what is
+freed is taken from there in C, too. So an exception between two lines of Python leaves nothing that nobody
+owns.
 """
 
 from __future__ import annotations
@@ -12,12 +18,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from struct import Struct
-from typing import TYPE_CHECKING, Any, NamedTuple, NewType, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NewType, NoReturn, cast
 
-from mcast.api import QpCounters
+from mcast.api import Guard, QpCounters, Refused
 from mcast.errors.cause import Phase
-from mcast.errors.tree import Closed, UnavailableReason, mcast_error
-from mcast.interrupts import Lock
+from mcast.errors.tree import Closed, McastError, UnavailableReason, mcast_error
 
 if TYPE_CHECKING:
     from mcast.backends.rdma._native import Lib
@@ -28,6 +33,8 @@ NativeQp = NewType("NativeQp", object)
 Pd = NewType("Pd", object)
 Mr = NewType("Mr", object)
 Context = NewType("Context", object)
+Place = NewType("Place", object)
+"""Where C writes a handle that it makes: what `Native.place_of_id` and its like return."""
 Pointer = Any
 """A cffi pointer to one of the structs of cdefs.h."""
 Arguments = Mapping[str, object] | None
@@ -98,7 +105,7 @@ class EventRoom(NamedTuple):
     buffer: Any
 
 
-class Refused(IntEnum):
+class Lack(IntEnum):
     """What of a queue pair the device refused, that one may do without."""
 
     NOTHING = 0
@@ -141,14 +148,22 @@ _MAX_GIDS = 2000
 class Native:
     """The loaded libraries. Every method is one call into C, which releases the GIL while it runs."""
 
-    def __init__(self, ffi: Any, lib: Lib) -> None:
+    def __init__(self, ffi: Any, lib: Lib, is_guarded: bool = False) -> None:
         self._ffi, self._lib = ffi, lib
+        self._failure: Callable[[McastError], Exception] = Refused if is_guarded else _as_it_is
+        self.guarded: Native = self if is_guarded else Native(ffi, lib, True)
+        """The same calls, for code under a guard."""
         self.null: Pointer = ffi.NULL
         # without a frame for what goes well: these return -errno, for `check_join` and so on
         self.join: Callable[[NativeId, Pointer, int], int] = lib.mcast_join
         self.leave: Callable[[NativeId, Pointer], int] = lib.mcast_leave
         self.take_event: Callable[[NativeChannel, Pointer], int] = lib.mcast_take_event
-        """Read, copy and ack the next event: 1; 0 when there is none. Never waits."""
+        """Read, copy and ack the next event: 1; 0 when there is none. Never waits.
+
+        Until `forget_event` the same event is taken again.
+        """
+        self.close_device: Callable[[Place], None] = lib.mcast_close_device
+        """Close what is open there, in a `finally`: without a line of Python that an exception may end."""
 
     @property
     def has_join_ex(self) -> bool:
@@ -169,14 +184,14 @@ class Native:
             count = self._check(self._lib.mcast_device_names(names, room), "devices", Phase.OPEN)
         return tuple(self._text(names[index]) for index in range(count))
 
-    def open_device(self, name: str) -> Context:
-        out = self._ffi.new("struct ibv_context **")
-        result = self._lib.mcast_open_device(os.fsencode(name), out)
-        self._check(result, "open_device", Phase.OPEN, {"device": name})
-        return cast(Context, out[0])
+    def place_of_device(self) -> Place:
+        return cast(Place, self._ffi.new("struct ibv_context **"))
 
-    def close_device(self, context: Context) -> None:
-        self._lib.mcast_close_device(context)
+    def open_device(self, name: str, place: Place) -> Context:
+        """Open a device; the caller closes it in a `finally`."""
+        result = self._lib.mcast_open_device(os.fsencode(name), place)
+        self._check(result, "open_device", Phase.OPEN, {"device": name})
+        return cast(Context, cast(Any, place)[0])
 
     def query_device(self, context: Context) -> Pointer:
         out = self._ffi.new("struct mcast_device *")
@@ -222,17 +237,26 @@ class Native:
 
     # --- channels and ids ---
 
-    def open_channel(self) -> NativeChannel:
-        out = self._ffi.new("struct mcast_channel **")
-        self._check(self._lib.mcast_open_channel(out), "event_channel", Phase.OPEN)
-        return cast(NativeChannel, self._ffi.gc(out[0], self._lib.mcast_free_channel))
+    def place_of_channel(self) -> Place:
+        return cast(
+            Place, self._ffi.gc(self._ffi.new("struct mcast_channel **"), self._lib.mcast_free_channel)
+        )
+
+    def is_made(self, place: Place) -> bool:
+        """False before a handle is made there, and when it is freed."""
+        return bool(cast(Any, place)[0] != self.null)
+
+    def channel(self, place: Place) -> NativeChannel:
+        return cast(NativeChannel, cast(Any, place)[0])
+
+    def open_channel(self, place: Place) -> None:
+        self._check(self._lib.mcast_open_channel(place), "event_channel", Phase.OPEN)
 
     def channel_fd(self, channel: NativeChannel) -> int:
         return self._check(self._lib.mcast_channel_fd(channel), "fileno", Phase.EVENT)
 
     def close_channel(self, channel: NativeChannel, has_ids: bool) -> None:
-        """End the calls that wait for an event, and free the channel, unless an id of it could not be
-        destroyed."""
+        """End the calls that wait for an event, and free the channel, unless an id of it is left."""
         self._lib.mcast_close_channel(channel, has_ids)
 
     def has_event(self, channel: NativeChannel) -> bool:
@@ -243,14 +267,21 @@ class Native:
         out = self._ffi.new("struct mcast_event *")
         return EventRoom(out, self._ffi.buffer(out))
 
+    def forget_event(self, event: Pointer) -> None:
+        event.is_taken = 0
+
     def check_take(self, result: int) -> None:
         self._check(result, "get_event", Phase.EVENT)
 
-    def create_id(self, channel: NativeChannel, token: int, port_space: int) -> NativeId:
-        out = self._ffi.new("struct mcast_id **")
-        result = self._lib.mcast_create_id(channel, token, port_space, out)
+    def place_of_id(self) -> Place:
+        return cast(Place, self._ffi.gc(self._ffi.new("struct mcast_id **"), self._lib.mcast_free_id))
+
+    def id(self, place: Place) -> NativeId:
+        return cast(NativeId, cast(Any, place)[0])
+
+    def create_id(self, channel: NativeChannel, token: int, port_space: int, place: Place) -> None:
+        result = self._lib.mcast_create_id(channel, token, port_space, place)
         self._check(result, "create_id", Phase.OPEN, {"port_space": port_space})
-        return cast(NativeId, self._ffi.gc(out[0], self._lib.mcast_free_id))
 
     def destroy_id(self, id: NativeId) -> None:
         self._check(self._lib.mcast_destroy_id(id), "destroy", Phase.DESTROY)
@@ -308,13 +339,17 @@ class Native:
         """The P_Key of the interface that the id is bound to. It has no meaning on Ethernet."""
         return self._lib.mcast_id_pkey(id)
 
-    def alloc_pd(self, id: NativeId) -> Pd:
-        out = self._ffi.new("struct ibv_pd **")
-        self._check(self._lib.mcast_alloc_pd(id, out), "create_qp", Phase.CREATE_QP)
-        return cast(Pd, out[0])
+    def place_of_pd(self) -> Place:
+        return cast(Place, self._ffi.new("struct ibv_pd **"))
 
-    def dealloc_pd(self, pd: Pd) -> None:
-        self._check(self._lib.mcast_dealloc_pd(pd), "dealloc_pd", Phase.CLOSE)
+    def pd(self, place: Place) -> Pd:
+        return cast(Pd, cast(Any, place)[0])
+
+    def alloc_pd(self, id: NativeId, place: Place) -> None:
+        self._check(self._lib.mcast_alloc_pd(id, place), "create_qp", Phase.CREATE_QP)
+
+    def dealloc_pd(self, place: Place) -> None:
+        self._check(self._lib.mcast_dealloc_pd(place), "dealloc_pd", Phase.CLOSE)
 
     def create_qp(
         self,
@@ -322,21 +357,27 @@ class Native:
         pd: Pd,
         plan: QpPlan,
         slab: Any,
-        why: Callable[[Refused, int], str] = lambda refused, error: "",
+        place: int,
+        why: Callable[[Lack, int], str] = lambda lack, error: "",
         arguments: Arguments = None,
     ) -> NativeQp:
         """Create a queue pair. The caller keeps `slab`, a writable buffer, alive as long as the queue pair.
 
-        `why` gives the error's detail, from what the device refused and the errno.
+        `place` is the address that `Calls._arm` returned. `why` gives the error's detail, from what the
+        device refused and the errno.
         """
         memory = self._ffi.from_buffer(slab)
         init = self._ffi.new("struct mcast_qp_init *", plan._asdict())
         init.slab, init.slab_bytes = memory, len(memory)
-        out, refused = self._ffi.new("struct mcast_qp **"), self._ffi.new("int *")
-        result = self._lib.mcast_create_qp(id, pd, init, out, refused)
+        lack = self._ffi.new("int *")
+        result = self._lib.mcast_create_qp(id, pd, init, self._ffi.cast("struct mcast_qp **", place), lack)
         if result:
-            self._check(result, "create_qp", Phase.CREATE_QP, arguments, why(Refused(refused[0]), -result))
-        return cast(NativeQp, out[0])
+            self._check(result, "create_qp", Phase.CREATE_QP, arguments, why(Lack(lack[0]), -result))
+        return self.qp(place)
+
+    def qp(self, place: int) -> NativeQp:
+        """What was made there; None before."""
+        return cast(NativeQp, self._ffi.cast("struct mcast_qp **", place)[0])
 
     def clock(self, qp: NativeQp) -> int:
         """Of the time stamps: STAMPS_NONE and so on of cdefs.h."""
@@ -349,6 +390,10 @@ class Native:
         A step that fails is tried again the next time. The struct itself is freed with `Calls`.
         """
         self._check(self._lib.mcast_close_qp(qp, int(linger * 1e9)), "close", Phase.DESTROY)
+
+    def drain(self, qp: NativeQp, budget: float) -> bool:
+        """Wait until no send is under way, whatever signals come; False if `budget` seconds have passed."""
+        return self._lib.mcast_drain(qp, int(budget * 1e9)) != 0
 
     def qp_num(self, qp: NativeQp) -> int:
         return self._lib.mcast_qp_num(qp)
@@ -370,16 +415,26 @@ class Native:
     def detach(self, qp: NativeQp, gid: bytes, lid: int, arguments: Arguments = None) -> None:
         self._check(self._lib.mcast_detach(qp, gid, lid), "detach_mcast", Phase.DETACH, arguments)
 
+    def try_to_detach(self, qp: NativeQp, gid: bytes, lid: int) -> None:
+        """Detach; no error tells of what cannot be detached."""
+        self._lib.mcast_detach(qp, gid, lid)
+
     def detach_late(self, qp: NativeQp, gid: bytes, lid: int) -> None:
         """Detach a queue pair that `close_qp` could not destroy. Not being attached is no error."""
         self._lib.mcast_detach_late(qp, gid, lid)
 
-    def register(self, pd: Pd, buffer: memoryview, relaxed: bool, arguments: Arguments = None) -> Mr:
+    def place_of_mr(self) -> Place:
+        return cast(Place, self._ffi.new("struct ibv_mr **"))
+
+    def mr(self, place: Place) -> Mr:
+        return cast(Mr, cast(Any, place)[0])
+
+    def register(
+        self, pd: Pd, buffer: memoryview, relaxed: bool, place: Place, arguments: Arguments = None
+    ) -> None:
         memory = self._ffi.from_buffer(buffer)
-        out = self._ffi.new("struct ibv_mr **")
-        result = self._lib.mcast_register(pd, memory, len(memory), not buffer.readonly, relaxed, out)
+        result = self._lib.mcast_register(pd, memory, len(memory), not buffer.readonly, relaxed, place)
         self._check(result, "register", Phase.REGISTER, arguments)
-        return cast(Mr, out[0])
 
     def register_dmabuf(
         self,
@@ -390,13 +445,14 @@ class Native:
         iova: int,
         writable: bool,
         relaxed: bool,
+        place: Place,
         arguments: Arguments = None,
-    ) -> Mr:
+    ) -> None:
         """Register. `iova` is the address that the memory has for the device."""
-        out = self._ffi.new("struct ibv_mr **")
-        result = self._lib.mcast_register_dmabuf(pd, fd, offset, size, iova, writable, relaxed, out)
+        result = self._lib.mcast_register_dmabuf(pd, fd, offset, size, iova, writable, relaxed, place)
         if result == -E.EBADF:  # the program's descriptor is closed, not one of mcast's objects
-            raise mcast_error(E.EBADF, "register_dmabuf", Phase.REGISTER, arguments, "fd is not open")
+            error = mcast_error(E.EBADF, "register_dmabuf", Phase.REGISTER, arguments, "fd is not open")
+            raise self._failure(error)
         detail = ""
         if result == -E.ENOSYS and not self._lib.mcast_has_dmabuf():
             detail = (
@@ -405,13 +461,12 @@ class Native:
         elif result == -E.EOPNOTSUPP:
             detail = "the device or its driver takes no DMA-BUF: copy what is sent to the host's memory first"
         self._check(result, "register_dmabuf", Phase.REGISTER, arguments, detail)
-        return cast(Mr, out[0])
 
     def lkey(self, mr: Mr) -> int:
         return self._lib.mcast_lkey(mr)
 
-    def deregister(self, mr: Mr) -> None:
-        self._check(self._lib.mcast_deregister(mr), "close", Phase.REGISTER)
+    def deregister(self, place: Place) -> None:
+        self._check(self._lib.mcast_deregister(place), "close", Phase.REGISTER)
 
     def address_of(self, buffer: Any) -> int:
         """The address of the buffer's bytes, valid while the caller keeps the buffer."""
@@ -488,6 +543,10 @@ class Native:
 
     # --- helpers ---
 
+    def fail(self, error: McastError) -> NoReturn:
+        """Raise the error as a call that fails does."""
+        raise self._failure(error)
+
     def _text(self, pointer: Pointer) -> str:
         return os.fsdecode(self._ffi.string(pointer))
 
@@ -495,16 +554,20 @@ class Native:
         self, result: int, call: str, phase: Phase, arguments: Arguments = None, detail: str = ""
     ) -> int:
         if result == -E.EBADF:  # what C says of an object that was closed meanwhile
-            raise Closed("object", call, phase)
+            raise self._failure(Closed("object", call, phase))
         if result < 0:
-            raise mcast_error(-result, call, phase, arguments, detail)
+            raise self._failure(mcast_error(-result, call, phase, arguments, detail))
         return result
+
+
+def _as_it_is(error: McastError) -> McastError:
+    return error
 
 
 LIBRARIES = {"MCAST_LIBRDMACM": "librdmacm.so.1", "MCAST_LIBIBVERBS": "libibverbs.so.1"}
 """Environment variable -> the library that is loaded unless the variable names another file."""
 
-_loading = Lock(None)
+_loading = Guard("libraries").lock
 _loaded: Native | None = None
 
 

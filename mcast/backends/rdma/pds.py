@@ -6,37 +6,60 @@ A queue pair cannot use the protection domain of another device (K-DATA-23).
 
 from __future__ import annotations
 
+import threading
+
 from mcast.backends.rdma.ending import Ending
-from mcast.backends.rdma.native import Context, Native, NativeId, Pd
-from mcast.interrupts import Lock
+from mcast.backends.rdma.native import Context, Native, NativeId, Pd, Place
+
+
+class _Domain:
+    """A protection domain, once it is there, and those that use it."""
+
+    def __init__(self, context: Context, place: Place) -> None:
+        self.context: Context = context
+        self.place: Place = place
+        self.owners: set[object] = set()
 
 
 class ProtectionDomains:
+    """Holds a lock for each call, and no flag: an owner is noted before and forgotten after, so what was
+    interrupted is freed with the owner, or by `sweep`."""
+
     def __init__(self, native: Native) -> None:
-        self._native = native
-        self._lock = Lock()
-        self._used: dict[Context, tuple[Pd, int]] = {}
-        self._left: list[Pd] = []
-        """Those that could not be freed."""
+        self._native = native.guarded
+        self._lock = threading.RLock()
+        self._domains: list[_Domain] = []
 
-    def acquire(self, context: Context, id: NativeId) -> Pd:
+    def acquire(self, context: Context, id: NativeId, owner: object) -> Pd:
+        """Return the protection domain of the id's device, for `owner` until its `release`."""
         with self._lock:
-            pd, users = self._used.get(context) or (self._native.alloc_pd(id), 0)
-            self._used[context] = pd, users + 1
-            return pd
+            domain = self._of(context)
+            domain.owners.add(owner)
+            if not self._native.is_made(domain.place):
+                self._native.alloc_pd(id, domain.place)
+            return self._native.pd(domain.place)
 
-    def release(self, context: Context) -> None:
+    def _of(self, context: Context) -> _Domain:
+        for domain in self._domains:
+            # One without owners could not be freed. A device that has come back may have the same context.
+            if domain.context == context and domain.owners:
+                return domain
+        made = _Domain(context, self._native.place_of_pd())
+        self._domains.append(made)
+        return made
+
+    def release(self, owner: object) -> None:
+        """Let go of the owner's protection domain, if it has one."""
         with self._lock:
-            pd, users = self._used.pop(context)
-            if users > 1:
-                self._used[context] = pd, users - 1
-                return
-            self._left.append(pd)
+            for domain in self._domains:
+                domain.owners.discard(owner)
             self.sweep()
 
     def sweep(self) -> None:
         """Free the protection domains that no queue pair uses."""
         with self._lock:
             ending = Ending()
-            self._left = [pd for pd in self._left if not ending.attempt(self._native.dealloc_pd, pd)]
+            for domain in [one for one in self._domains if not one.owners]:
+                if ending.attempt(self._native.dealloc_pd, domain.place):
+                    self._domains.remove(domain)
             ending.done()

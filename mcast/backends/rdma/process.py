@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno as E
 import os
-from types import TracebackType
+from collections.abc import Callable
+from typing import TypeVar
 
-from mcast.api import Closeable, Phase, mcast_error
-from mcast.interrupts import Alive, Lock, uninterrupted
+from mcast.api import Alive, Closeable, Closed, McastError, Phase, Refused, mcast_error
+
+T = TypeVar("T")
 
 
 class Process:
@@ -22,14 +24,13 @@ class Process:
         self.is_here = True
         _opened.add(self)
 
-    def require(self, call: str, phase: Phase) -> None:
-        """Raise EBADF in a fork."""
-        if not self.is_here:
-            detail = (
-                f"opened in process {self.pid}, used in its fork {os.getpid()}: open the backend in the "
-                "process that uses it (multiprocessing: start method 'spawn')"
-            )
-            raise mcast_error(E.EBADF, call, phase, None, detail)
+    def refusal(self, call: str, phase: Phase) -> McastError:
+        """EBADF, for a call in a fork."""
+        detail = (
+            f"opened in process {self.pid}, used in its fork {os.getpid()}: open the backend in the "
+            "process that uses it (multiprocessing: start method 'spawn')"
+        )
+        return mcast_error(E.EBADF, call, phase, None, detail)
 
 
 _opened: Alive[Process] = Alive()
@@ -46,43 +47,23 @@ os.register_at_fork(after_in_child=_note_fork)
 class OwnedByProcess(Closeable):
     """Asks for the right process where the contract asks whether the object is open."""
 
+    _strict = True
     process: Process
 
     def _require_open(self, call: str, phase: Phase) -> None:
         if self._closed or not self.process.is_here:
             super()._require_open(call, phase)
-            self.process.require(call, phase)
+            raise self.process.refusal(call, phase)
 
+    def _require_whole(self, call: str, phase: Phase) -> None:
+        """Raise unless the object is open and whole; the caller holds its lock."""
+        self._require_open(call, phase)
+        if self._guard.amid:
+            self._guard.refuse(call, phase)
 
-class Shared(OwnedByProcess):
-    """Base of objects that several threads use: nothing that a call needs is freed while the call runs."""
-
-    lock: Lock
-    locked: uninterrupted
-    """A context that holds the lock, and that no signal ends half-way."""
-
-    def _in_use(self, call: str, phase: Phase) -> InUse:
-        """Hold the lock that closing takes, and be sure that the object is still open."""
-        return InUse(self, call, phase)
-
-
-class InUse:
-    """A context that holds the lock, and in which the object is open."""
-
-    __slots__ = ("_call", "_phase", "_shared")
-
-    def __init__(self, shared: Shared, call: str, phase: Phase) -> None:
-        self._shared, self._call, self._phase = shared, call, phase
-
-    def __enter__(self) -> None:
-        self._shared.locked.__enter__()
-        try:
-            self._shared._require_open(self._call, self._phase)
-        except BaseException as error:
-            self._shared.locked.__exit__(type(error), error, None)
-            raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._shared.locked.__exit__(kind, error, trace)
+    def _if_open(self, call: str, phase: Phase, hook: Callable[..., T], *args: object, **kwargs: object) -> T:
+        if self._closed:
+            raise Refused(Closed(type(self).__name__, call, phase))
+        if not self.process.is_here:
+            raise Refused(self.process.refusal(call, phase))
+        return hook(*args, **kwargs)

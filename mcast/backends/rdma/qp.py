@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import errno as E
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from time import monotonic
 from types import MappingProxyType
-from typing import NoReturn, Protocol
+from typing import Any, NoReturn, ParamSpec, Protocol, TypeVar
 
 from mcast.api import (
     Closed,
     Destination,
     DeviceBytes,
     Gid,
+    Guard,
     Headed,
     LinkLayer,
     McastError,
@@ -27,8 +27,8 @@ from mcast.api import (
     QpState,
     QpType,
     QueuePair,
+    Refused,
     Region,
-    TimedOut,
     TimestampClock,
     WcStatus,
     mcast_error,
@@ -37,11 +37,11 @@ from mcast.backends.rdma import completions, memlock, slab
 from mcast.backends.rdma.address_handles import AddressHandles
 from mcast.backends.rdma.batch import Calls
 from mcast.backends.rdma.ending import Ending
-from mcast.backends.rdma.native import GONE, IMPOSSIBLE, Context, Native, NativeId, Pd
+from mcast.backends.rdma.native import GONE, IMPOSSIBLE, Context, Native, NativeId, NativeQp
 from mcast.backends.rdma.net.links import links
-from mcast.backends.rdma.process import Process, Shared
+from mcast.backends.rdma.pds import ProtectionDomains
+from mcast.backends.rdma.process import OwnedByProcess, Process
 from mcast.backends.rdma.region import Addresses, AnyRegion, RdmaDeviceRegion, RdmaRegion
-from mcast.interrupts import Lock, uninterrupted
 
 LINGER = 1.0
 """How many seconds closing waits for the device to send posted messages, which takes microseconds."""
@@ -80,66 +80,88 @@ _REASONS = {
 """ibv_event_type plus 1 -> its meaning."""
 
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
 class QpOwner(Protocol):
     """What a queue pair needs of its id."""
 
     native: Native
     process: Process
-    lock: Lock
-    locked: uninterrupted
+    pds: ProtectionDomains
     handle: NativeId
+    awaits_qp: bool
+    lock: Any
+    tables: Any
 
     @property
     def link_layer(self) -> LinkLayer | None: ...
     def forget_qp(self, qp: RdmaQueuePair) -> None: ...
-    def qp_is_gone(self, context: Context) -> None: ...
+    def close(self) -> None: ...
 
 
-class RdmaQueuePair(Calls, Shared, QueuePair):
+class RdmaQueuePair(Calls, OwnedByProcess, QueuePair):
     """A queue pair. `Calls` does the plain cases in C, and this class does the rest.
 
-    The channel's lock guards attachments, regions and the close. Sends and receives take no lock in Python:
-    in C each checks whether the queue pair is still open, and the close waits there until all have left.
-    `events` is the descriptor of the channel.
+    The guard is for state, attachments and regions. What only asks the device takes no lock in Python, nor do
+    sends and receives: in C each checks whether the queue pair is still open, and the close waits there until
+    all have left.
+
+    An object is held by its id, and holds nothing, before `make`. Whatever `make` has made when an exception
+    ends it is freed by `_close`.
     """
 
-    def __init__(self, cm_id: QpOwner, events: int, init: QpInit, context: Context, pd: Pd) -> None:
+    _handle: NativeQp
+
+    def __init__(self, cm_id: QpOwner, init: QpInit) -> None:
+        self._guard = Guard("queue pair")
         self.native: Native = cm_id.native
         self.process: Process = cm_id.process
-        self.lock: Lock = cm_id.lock
-        self.locked: uninterrupted = cm_id.locked
-        self._cm_id, self._context, self._pd, self._type = cm_id, context, pd, init.qp_type
-        self._port = self.native.id_port(cm_id.handle)
-        port = self.native.query_port(context, self._port)
-        plan, size = slab.layout(init, port.active_mtu, port.max_mtu, bool(port.is_ethernet))
-        device = self.native.id_device(cm_id.handle) or "the device"
-        plan = completions.planned(plan, init, device, self.native.comp_vectors(context))
-        arguments: dict[str, object] = {"qp_type": init.qp_type.name}
-        arguments |= {"send": init.max_send_wr, "recv": init.max_recv_wr}
-        arguments |= {name: value for name in _ASKED_FOR if (value := getattr(init, name))}
-        self._slab = slab.allocate(size, arguments)
-        why = partial(completions.refusal, device)
-        with memlock.explained(size):
-            self._handle = self.native.create_qp(cm_id.handle, pd, plan, self._slab, why, arguments)
-        self._clock = completions.CLOCKS[self.native.clock(self._handle)]
-        self._qp_num = self.native.qp_num(self._handle)
-        self._recv_depth = plan.recv_depth
-        payloads = memoryview(self._slab)[plan.recv_offset : plan.send_offset]
-        self._memories: dict[int, memoryview | RdmaDeviceRegion] = {0: payloads}
+        self._cm_id, self._init, self._type = cm_id, init, init.qp_type
+        self._place = 0
+        """Of the queue pair in C; 0 before there is one."""
+        self._memories: dict[int, memoryview | RdmaDeviceRegion] = {}
         self.attached: dict[Gid, int] = {}
-        """By MGID the MLID; also by joins, because librdmacm attaches when a join event is read."""
-        self._detached: set[tuple[Gid, int]] = set()
-        """What a leave should have detached: librdmacm does not say whether the device did."""
+        """By MGID the MLID; also by joins, because librdmacm attaches when a join event is read, and detaches
+        at a leave. Changed under the channel's `tables`."""
+        self.ever_attached: set[tuple[Gid, int]] = set()
+        """What a close has to detach if the device says that the queue pair is in use: librdmacm does not
+        say whether a leave did, and an exception may hide whether an attach did."""
         self._regions: list[AnyRegion] = []
         self._receiving: AnyRegion | None = None
         """Where messages arrive, if that is memory of the user."""
         self._back: QpState | None = None
         """The state to come back to, where a change of the receive memory failed on its way through RESET."""
-        self._handles = AddressHandles(self.native, context, self._handle)
-        self._holds_pd = True
         self._mtu, self._mtu_until = ((-1, -1), 0), 0.0
-        address = self.native.address(self._handle)
-        self._arm(address, events, self._memories, self._handles.sources)
+
+    def make(self, events: int, context: Context) -> None:
+        """Make the queue pair; `events` is the descriptor of the channel."""
+        native, id, init = self.native.guarded, self._cm_id.handle, self._init
+        self._port = native.id_port(id)
+        self._context = context
+        port = native.query_port(context, self._port)
+        plan, size = slab.layout(init, port.active_mtu, port.max_mtu, bool(port.is_ethernet))
+        device = native.id_device(id) or "the device"
+        plan = completions.planned(plan, init, device, native.comp_vectors(context))
+        arguments: dict[str, object] = {"qp_type": init.qp_type.name}
+        arguments |= {"send": init.max_send_wr, "recv": init.max_recv_wr}
+        arguments |= {name: value for name in _ASKED_FOR if (value := getattr(init, name))}
+        self._slab = slab.allocate(size, arguments)
+        payloads = memoryview(self._slab)[plan.recv_offset : plan.send_offset]
+        self._memories[0] = payloads
+        self._recv_depth = plan.recv_depth
+        why = partial(completions.refusal, device)
+        sources = set[Gid]()
+        self._place = self._arm(events, self._memories, sources)
+        self._pd = self._cm_id.pds.acquire(context, id, self)
+        try:
+            self._handle = native.create_qp(id, self._pd, plan, self._slab, self._place, why, arguments)
+        except Refused as refused:
+            raise memlock.explained(refused, size) from None
+        self._clock = completions.CLOCKS[native.clock(self._handle)]
+        self._qp_num = native.qp_num(self._handle)
+        self._handles = AddressHandles(self.native, context, self._handle, sources)
 
     # --- what it is ---
 
@@ -157,11 +179,14 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
 
     @property
     def state(self) -> QpState:
-        with self._in_use("state", Phase.MODIFY):
-            number = self.native.query_qp(self._handle)
+        self._require_open("state", Phase.MODIFY)
+        return self._state(self.native)
+
+    def _state(self, native: Native) -> QpState:
+        number = native.query_qp(self._handle)
         if number not in _STATES:
             detail = "the device reports a state that no queue pair has: reset() it"
-            raise mcast_error(E.EIO, "state", Phase.MODIFY, None, detail)
+            native.fail(mcast_error(E.EIO, "state", Phase.MODIFY, None, detail))
         return QpState(number)
 
     @property
@@ -169,7 +194,8 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         self._require_open("max_message_size", Phase.SEND)
         now = monotonic()
         if now >= self._mtu_until:
-            with self._in_use("max_message_size", Phase.SEND):
+            with self._cm_id.lock:  # without its id the device may be gone
+                self._require_open("max_message_size", Phase.SEND)
                 changes = self.native.port_changes(self._handle), links.changes()
                 before, mtu = self._mtu
                 if changes != before:  # asking the port takes longer than sending a message
@@ -188,40 +214,46 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
 
     @property
     def counters(self) -> QpCounters:
-        with self._in_use("counters", Phase.RECV):
-            return self.native.counters(self._handle)
+        self._require_open("counters", Phase.RECV)
+        return self.native.counters(self._handle)
 
     # --- state and attachments ---
 
     def _modify(self, state: QpState) -> None:
-        with self._in_use("modify", Phase.MODIFY):
-            self._back = None
-            self._step_to(state)
+        self._back = None
+        self._step_to(state)
 
     def _step_to(self, state: QpState, keeps_failure: bool = False) -> None:
-        self.native.modify_qp(self._handle, state, {"state": state.name}, keeps_failure)
+        self.native.guarded.modify_qp(self._handle, state, {"state": state.name}, keeps_failure)
 
     def _attach_mcast(self, gid: Gid, lid: int) -> None:
-        with self._in_use("attach_mcast", Phase.ATTACH):
-            self.native.attach(self._handle, gid, lid, {"gid": gid, "lid": f"{lid:#x}"})
+        self.ever_attached.add((gid, lid))
+        self.native.guarded.attach(self._handle, gid, lid, {"gid": gid, "lid": f"{lid:#x}"})
+        with self._cm_id.tables:
             self.attached[gid] = lid
 
     def _detach_mcast(self, gid: Gid, lid: int) -> None:
-        with self._in_use("detach_mcast", Phase.DETACH):
-            self.native.detach(self._handle, gid, lid, {"gid": gid, "lid": f"{lid:#x}"})
-            self.note_detached(gid, lid)
+        self.native.guarded.detach(self._handle, gid, lid, {"gid": gid, "lid": f"{lid:#x}"})
+        self._note_detached(gid, lid)
 
-    def note_detached(self, gid: Gid, lid: int) -> None:
-        """Note that the queue pair is detached now, because librdmacm detaches in a leave."""
-        if self.attached.get(gid) == lid:
-            del self.attached[gid]
-            self._detached.add((gid, lid))
+    def _note_detached(self, gid: Gid, lid: int) -> None:
+        with self._cm_id.tables:
+            if self.attached.get(gid) == lid:
+                del self.attached[gid]
+
+    def _change(self, call: str, phase: Phase, hook: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """As the contract's. An id that was to be destroyed in the middle of the change is so after it."""
+        try:
+            return super()._change(call, phase, hook, *args, **kwargs)
+        finally:
+            if self._cm_id.awaits_qp:
+                self._cm_id.close()
 
     def port_events(self) -> tuple[PortEvent, ...]:
         if not self._has_port_events():  # as nearly always
             return ()
-        with self._in_use("port_events", Phase.EVENT):
-            return tuple(map(PortEvent, self.native.port_events(self._handle)))
+        self._require_open("port_events", Phase.EVENT)
+        return tuple(map(PortEvent, self.native.port_events(self._handle)))
 
     # --- sending ---
 
@@ -302,14 +334,14 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         return Closed(type(self).__name__, call, phase)
 
     def send_fileno(self) -> int:
-        with self._in_use("send_fileno", Phase.SEND):
-            return self.native.send_fd(self._handle)
+        self._require_open("send_fileno", Phase.SEND)
+        return self.native.send_fd(self._handle)
 
     # --- receiving ---
 
     def fileno(self) -> int:
-        with self._in_use("fileno", Phase.RECV):
-            return self.native.recv_fd(self._handle)
+        self._require_open("fileno", Phase.RECV)
+        return self.native.recv_fd(self._handle)
 
     def _qp_error(self, call: str, phase: Phase) -> QpError:
         number, reason, unsent = self.native.failure(self._handle)
@@ -332,40 +364,46 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
     def _register(
         self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool, constant: bool
     ) -> Region:
-        with self._in_use("register", Phase.REGISTER):
-            self._require_idle("register", recv_slot)
-            with memlock.explained(buffer.nbytes):
-                mr = self.native.register(self._pd, buffer, relaxed_ordering, {"bytes": buffer.nbytes})
-            region = RdmaRegion(self, buffer, mr, constant)
-            self._use(region, recv_slot, buffer)
+        self._require_idle("register", recv_slot)
+        region = RdmaRegion(self, buffer, constant)
+        self._regions.append(region)
+        given, size = {"bytes": buffer.nbytes}, buffer.nbytes
+        try:
+            self.native.guarded.register(self._pd, buffer, relaxed_ordering, region.place, given)
+        except Refused as refused:
+            self._regions.remove(region)
+            raise memlock.explained(refused, size) from None
+        self._use(region, recv_slot, buffer)
         return region
 
     def _register_dmabuf(
         self, fd: int, nbytes: int, offset: int, recv_slot: int | None, relaxed_ordering: bool
     ) -> RdmaDeviceRegion:
         given = {"fd": fd, "nbytes": nbytes, "offset": offset}
-        with self._in_use("register_dmabuf", Phase.REGISTER):
-            self._require_idle("register_dmabuf", recv_slot)
-            addresses, writable = Addresses(self, nbytes, offset), recv_slot is not None
-            mr = self.native.register_dmabuf(
-                self._pd, fd, nbytes, offset, addresses.start, writable, relaxed_ordering, given
-            )
-            region = RdmaDeviceRegion(self, addresses, mr)
-            self._use(region, recv_slot, region)
+        self._require_idle("register_dmabuf", recv_slot)
+        addresses, writable = Addresses(self, nbytes, offset), recv_slot is not None
+        region = RdmaDeviceRegion(self, addresses)
+        self._regions.append(region)
+        how = nbytes, offset, addresses.start, writable, relaxed_ordering, region.place, given
+        try:
+            self.native.guarded.register_dmabuf(self._pd, fd, *how)
+        except Refused:
+            self._regions.remove(region)
+            raise
+        self._use(region, recv_slot, region)
         return region
 
     def _require_idle(self, call: str, recv_slot: int | None) -> None:
         """Where messages arrive can be changed only while there is none, and receives can be posted."""
-        if recv_slot is not None and self.state is QpState.ERR:
-            raise self._qp_error(call, Phase.REGISTER)
+        if recv_slot is not None and self._state(self.native.guarded) is QpState.ERR:
+            raise Refused(self._qp_error(call, Phase.REGISTER))
         if recv_slot is not None and self.native.is_receiving(self._handle):
             detail = "messages are queued or leased: register receive memory before the QP joins"
-            raise mcast_error(E.EBUSY, call, Phase.REGISTER, None, detail)
+            raise Refused(mcast_error(E.EBUSY, call, Phase.REGISTER, None, detail))
 
     def _use(self, region: AnyRegion, recv_slot: int | None, memory: memoryview | RdmaDeviceRegion) -> None:
         """Send from the region, and with `recv_slot` receive into it; `memory` is the memory that batches
         lease."""
-        self._regions.append(region)
         try:
             if recv_slot is not None:
                 self._receiving = region  # from here on its close goes back to the QP's own memory
@@ -374,38 +412,39 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
                 self._forget_user_memory()
                 self._memories[generation] = memory
             self._tell_regions()
-        except BaseException:
-            with suppress(McastError):
-                region._close()
-            raise
-
-    def forget_region(self, region: AnyRegion) -> None:
-        """End a region's registration.
-
-        If that fails, it is tried again by another close, at the latest at the queue pair's end.
-        """
-        with self.locked:
-            if region not in self._regions or self._closed or not self.process.is_here:
-                return
-            self._tell_regions(without=region)
+        except Refused as refused:
             try:
-                self._flush(LINGER)  # what is under way may still read it
-            except TimedOut:
-                if region is not self._receiving:  # on the way through RESET the sends end
-                    raise
-            except McastError:
-                pass  # nothing is under way any more
-            if region is self._receiving:
-                self._receive_into(None)
-                self._receiving = None
-                self._forget_user_memory()
-            self.native.deregister(region.mr)
-            self._regions.remove(region)
+                region._close()
+            except Refused:
+                pass  # the queue pair's close ends it
+            raise refused from refused.__cause__
+
+    def forget_region(self, region: AnyRegion) -> bool:
+        """End a region's registration; True when it has ended.
+
+        If that fails, it is tried again by another close, at the latest at the queue pair's end. A broken
+        queue pair may use the region until then.
+        """
+        if region not in self._regions or self._closed or not self.process.is_here:
+            return True
+        if self._guard.torn:
+            return False
+        self._tell_regions(without=region)
+        # what is under way may still read it, unless it ends on the way through RESET
+        if not self.native.drain(self._handle, LINGER) and region is not self._receiving:
+            raise Refused(self._error("close", Phase.REGISTER, 0, 0, 0))
+        if region is self._receiving:
+            self._receive_into(None)
+            self._receiving = None
+            self._forget_user_memory()
+        self.native.guarded.deregister(region.place)
+        self._regions.remove(region)
+        return True
 
     def _tell_regions(self, without: AnyRegion | None = None) -> None:
         regions = [one for one in self._regions if one is not without]
         rows = [(one.start, one.end, one.lkey, one.is_device, one.is_constant) for one in regions]
-        self.native.set_regions(self._handle, rows)
+        self.native.guarded.set_regions(self._handle, rows)
 
     def _forget_user_memory(self) -> None:
         for generation in [number for number in self._memories if number]:
@@ -416,7 +455,8 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
 
         What fails on the way is made good by the next call.
         """
-        state = self.state
+        native = self.native.guarded
+        state = self._state(native)
         if self._back is None:
             self._back = state if state in _FROM_RESET else QpState.RTS
         if state is QpState.SQD:
@@ -424,9 +464,10 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         self._step_to(QpState.RESET, keeps_failure=self._back is QpState.ERR)
         self._arrive(region is not None and region.is_device)
         if region is None:
-            generation = self.native.receive_into(self._handle, None)
+            generation = native.receive_into(self._handle, None)
         else:
-            generation = self.native.receive_into(self._handle, region.mr, region.start, slot, count)
+            mr = native.mr(region.place)
+            generation = native.receive_into(self._handle, mr, region.start, slot, count)
         for step in _FROM_RESET[self._back]:
             self._step_to(step)
         self._back = None
@@ -440,30 +481,33 @@ class RdmaQueuePair(Calls, Shared, QueuePair):
         Every step is tried, whatever fails; closing again tries the failed steps. The calls of other threads
         end with Closed.
         """
-        with self.locked:
-            self._closed = True
-            if not self.process.is_here:
-                return
-            for gid, lid in list(self.attached.items()):
-                with suppress(McastError):  # the device may be gone, and its attachments with it
-                    self.native.detach(self._handle, gid, lid)
-                self.note_detached(gid, lid)
-            ending = Ending()
+        if self._freed:
+            return
+        self._closed = True
+        if not self.process.is_here:
+            return
+        ending = Ending()
+        if self._place:
             ending.attempt(self._close_qp)
-            kept = [one for one in self._regions if not ending.attempt(self.native.deregister, one.mr)]
-            self._regions[:] = kept
-            if self._holds_pd:
-                self._holds_pd = False
-                ending.attempt(self._cm_id.qp_is_gone, self._context)
-            ending.done()
-            self._cm_id.forget_qp(self)
+        for region in list(self._regions):
+            if ending.attempt(self.native.guarded.deregister, region.place):
+                self._regions.remove(region)
+        ending.attempt(self._cm_id.pds.release, self)
+        ending.done()
+        self._freed = True
+        self._cm_id.forget_qp(self)
 
     def _close_qp(self) -> None:
+        native = self.native.guarded
+        handle = native.qp(self._place)  # a null pointer, which C passes over, if it was not made
+        for gid, lid in list(self.attached.items()):
+            native.try_to_detach(handle, gid, lid)  # the device may be gone, and its attachments with it
+            self._note_detached(gid, lid)
         try:
-            self.native.close_qp(self._handle, LINGER)
-        except McastError as error:
-            if error.errno != E.EBUSY:
+            native.close_qp(handle, LINGER)
+        except Refused as refused:
+            if getattr(refused.error, "errno", None) != E.EBUSY:
                 raise
-            for gid, lid in self._detached:
-                self.native.detach_late(self._handle, gid, lid)
-            self.native.close_qp(self._handle, LINGER)
+            for gid, lid in list(self.ever_attached):
+                native.detach_late(handle, gid, lid)
+            native.close_qp(handle, LINGER)

@@ -6,35 +6,43 @@ import mmap
 from contextlib import suppress
 from typing import Protocol
 
-from mcast.api import DeviceRegion, Phase, Region
-from mcast.backends.rdma.native import Mr, Native
+from mcast.api import DeviceRegion, Guard, Phase, Region
+from mcast.backends.rdma.native import Native, Place
 from mcast.backends.rdma.process import OwnedByProcess, Process
-from mcast.interrupts import uninterrupted
 
 
 class RegionOwner(Protocol):
-    """What a region needs of its queue pair."""
+    """What a region needs of its queue pair, whose guard is the region's."""
 
     native: Native
     process: Process
+    _guard: Guard
 
-    def forget_region(self, region: AnyRegion) -> None: ...
+    def forget_region(self, region: AnyRegion) -> bool: ...
 
 
 class RdmaRegion(OwnedByProcess, Region):
-    """A registered part of memory. The region knows where its bytes are, the queue pair how to use them."""
+    """A registered part of memory. The region knows where its bytes are, the queue pair how to use them.
+
+    `place` is that of its memory region.
+    """
 
     is_device = False
 
-    def __init__(self, qp: RegionOwner, view: memoryview, mr: Mr, constant: bool) -> None:
+    def __init__(self, qp: RegionOwner, view: memoryview, constant: bool) -> None:
+        self._guard = qp._guard
         self.is_constant: bool = constant
         self.process: Process = qp.process
         self.view: memoryview = view
-        self.mr: Mr = mr
+        self.place: Place = qp.native.place_of_mr()
         self.start: int = qp.native.address_of(view)
         self.end: int = self.start + view.nbytes
-        self.lkey: int = qp.native.lkey(mr)
         self._qp = qp
+
+    @property
+    def lkey(self) -> int:
+        """The key by which the device finds the memory."""
+        return self._qp.native.lkey(self._qp.native.mr(self.place))
 
     @property
     def buffer(self) -> memoryview:
@@ -46,11 +54,10 @@ class RdmaRegion(OwnedByProcess, Region):
 
         The queue pair's own memory replaces that of a `recv_slot`. What failed is tried again.
         """
-        with uninterrupted():
-            self._closed = True
-            self._qp.forget_region(self)
-        with suppress(BufferError):  # somebody uses the view; it ends with that use
-            self.view.release()
+        self._closed = True
+        if self._qp.forget_region(self):
+            with suppress(BufferError):  # somebody uses the view; it ends with that use
+                self.view.release()
 
 
 class Addresses:
@@ -74,23 +81,27 @@ class RdmaDeviceRegion(OwnedByProcess, DeviceRegion):
     is_device = True
     is_constant = False
 
-    def __init__(self, qp: RegionOwner, addresses: Addresses, mr: Mr) -> None:
+    def __init__(self, qp: RegionOwner, addresses: Addresses) -> None:
+        self._guard = qp._guard
         self._qp = qp
         self.process: Process = qp.process
-        self.mr: Mr = mr
+        self.place: Place = qp.native.place_of_mr()
         self._addresses = addresses
         self.start: int = addresses.start
         self.end: int = addresses.end
-        self.lkey: int = qp.native.lkey(mr)
+
+    @property
+    def lkey(self) -> int:
+        """The key by which the device finds the memory."""
+        return self._qp.native.lkey(self._qp.native.mr(self.place))
 
     @property
     def nbytes(self) -> int:
         return self.end - self.start
 
     def _close(self) -> None:
-        with uninterrupted():
-            self._closed = True
-            self._qp.forget_region(self)
+        self._closed = True
+        self._qp.forget_region(self)
 
 
 AnyRegion = RdmaRegion | RdmaDeviceRegion

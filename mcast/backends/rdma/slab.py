@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno as E
 import mmap
 
-from mcast.api import Cause, Phase, QpInit, mcast_error
+from mcast.api import Cause, Phase, QpInit, Refused, mcast_error
 from mcast.backends.rdma.native import Arguments, QpPlan
 
 CACHE_LINE = 64
@@ -52,7 +52,7 @@ def allocate(size: int, arguments: Arguments = None) -> mmap.mmap:
         refused = mcast_error(error.errno or E.ENOMEM, "create_qp", Phase.CREATE_QP, arguments)
         why = f"the host has no {size} bytes for the messages that the queue pair sends and receives"
         refused.found = (Cause(why, "free -m; ulimit -v", _FIX),)
-        raise refused from None
+        raise Refused(refused) from None
     # A forked child gets zeros, because its writes must not move pages that the device writes to.
     memory.madvise(_MADV_WIPEONFORK)
     return memory

@@ -186,11 +186,11 @@ class RdmaTestbed(HostTestbed):
             eventually(lambda: self._mtu(port) < max(MTU.code), f"the MTU of {port} does not shrink again")
 
     def _mtu(self, port: IPv4Address) -> int:
-        context = self._native.open_device(self._ports[port].device)
+        native, place = self._native, self._native.place_of_device()
         try:
-            return int(self._native.query_port(context, 1).active_mtu)
+            return int(native.query_port(native.open_device(self._ports[port].device, place), 1).active_mtu)
         finally:
-            self._native.close_device(context)
+            native.close_device(place)
 
     def remove_device(self, port: IPv4Address) -> None:
         device = self._ports[port].device

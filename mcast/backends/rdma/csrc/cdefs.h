@@ -1,6 +1,9 @@
 /* What Python sees. Read by cffi and by the C compiler alike: declarations only, no directives.
  *
  * Calls return 0 or a count, or -errno. Times are nanoseconds. Sockaddrs come as the kernel lays them out.
+ *
+ * What is made is written to a place that belongs to an object of Python, and what is freed is taken from there, both in
+ * the call: so whenever an exception comes in Python, an object owns what is open. To free nothing is no error.
  */
 
 struct mcast_channel;
@@ -55,7 +58,7 @@ struct mcast_netdev_address {
 
 int mcast_device_names(char (*names)[64], uint32_t max);
 int mcast_open_device(const char *name, struct ibv_context **context);
-void mcast_close_device(struct ibv_context *context);
+void mcast_close_device(struct ibv_context **context);
 int mcast_query_device(struct ibv_context *context, struct mcast_device *device);
 int mcast_query_port(struct ibv_context *context, uint32_t port, struct mcast_port *out);
 int mcast_query_gid(struct ibv_context *context, uint32_t port, uint32_t index, uint8_t *gid);
@@ -70,6 +73,7 @@ struct mcast_event {
 	int32_t type;
 	int32_t status;
 	int32_t error;
+	int32_t is_taken; /* and not forgotten by whoever gave the room */
 	uint64_t id_token;
 	uint64_t join_token;
 	/* from here on: rdma_ud_param, of multicast events only */
@@ -90,13 +94,13 @@ struct mcast_event {
 int mcast_open_channel(struct mcast_channel **channel);
 int mcast_channel_fd(struct mcast_channel *channel);
 void mcast_close_channel(struct mcast_channel *channel, int has_ids);
-void mcast_free_channel(struct mcast_channel *channel);
+void mcast_free_channel(struct mcast_channel **channel);
 int mcast_has_event(struct mcast_channel *channel);
 int mcast_take_event(struct mcast_channel *channel, struct mcast_event *event);
 
 int mcast_create_id(struct mcast_channel *channel, uint64_t token, int port_space, struct mcast_id **id);
 int mcast_destroy_id(struct mcast_id *id);
-void mcast_free_id(struct mcast_id *id);
+void mcast_free_id(struct mcast_id **id);
 int mcast_bind_addr(struct mcast_id *id, const void *address);
 int mcast_resolve_addr(struct mcast_id *id, const void *source, const void *destination, int timeout_ms);
 int mcast_join(struct mcast_id *id, const void *address, uint64_t token);
@@ -139,11 +143,12 @@ enum { STAMPS_NONE, STAMPS_REALTIME, STAMPS_DEVICE };
 enum { REFUSED_NOTHING, REFUSED_TIMESTAMPS, REFUSED_MODERATION };
 
 int mcast_alloc_pd(struct mcast_id *id, struct ibv_pd **pd);
-int mcast_dealloc_pd(struct ibv_pd *pd);
+int mcast_dealloc_pd(struct ibv_pd **pd);
 int mcast_create_qp(struct mcast_id *id, struct ibv_pd *pd, const struct mcast_qp_init *init,
 		    struct mcast_qp **out, int *refused);
 int mcast_clock(struct mcast_qp *qp);
 int mcast_close_qp(struct mcast_qp *qp, int64_t linger);
+int mcast_drain(struct mcast_qp *qp, int64_t budget); /* as a flush that no signal ends: 1, or 0: too late */
 void mcast_free_qp(struct mcast_qp *qp);
 uint32_t mcast_qp_num(struct mcast_qp *qp);
 int mcast_query_qp(struct mcast_qp *qp);
@@ -156,7 +161,7 @@ int mcast_has_dmabuf(void);
 int mcast_register_dmabuf(struct ibv_pd *pd, int fd, uint64_t offset, uint64_t bytes, uint64_t iova, int writable,
 			  int relaxed, struct ibv_mr **mr);
 uint32_t mcast_lkey(struct ibv_mr *mr);
-int mcast_deregister(struct ibv_mr *mr);
+int mcast_deregister(struct ibv_mr **mr);
 
 struct mcast_ah_init {
 	uint8_t gid[16];

@@ -55,6 +55,8 @@ int mcast_channel_fd(struct mcast_channel *self)
 
 void mcast_close_channel(struct mcast_channel *self, int has_ids)
 {
+	if (!self)
+		return;
 	mcast_gate_shut(&self->gate);
 	mcast_gate_end(&self->gate);
 	if (has_ids || !self->channel)
@@ -63,10 +65,11 @@ void mcast_close_channel(struct mcast_channel *self, int has_ids)
 	self->channel = NULL;
 }
 
-void mcast_free_channel(struct mcast_channel *self)
+void mcast_free_channel(struct mcast_channel **self)
 {
-	mcast_gate_free(&self->gate);
-	free(self);
+	if (*self)
+		mcast_gate_free(&(*self)->gate);
+	free(*self);
 }
 
 int mcast_has_event(struct mcast_channel *self)
@@ -131,6 +134,7 @@ static void copy_event(struct mcast_event *out, const struct rdma_cm_event *even
 	const struct ibv_ah_attr *ah = &ud->ah_attr;
 
 	memset(out, 0, sizeof(*out));
+	out->is_taken = 1;
 	out->type = (int32_t)event->event;
 	out->status = event->status;
 	out->error = reason_of(event, get_errno);
@@ -160,6 +164,8 @@ int mcast_take_event(struct mcast_channel *self, struct mcast_event *out)
 
 	if (!self->channel)
 		return -EBADF;
+	if (out->is_taken)
+		return 1;
 	errno = 0;
 	if (mcast_sym.rdma_get_cm_event(self->channel, &event))
 		return errno == EAGAIN ? 0 : -errno;
@@ -189,16 +195,16 @@ int mcast_create_id(struct mcast_channel *channel, uint64_t token, int port_spac
 /* What fails can be tried again. */
 int mcast_destroy_id(struct mcast_id *self)
 {
-	int ret = self->id ? result(mcast_sym.rdma_destroy_id(self->id)) : 0;
+	int ret = self && self->id ? result(mcast_sym.rdma_destroy_id(self->id)) : 0;
 
-	if (!ret)
+	if (self && !ret)
 		self->id = NULL;
 	return ret;
 }
 
-void mcast_free_id(struct mcast_id *self)
+void mcast_free_id(struct mcast_id **self)
 {
-	free(self);
+	free(*self);
 }
 
 int mcast_bind_addr(struct mcast_id *self, const void *address)

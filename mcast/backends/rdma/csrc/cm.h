@@ -3,7 +3,8 @@
  * A lock of Python's guards both; C has none of its own. Only a thread that waits for an event is without that lock: it
  * is inside the channel's gate, and sleeps on the channel's descriptor, which librdmacm makes readable, and on the
  * gate's, by which a close ends the sleep before it destroys the channel. Of several threads that see an event one takes
- * it, with the lock held, and the others sleep again. */
+ * it, with the lock held, and the others sleep again. An event that was taken, and not forgotten, is taken once more: so
+ * none is lost between the two. */
 #ifndef MCAST_CM_H
 #define MCAST_CM_H
 

@@ -40,9 +40,11 @@ int mcast_open_device(const char *name, struct ibv_context **context)
 	return ret;
 }
 
-void mcast_close_device(struct ibv_context *context)
+void mcast_close_device(struct ibv_context **context)
 {
-	mcast_sym.ibv_close_device(context);
+	if (*context)
+		mcast_sym.ibv_close_device(*context);
+	*context = NULL;
 }
 
 /* Drivers give what they cannot say as a negative number. */

@@ -10,9 +10,13 @@ int mcast_alloc_pd(struct mcast_id *id, struct ibv_pd **pd)
 	return *pd ? 0 : mcast_errno_or(ENOMEM);
 }
 
-int mcast_dealloc_pd(struct ibv_pd *pd)
+int mcast_dealloc_pd(struct ibv_pd **pd)
 {
-	return mcast_returned(mcast_sym.ibv_dealloc_pd(pd));
+	int ret = *pd ? mcast_returned(mcast_sym.ibv_dealloc_pd(*pd)) : 0;
+
+	if (!ret)
+		*pd = NULL;
+	return ret;
 }
 
 /* What is optional goes the way of ibv_reg_mr_iova2, which leaves out what the kernel or the device cannot do. */
@@ -51,7 +55,11 @@ uint32_t mcast_lkey(struct ibv_mr *mr)
 	return mr->lkey;
 }
 
-int mcast_deregister(struct ibv_mr *mr)
+int mcast_deregister(struct ibv_mr **mr)
 {
-	return mcast_returned(mcast_sym.ibv_dereg_mr(mr));
+	int ret = *mr ? mcast_returned(mcast_sym.ibv_dereg_mr(*mr)) : 0;
+
+	if (!ret)
+		*mr = NULL;
+	return ret;
 }

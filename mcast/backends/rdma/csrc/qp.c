@@ -70,9 +70,7 @@ static int end_all(struct mcast_qp *self)
 	ret = ret ? ret : next;
 	next = mcast_close_receiving(&self->receiving);
 	ret = ret ? ret : next;
-	next = self->mr ? mcast_deregister(self->mr) : 0;
-	if (!next)
-		self->mr = NULL;
+	next = mcast_deregister(&self->mr);
 	return ret ? ret : next;
 }
 
@@ -141,12 +139,23 @@ int mcast_create_qp(struct mcast_id *id, struct ibv_pd *pd, const struct mcast_q
 
 int mcast_close_qp(struct mcast_qp *self, int64_t linger)
 {
-	int is_first = !mcast_is_closed(self);
+	int is_first;
 
+	if (!self)
+		return 0;
+	is_first = !mcast_is_closed(self);
 	mcast_gate_shut(&self->state.gate);
 	if (is_first)
 		mcast_linger(&self->sending, linger); /* takes the lock: what holds that instead of entering has left, too */
 	return end_all(self);
+}
+
+int mcast_drain(struct mcast_qp *self, int64_t budget)
+{
+	struct mcast_send_job all = { .end = ALL_POSTED };
+	struct mcast_wait wait = { .event_fd = NO_FD, .signal_fd = NO_FD, .deadline = mcast_now() + budget };
+
+	return mcast_send(&self->sending, &all, &wait);
 }
 
 int mcast_clock(struct mcast_qp *self)

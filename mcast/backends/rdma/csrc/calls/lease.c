@@ -176,9 +176,18 @@ static PyObject *lease_release(PyObject *object, PyObject *unused)
 	Py_RETURN_NONE;
 }
 
+static PyObject *lease_enter(PyObject *object, PyObject *unused)
+{
+	return Py_NewRef(object);
+}
+
+/* Of a block that an exception has ended, the traceback may be what uses a payload. */
 static PyObject *lease_exit(PyObject *object, PyObject *const *args, Py_ssize_t count)
 {
-	return lease_release(object, NULL);
+	if (!count || args[0] == Py_None)
+		return lease_release(object, NULL);
+	end_lease((struct lease *)object);
+	Py_RETURN_NONE;
 }
 
 static Py_ssize_t lease_length(PyObject *object)
@@ -437,14 +446,15 @@ static PyObject *lease_stretches(PyObject *object, PyObject *unused)
 	return found;
 }
 
-/* A view still in use elsewhere keeps its buffers leased: lost receives, never wrong bytes. */
+/* A view still in use elsewhere keeps its buffers leased: lost receives, never wrong bytes. No Python code runs, because
+ * what a signal's handler raised there would be lost. */
 static void lease_finalize(PyObject *object)
 {
-	PyObject *type, *value, *trace, *done;
+	PyObject *type, *value, *trace;
 
 	PyErr_Fetch(&type, &value, &trace);
-	done = ((struct lease *)object)->owner ? lease_release(object, NULL) : NULL;
-	Py_XDECREF(done);
+	if (((struct lease *)object)->owner)
+		end_lease((struct lease *)object);
 	PyErr_Clear();
 	PyErr_Restore(type, value, trace);
 }
@@ -472,6 +482,7 @@ static PyMemberDef lease_members[] = {
 
 static PyMethodDef lease_methods[] = {
 	{ "release", lease_release, METH_NOARGS, "Batch.release" },
+	{ "__enter__", lease_enter, METH_NOARGS, NULL },
 	{ "__exit__", (PyCFunction)(void (*)(void))lease_exit, METH_FASTCALL, NULL },
 	{ "_message", lease_message, METH_O, "Batch._message" },
 	{ "_release", lease_give_back, METH_NOARGS, "Batch._release" },

@@ -4,17 +4,14 @@
 static PyObject *calls_arm(PyObject *object, PyObject *args)
 {
 	struct calls *self = (struct calls *)object;
-	unsigned long long address;
 	PyObject *memories, *sources;
 
-	if (!PyArg_ParseTuple(args, "KiO!O!", &address, &self->event_fd, &PyDict_Type, &memories, &PySet_Type,
-			      &sources))
+	if (!PyArg_ParseTuple(args, "iO!O!", &self->event_fd, &PyDict_Type, &memories, &PySet_Type, &sources))
 		return NULL;
 	replace(&self->memories, Py_NewRef(memories));
 	replace(&self->sources, Py_NewRef(sources));
 	self->forks = mcast_forks;
-	self->qp = (struct mcast_qp *)(uintptr_t)address;
-	Py_RETURN_NONE;
+	return PyLong_FromVoidPtr(&self->qp);
 }
 
 static PyObject *calls_aim(PyObject *object, PyObject *args)
@@ -125,7 +122,7 @@ static PyMethodDef calls_methods[] = {
 	{ "_post_headed", calls_post_headed, METH_VARARGS, "the same with rows of two parts" },
 	{ "_flush", calls_flush, METH_O, "QueuePair._flush" },
 	{ "_has_port_events", calls_has_port_events, METH_NOARGS, "whether port_events finds something, or raises" },
-	{ "_arm", calls_arm, METH_VARARGS, "use this QP" },
+	{ "_arm", calls_arm, METH_VARARGS, "the address of the place that the QP is to be made in" },
 	{ "_aim", calls_aim, METH_VARARGS, "the address handle of a destination" },
 	{ "_arrive", calls_arrive, METH_O, "whether messages arrive in another device's memory" },
 	{ "_limit", calls_limit, METH_VARARGS, "the MTU, and how many seconds to believe it" },
