@@ -1,7 +1,7 @@
 """Decides which extensions are built; everything else stands in pyproject.toml.
 
-`mcast.arguments._rows` and `mcast.interrupts._interrupts` are built where a C compiler and Python's headers
-are; elsewhere Python does the same, slower. The rdma extension is built as MCAST_RDMA says:
+`mcast.arguments._rows` is built where a C compiler and Python's headers are; elsewhere Python does the same,
+slower. The rdma extension is built as MCAST_RDMA says:
 
 MCAST_RDMA=auto  build it where a C compiler and the headers are, else leave it out (default)
 MCAST_RDMA=1     build it, or stop and say what is missing
@@ -20,20 +20,16 @@ from setuptools import Extension, setup
 HEADERS = ("rdma/rdma_cma.h", "infiniband/verbs.h")
 NEWEST = "ibv_reg_dmabuf_mr"
 """What the rdma extension uses of rdma-core's headers and older ones have not: it came with version 34."""
-PYTHON = ("Python.h", "linux/futex.h")
+PYTHON = ("Python.h",)
 NO_GIL = bool(sysconfig.get_config_var("Py_GIL_DISABLED"))
 """Such a Python has no stable ABI: a wheel for it is for that version alone."""
 
 IN_C = [
     Extension(
-        module,
-        [source],
+        "mcast.arguments._rows",
+        ["mcast/arguments/csrc/rows.c"],
         extra_compile_args=["-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-g"],
         py_limited_api=not NO_GIL,
-    )
-    for module, source in (
-        ("mcast.arguments._rows", "mcast/arguments/csrc/rows.c"),
-        ("mcast.interrupts._interrupts", "mcast/interrupts/csrc/interrupts.c"),
     )
 ]
 FIX = "apt-get install gcc libc6-dev librdmacm-dev libibverbs-dev"
@@ -79,7 +75,7 @@ def wanted() -> bool:
 
 
 # An extension left in build/ by an earlier build would be packed unnoticed.
-for made in ("arguments/_rows", "interrupts/_interrupts", "backends/rdma/_native"):
+for made in ("arguments/_rows", "backends/rdma/_native"):
     for stale in Path("build").glob(f"*/mcast/{made}*"):
         stale.unlink()
 

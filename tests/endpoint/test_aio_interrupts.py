@@ -11,9 +11,8 @@ import pytest
 
 from mcast import aio, open_backend
 from mcast.api import Backend, Broken, Phase
-from mcast.backends.sim import clock as sim_clock
 
-from .test_interrupts import GROUP, SOON, Interrupt, handles_itself, raise_interrupt
+from .test_interrupts import GROUP, SOON, Interrupt, raise_interrupt
 
 BOUND = 60.0
 
@@ -73,7 +72,6 @@ def test_broken_endpoint_wakes_its_tasks(backend: Backend, monkeypatch: pytest.M
     asyncio.run(main())
 
 
-@pytest.mark.skipif(not handles_itself(sim_clock), reason="this simulator is atomic under SIGINT alone")
 def test_handlers_that_raise_hang_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """At random moments of a program that sends and receives; then its loop and its backend are closed."""
     monkeypatch.setattr("mcast.endpoint.awaiting.RECHECK", SOON)

@@ -4,21 +4,17 @@ so."""
 from __future__ import annotations
 
 import gc
-import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mcast import Endpoint, Message, open_backend, open_endpoint
 from mcast.api import Backend, Broken, Closed, Phase, TimedOut
-from mcast.backends.rdma import qp as rdma_qp
-from mcast.backends.sim import clock as sim_clock
 
 from ..interrupts.sweep import BOUND, Kind, states, sweep, works
 from ..networks import Network, SimNetwork, network_of
@@ -29,24 +25,7 @@ SOON = 0.01
 BATCH = [b"1", b"2", b"3"]
 
 
-def handles_itself(module: Any) -> bool:
-    """Return True if a provider poisons its objects, and holds no signal back."""
-    return bool(os.environ.get("EP_ALL")) or "mcast.interrupts" not in Path(module.__file__).read_text()
-
-
-UNLESS_ATOMIC = pytest.mark.skipif(
-    not handles_itself(sim_clock), reason="this simulator is atomic under SIGINT alone"
-)
-NETWORKS = [
-    pytest.param(
-        name,
-        marks=pytest.mark.skipif(
-            not handles_itself(rdma_qp if name.startswith("card") else sim_clock),
-            reason="this provider is atomic under SIGINT alone",
-        ),
-    )
-    for name in ("roce", "infiniband", "card-roce", "card-infiniband")
-]
+NETWORKS = ["roce", "infiniband", "card-roce", "card-infiniband"]
 
 
 class World:
@@ -183,7 +162,6 @@ def test_interrupted_call(
     assert outcomes
 
 
-@UNLESS_ATOMIC
 def test_interrupted_backend_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """An endpoint that opens its backend closes it, too, unless the backend was never its own."""
     monkeypatch.setattr("mcast.endpoint.blocking.RECHECK", SOON)
@@ -229,7 +207,6 @@ def alarm(handler: Callable[..., object], seconds: float = 0.05) -> Iterator[Non
         signal.signal(signal.SIGALRM, before)
 
 
-@UNLESS_ATOMIC
 def test_interrupted_wait_leaves_it_usable(endpoint: Endpoint) -> None:
     with endpoint.join(GROUP) as group:
         for wait in (endpoint.recv, group.recv, group.recv_batch, partial(endpoint.next_event, None)):
@@ -239,7 +216,6 @@ def test_interrupted_wait_leaves_it_usable(endpoint: Endpoint) -> None:
         assert group.recv(1.0) is not None
 
 
-@UNLESS_ATOMIC
 def test_interrupted_receiver_hands_on(endpoint: Endpoint) -> None:
     """The thread that receives for all is interrupted; another one that waits receives then."""
     with endpoint.join(GROUP) as group, ThreadPoolExecutor() as pool:
@@ -285,7 +261,6 @@ def test_send_on_a_broken_endpoint_is_refused(endpoint: Endpoint) -> None:
     assert group.stats().sent == 0
 
 
-@UNLESS_ATOMIC
 def test_handler_within_a_wait(endpoint: Endpoint) -> None:
     """It may send, and close; a call that would wait for its own thread is refused."""
     group = endpoint.join(GROUP)

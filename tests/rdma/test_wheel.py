@@ -26,7 +26,6 @@ rm "$0/librdmacm.so.1" "$0/libibverbs.so.1" && exec "$@"
 LEAVES_THE_GIL_OFF = """
 import sys
 import mcast
-import mcast.interrupts._interrupts
 import mcast.arguments._rows
 from mcast.backends.rdma.backend import RdmaBackend
 for name in ("sim-roce", "sim-ib"):

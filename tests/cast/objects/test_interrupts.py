@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from mcast import Endpoint, Membership, cast, open_endpoint
-from mcast.backends.sim import Fabric, clock, open_fabric
+from mcast.backends.sim import Fabric, open_fabric
 
 from ...interrupts.sweep import EVERY, Kind, states, sweep, works
 
@@ -60,10 +59,6 @@ def after(world: World, error: BaseException | None) -> str:
         gc.collect()
 
 
-@pytest.mark.skipif(
-    "mcast.interrupts" in Path(clock.__file__).read_text(),
-    reason="this simulator is atomic under SIGINT",
-)
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("call", [sends, opens, receives])
 def test_interrupted_call(call: Callable[[World], None], kind: Kind) -> None:
