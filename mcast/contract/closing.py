@@ -98,9 +98,9 @@ class Closeable(Handle, ABC):
         in the middle of another call of the same thread, the object is closed when that call ends. A close
         that was interrupted goes on when it is called again.
         """
-        self._guard.close(self._end)
+        self._guard.close(self._close_or_refuse)
 
-    def _end(self) -> None:
+    def _close_or_refuse(self) -> None:
         try:
             self._close()
         except McastError as error:
