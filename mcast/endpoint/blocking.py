@@ -51,6 +51,7 @@ from mcast.api import (
     Batch,
     Closed,
     CmEvent,
+    CopiedBatch,
     CqModeration,
     McastError,
     Message,
@@ -63,7 +64,7 @@ from mcast.api import (
 from mcast.arguments.seconds import LONGEST, PLAIN, seconds_of
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import Event, LoopbackPolicy, RejoinPolicy
-from mcast.endpoint.receiving import require_count
+from mcast.endpoint.receiving import note_silence, require_count
 from mcast.endpoint.sending import Post, Posting, as_batch
 from mcast.endpoint.settings import Opening, Settings
 from mcast.endpoint.view import EndpointView, GroupLike, MemberView
@@ -214,6 +215,9 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         batch = self._taken(receiving.take_batch, timeout, max, group)
         if batch is not None:
             return batch
+        if timeout == 0 and not self._claim.locked():
+            last = self._guard.run("recv", Phase.RECV, self._take_last, receiving.take_batch, max, group)
+            return CopiedBatch() if last is None else last
         return self._run("recv", Phase.RECV, receiving.recv_batch(max, timeout, group))
 
     def batches(self, timeout: float | None = None, max: int = 64) -> Iterator[Batch]:
@@ -261,6 +265,8 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         message = self._taken(receiving.take, timeout, group)
         if message is not None:
             return message
+        if timeout == 0 and not self._claim.locked():
+            return self._guard.run("recv", Phase.RECV, self._take_last, receiving.take, group)
         return self._run("recv", Phase.RECV, receiving.recv(group, timeout))
 
     def _taken(self, take: Callable[..., T | None], timeout: float | None, *what: Any) -> T | None:
@@ -291,7 +297,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
                     guard.amid = ""
                     is_whole = True
         finally:
-            if self._closes:  # a handler called `close` meanwhile
+            if self._closes and not guard.lock._is_owned():  # a handler called `close` meanwhile
                 self._close_late()
         if not is_whole:
             guard.run("recv", Phase.RECV, lambda: None)  # refuses
@@ -300,6 +306,16 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
                 raise refused.error from refused.error.__cause__
             finally:
                 del refused  # which refers to the error, whose traceback refers to this frame
+        return found
+
+    def _take_last(self, take: Callable[..., T | None], *what: Any) -> T | None:
+        """As the operation does that receives within no time: handle events, and look once more."""
+        if self._claim.locked():
+            return None
+        self._look()
+        found = take(*what)
+        if found is None:
+            note_silence(self._session.station)
         return found
 
     def _close_late(self) -> None:

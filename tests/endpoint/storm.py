@@ -140,8 +140,9 @@ class Storm:
             pass
         while self.qp.recv(64, 0):
             pass
-        while self.here.recv(SOON):
-            pass
+        for endpoint in (self.here, self.there):
+            while endpoint.recv(SOON):
+                pass
         for group in self.here.groups[1:]:
             group.leave()
         gc.collect(0)
