@@ -142,7 +142,7 @@ class CmId(OnPort):
                 try:
                     join(what, context)
                 except Refused as error:
-                    del self._joined[group]
+                    self._joined.pop(group, None)  # a close of a served fabric does not wait for this call
                     refused = error.error
                 guard.amid = ""
                 if guard.settle is not None:

@@ -544,7 +544,7 @@ class ServedCmId(_Remote, CmId):
                 "join", self.number, call, mask, flags, sent, number, call=call, addr=addr, join_flags=flags
             )
         except McastError:
-            del self.contexts[number]
+            self.contexts.pop(number, None)  # a close may have emptied it
             raise
         self._number_of[addr] = number
 
