@@ -229,7 +229,7 @@ class SimBatch(Batch):
             whole.release()
         for exporter in self._exporters:
             exporter.release()  # BufferError if a view is left
-        # A thread that makes a view just now releases it, or is refused: its frames must not keep the receives.
+        # A thread that makes a view just now is refused: its frames must not keep the receives.
         self._lease.borrowed = (*self._lease.borrowed[:2], [], [])
         self._leases.ended.append(self._lease)
         if self._leases.on_release is not None:
