@@ -55,7 +55,8 @@ class Closeable(Handle, ABC):
     _strict = False
     """True if the provider's hooks refuse by `Refused` alone: a McastError is a signal's handler's, then."""
     _guard: Guard = _OwnGuard()  # type: ignore[assignment]
-    """What guards the changes of the object. A provider may have several objects share one."""
+    """What guards the changes of the object: its own by default, as on a served fabric. A provider may have
+    several objects share one."""
 
     def __enter__(self) -> Self:
         return self

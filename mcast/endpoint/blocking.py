@@ -26,9 +26,9 @@ A call that comes from a handler, a finalizer or an argument's `__float__` in th
 the same endpoint raises RuntimeError. `close` there is carried out when that call ends, and `stats` shows
 what is there.
 
-Who does what: each change runs under the guard of the endpoint (`mcast.contract.poison`), in
-`Guard.run`, and nothing waits there. A call that waits holds a lock of its own, its claim. The one whose
-claim the endpoint has receives, and reads events, for all; the others wait on `Waiters`. Nobody has to reset
+Who does what: each change runs under the guard of the endpoint (`mcast.contract.poison`), in `Guard.run`,
+and no call waits for a message there. The call that receives, and reads events, for all holds a lock of its
+own, its claim; the others wait on `Waiters`, at most a second before they look again. Nobody has to reset
 the claim: its holder leaves the `with`, however it ends. Posting to the queue pair needs no lock, because
 posting to one that is replaced raises Closed.
 """

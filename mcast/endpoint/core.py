@@ -1,8 +1,10 @@
-"""The core of an endpoint, which never waits itself: its parts, and the events that concern several of them.
+"""The core of an endpoint: its parts, and the events that concern several of them.
 
-A call that takes time is an `Operation`: a generator that yields a `Wait`, is resumed when something may have
-happened (with a batch, if messages were received), and looks again. `blocking.py` runs operations by
-blocking, `awaiting.py` by awaiting. The caller holds the endpoint's lock, except while it waits.
+A call that takes time is an `Operation`: a generator that yields a `Step`, what to post and until when to
+wait; it is resumed when something may have happened (with a batch, if messages were received), and looks
+again. `blocking.py` carries operations out by blocking, `awaiting.py` by awaiting. Both hold the endpoint's
+guard while they resume one, and neither holds it while it waits or posts. Nothing here waits for the
+network, but for the SA on InfiniBand (0.25 s at most) and for the server of a served fabric.
 """
 
 from __future__ import annotations

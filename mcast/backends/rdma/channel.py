@@ -64,11 +64,13 @@ class RdmaChannel(OwnedByProcess, EventChannel):
 
     Locks are taken in this order: of the backend, a channel, an id, its queue pair; then `tables`, under
     which an event is taken and noted and a membership ends, so that each sees the other whole. No call made
-    with a lock held waits for another thread: events are acknowledged in the call that takes them, and a call
-    that waits for an event waits without a lock, on the descriptor.
+    with a lock held waits for another thread, but for a close, which waits until all have left the queue
+    pair in C: events are acknowledged in the call that takes them, and a call that waits for an event waits
+    without a lock, on the descriptor.
 
-    An event that was taken stays in `_room` until it is noted and returned, so an exception in between loses
-    nothing: the next call returns it.
+    An event that was taken stays in `_room` until it is noted: the next call returns one that an exception
+    kept from that. The reason for a refused join is asked for afterwards, and an exception meanwhile loses
+    the event.
     """
 
     handle: NativeChannel

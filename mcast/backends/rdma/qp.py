@@ -104,9 +104,9 @@ class QpOwner(Protocol):
 class RdmaQueuePair(Calls, OwnedByProcess, QueuePair):
     """A queue pair. `Calls` does the plain cases in C, and this class does the rest.
 
-    The guard is for state, attachments and regions. What only asks the device takes no lock in Python, nor do
-    sends and receives: in C each checks whether the queue pair is still open, and the close waits there until
-    all have left.
+    The guard is for state, attachments and regions. What only asks the device takes no lock in Python, nor
+    do sends to known destinations and receives: in C each checks whether the queue pair is still open, and
+    the close waits there until all have left.
 
     An object is held by its id, and holds nothing, before `make`. Whatever `make` has made when an exception
     ends it is freed by `_close`.

@@ -86,9 +86,6 @@ class Flag(Readiness):
         self._ours.close()
         self._theirs.close()
 
-    def __del__(self) -> None:
-        """Nothing to do: sockets close themselves."""
-
 
 class _Qp:
     """What the session knows of a queue pair, besides."""
