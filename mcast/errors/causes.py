@@ -33,7 +33,9 @@ def likely_causes(
     """
     try:
         known = _by_errno()
-    except OSError:  # the process may open no more files, not even that of the rows: which may be the error
+    except (OSError, ImportError):
+        # The process may open no more files, not even that of the rows: which may be the error. Or a signal's
+        # handler looks at an error while this thread reads the rows: they are not there yet.
         return ()
     return tuple(
         row.cause

@@ -776,6 +776,25 @@ def _known_errno(name: str) -> str:
     return name
 
 
+def test_error_is_shown_while_the_causes_load() -> None:
+    """A signal's handler shows an error while its thread reads the rows for another one."""
+    program = """
+import tomllib
+from mcast.api import Phase, mcast_error
+error, loads, shown = mcast_error(24, "event_channel", Phase.OPEN), tomllib.loads, []
+def loads_slowly(text):
+    shown.append(str(error))
+    return loads(text)
+tomllib.loads = loads_slowly
+print(error)
+print(*shown)
+"""
+    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    first, why, *_, within = shown.splitlines()
+    assert first == within == "event_channel(): EMFILE: Too many open files"
+    assert why.startswith("  likely: ")
+
+
 class _Row(BaseModel):
     """A row of rows.toml."""
 
