@@ -35,6 +35,7 @@ posting to one that is replaced raises Closed.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
@@ -47,6 +48,7 @@ from typing_extensions import Buffer
 
 from mcast.api import (
     RECHECK,
+    Alive,
     Backend,
     Batch,
     Closed,
@@ -149,6 +151,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         """True if a `close` may have been put off."""
         self._reads = False
         """True while a thread takes an event outside of the lock; if it stays so, the event is lost."""
+        _endpoints.add(self)
 
     # --- groups ---
 
@@ -650,3 +653,15 @@ class Membership(Sender):
 
 
 M = TypeVar("M", bound=Sender)
+
+_endpoints: Alive[Endpoint] = Alive()
+
+
+def _after_fork() -> None:
+    """End the claims of the parent's threads, which are not there to leave them."""
+    for endpoint in _endpoints:
+        if endpoint._claimant != get_ident():
+            endpoint._claim = Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mcast import Endpoint, Lost, Membership, Rejoined, open_endpoint
+from mcast import Endpoint, Lost, Membership, Rejoined, open_backend, open_endpoint
 from mcast.api import Backend, Closed, Message
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.backend import SimQueuePair
@@ -409,3 +411,34 @@ def test_a_cancelled_join_of_one_thread_leaves_the_others_alone(pool: ThreadPool
         group.send(b"end")
         assert receiving.result(BOUND) is not None
     fabric.close()
+
+
+@pytest.mark.parametrize("clock", ["virtual", "wall"])
+def test_fork_while_a_thread_receives(clock: str) -> None:
+    """In the child, which has a fabric of its own, nobody waits for that thread."""
+    with open_backend("sim-roce", clock=clock) as backend, open_endpoint(backend, "10.0.0.1") as endpoint:
+        group = endpoint.join(GROUP)
+        within, go_on = threading.Event(), threading.Event()
+
+        def receive(how: object) -> None:
+            within.set()
+            go_on.wait(BOUND)
+
+        endpoint._receive = receive  # type: ignore[method-assign]
+        receiving = threading.Thread(target=endpoint.recv, args=(0.001,))
+        receiving.start()
+        assert within.wait(BOUND)
+        child = os.fork()
+        if not child:
+            signal.alarm(int(BOUND))
+            try:
+                del endpoint._receive
+                group.send(b"x")
+                if endpoint.recv(1.0) is not None and endpoint.join(OTHER).joined:
+                    os._exit(0)
+            finally:
+                os._exit(1)
+        del endpoint._receive
+        go_on.set()
+        receiving.join()
+        assert os.waitpid(child, 0)[1] == 0
