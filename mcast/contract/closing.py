@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, NoReturn, ParamSpec, Self, TypeVar
 
-from mcast.contract.poison import Guard, Refused
+from mcast.contract.poison import Guard, Reentered, Refused
 from mcast.errors.cause import Phase
 from mcast.errors.tree import Closed, McastError
 from mcast.wire.kinds import LinkLayer
@@ -45,8 +45,8 @@ class Closeable(Handle, ABC):
     The provider's hooks that change something (`_create_id`, `_bind_addr`, `_attach_mcast` and their like)
     and `_close` run under `_guard`; those that may wait (`_get_event`, `_send`, `_recv`, `_flush`) take it
     themselves, and not while they wait. An exception in a hook counts as an interrupt in the middle of the
-    change, and breaks what the guard is for, but for `Refused(error)`, and for McastError where `_strict` is
-    False.
+    change, and breaks what the guard is for, but for `Refused(error)`, and for McastError and `Reentered`
+    where `_strict` is False.
     """
 
     _closed = False
@@ -89,7 +89,7 @@ class Closeable(Handle, ABC):
             return hook(*args, **kwargs)
         try:
             return hook(*args, **kwargs)
-        except McastError as error:
+        except (McastError, Reentered) as error:
             raise Refused(error) from error.__cause__
 
     def close(self) -> None:

@@ -30,7 +30,9 @@ Rules for code that uses a guard:
 The lock is an RLock, because a handler may run before the flag is set. A call that finds the flag set by
 its own thread came from a handler, a finalizer or an argument's `__float__`, amid a call of the same
 object: it raises RuntimeError, as the objects of CPython's io do. `close` there is carried out when the
-outer call ends, however it ends.
+outer call ends, however it ends. A change that meets such a refusal of an object below it, before anything is
+changed, refuses it, too: else a call of an endpoint from a handler would break the endpoint, where it comes
+amid a send.
 
 A thread that is amid a change while another one forks leaves the child's copy of the object broken, and not
 locked for ever.
@@ -67,6 +69,10 @@ class Refused(Exception):
         return error
 
 
+class Reentered(RuntimeError):
+    """The refusal of a call that came amid another one of its thread, before it has changed anything."""
+
+
 class Guard:
     """The lock of an object, and the change that is going on under it.
 
@@ -98,12 +104,12 @@ class Guard:
             return bool(self.amid)
 
     def refuse(self, call: str, phase: Phase, reentered: bool | None = None) -> NoReturn:
-        """Raise RuntimeError for a call amid another one of this thread, `Broken` for a broken object.
+        """Raise `Reentered` for a call amid another one of this thread, `Broken` for a broken object.
 
         The caller holds the lock, and has found `amid` set.
         """
         if self._is_reentered() if reentered is None else reentered:
-            raise RuntimeError(
+            raise Reentered(
                 f"{call}: this thread is in the middle of {self.amid or 'a call'} of the same {self.what}, "
                 "and this call comes from a signal's handler, a finalizer or __float__, where only close and "
                 "stats are allowed: let the handler set a flag, and make the call where a thread looks at it"
@@ -111,7 +117,7 @@ class Guard:
         raise Broken(self.what, self.amid, self.cure, call, phase)
 
     def require_alone(self, call: str, phase: Phase) -> None:
-        """Raise RuntimeError if this thread, which holds the lock, held it before, and so must not sleep."""
+        """Raise `Reentered` if this thread, which holds the lock, held it before, and so must not sleep."""
         if self._is_reentered():
             self.refuse(call, phase, True)
 

@@ -19,6 +19,7 @@ from mcast.api import (
     MessageTooLarge,
     Phase,
     QpError,
+    Reentered,
     Refused,
     TimedOut,
     mcast_error,
@@ -141,6 +142,8 @@ class Prober:
         except QpError as error:
             self._restorer.on_qp_error(error)
             return None
+        except Reentered as error:
+            raise Refused(error) from None
         except McastError as error:
             return error
         self.posted += 1

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, SupportsIndex
 
-from mcast.api import Batch, CopiedBatch, McastError, Message, QpError, Refused
+from mcast.api import Batch, CopiedBatch, McastError, Message, QpError, Reentered, Refused
 from mcast.endpoint import sequence
 from mcast.endpoint.inbox import ChosenBatch, Kept, copied
 from mcast.endpoint.membership import EndpointGroup, GroupState
@@ -277,7 +277,7 @@ class Receiving:
         if not self._sorter.judges and (group is None or roster.members == 1):
             try:
                 message = None if self._restorer.recovery is not None else station.qp.recv_one(0.0)
-            except McastError as error:
+            except (McastError, Reentered) as error:
                 self._on_error(error)
                 return None
             if message is None:
@@ -311,12 +311,12 @@ class Receiving:
             return None
         try:
             batch = self._station.qp.recv(max, 0.0)
-        except McastError as error:
+        except (McastError, Reentered) as error:
             self._on_error(error)
             return None
         return batch or None
 
-    def _on_error(self, error: McastError) -> None:
+    def _on_error(self, error: McastError | Reentered) -> None:
         """Refuse the call with an error of the queue pair, unless that will be reset."""
         if not isinstance(error, QpError):
             raise Refused(error)

@@ -28,6 +28,7 @@ from mcast.api import (
     QpCounters,
     QpInit,
     QueuePair,
+    Reentered,
     Refused,
     Region,
     mcast_error,
@@ -310,19 +311,21 @@ class Station:
 
     def leave(self, group: EndpointGroup) -> bool:
         """Leave the group; return whether it was one of the endpoint's."""
+        self.leave_quietly(group)  # first: it refuses a handler's call amid another one of the provider
         known = self.roster.leave(group)
         if self.roster.ended and not self.channel.closed:
             self.roster.look_for_ended()
-        self.leave_quietly(group)
         return known
 
     def leave_quietly(self, group: EndpointGroup) -> None:
         """Leave the group, if the stack still knows the membership; an error is only logged."""
-        self.roster.detach(group)
         try:
             self.id.leave_multicast(group.address)
+        except Reentered as error:
+            raise Refused(error) from None
         except McastError as error:
             logger.debug("%s: leaving %s: %s", self.name, group.address, error)
+        self.roster.detach(group)
 
 
 def _counters_of(qp: QueuePair) -> QpCounters | None:

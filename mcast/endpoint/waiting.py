@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Generator
 from math import inf
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from mcast.api import Batch, McastError, Refused
+from mcast.api import Batch, McastError, Reentered, Refused
 from mcast.arguments.seconds import seconds_of
 from mcast.errors.tree import Broken
 
@@ -149,10 +149,13 @@ def _abandon(operation: Steps[R, T], advance: Advance[R, T], error: BaseExceptio
 
 
 def asked(call: Callable[..., T], *args: Any) -> T:
-    """Call the provider inside a change; its error is refused, and is no interrupt."""
+    """Call the provider inside a change; its error is refused, and is no interrupt.
+
+    So is its refusal of a call that a handler makes amid another one of the provider.
+    """
     try:
         return call(*args)
-    except McastError as error:
+    except (McastError, Reentered) as error:
         raise Refused(error) from error.__cause__
 
 

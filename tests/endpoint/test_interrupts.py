@@ -307,3 +307,30 @@ def test_block_does_not_replace_the_interrupt(endpoint: Endpoint) -> None:
     with pytest.raises(Interrupt), endpoint, endpoint.join(GROUP):
         endpoint._guard.run("join", Phase.JOIN, raise_interrupt)
     assert endpoint.closed
+
+
+@pytest.mark.parametrize("call", ["join", "leave", "recv", "recv_batch", "next_event", "send", "ready"])
+def test_handler_amid_a_send_breaks_nothing(endpoint: Endpoint, call: str) -> None:
+    """A send posts outside of the endpoint's lock: what a handler calls there the fabric refuses."""
+    group = endpoint.join(GROUP)
+    calls: dict[str, Callable[[], object]] = {
+        "join": partial(endpoint.join, OTHER),
+        "leave": group.leave,
+        "recv": partial(endpoint.recv, 0),
+        "recv_batch": partial(endpoint.recv_batch, timeout=SOON),
+        "next_event": partial(endpoint.next_event, SOON),
+        "send": partial(group.send, b"x"),
+        "ready": group.ready,
+    }
+    fabric: Any = endpoint.backend
+
+    def within() -> None:
+        with pytest.raises(RuntimeError, match="this thread is in the middle of send"):
+            calls[call]()
+
+    fabric._guard.run("send", Phase.SEND, within)
+    assert endpoint.groups == (group,)
+    group.send(b"after")
+    message = group.recv(BOUND)
+    assert message is not None
+    assert bytes(message.payload) == b"after"

@@ -5,13 +5,14 @@ from __future__ import annotations
 import select
 import signal
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 
 import pytest
 
-from mcast import open_backend
-from mcast.api import Broken, Closed, McastError
+from mcast import open_backend, open_endpoint
+from mcast.api import Broken, Closed, McastError, TimedOut
 from mcast.backends.sim.served.client import ServedBackend, ServedCmId
 from mcast.backends.sim.served.connection import Connection
 from mcast.backends.sim.served.server import FabricServer
@@ -158,3 +159,37 @@ def test_a_handler_amid_a_request_may_close(receiver: End, monkeypatch: pytest.M
     with pytest.raises(Closed):
         backend.groups()
     assert receiver.qp.closed
+
+
+@pytest.mark.parametrize("call", ["join", "leave", "recv", "next_event", "ready"])
+def test_handler_amid_a_request_breaks_nothing(
+    server: FabricServer, path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler's call is refused; `stats` shows what is there."""
+    with open_endpoint("sim", options={"socket": path}) as endpoint, endpoint.join(OTHER) as group:
+        calls: dict[str, Callable[[], object]] = {
+            "join": partial(endpoint.join, "239.1.1.3"),
+            "leave": group.leave,
+            "recv": partial(endpoint.recv, 0.001),
+            "next_event": partial(endpoint.next_event, 0.001),
+            "ready": partial(group.ready, timeout=0.001),
+        }
+        told: list[str] = []
+
+        def handler() -> None:
+            endpoint.stats()
+            try:
+                calls[call]()
+            except (RuntimeError, TimedOut) as error:
+                told.append(str(error))
+
+        group.send(b"first")
+        after_sending(monkeypatch, handler)
+        group.send(b"second")
+        assert len(told) == 1 or call in ("recv", "next_event")
+        assert endpoint.groups == (group,)
+        group.send(b"third")
+        for payload in (b"first", b"second", b"third"):
+            message = group.recv(30)
+            assert message is not None
+            assert bytes(message.payload) == payload

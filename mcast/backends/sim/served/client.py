@@ -60,6 +60,7 @@ from mcast.api import (
     QpState,
     QpType,
     QueuePair,
+    Reentered,
     Region,
     TimestampClock,
     WcStatus,
@@ -234,7 +235,7 @@ class ServedBackend(_Remote, Backend):
         return Tapped(introduction, fd, lambda: int(self._ask_open("untap")))
 
     def _port_counters(self, device: str, port_num: int) -> Mapping[str, int]:
-        with suppress(McastError):
+        with suppress(McastError, Reentered):  # the latter in a signal's handler amid a request
             found: dict[str, int] = self._ask_open("port_counters", device, port_num)
             return found
         self._require_open("port_counters", Phase.OPEN)
@@ -274,7 +275,7 @@ class ServedBackend(_Remote, Backend):
             channels = list(self._channels)
         for channel in channels:
             channel._close()
-        with suppress(McastError, Gone, RuntimeError):  # what it does is done when this returns
+        with suppress(McastError, Gone, Reentered):  # what it does is done when this returns
             self._connection.ask("bye", (), "close")
         if self._kept is not None:
             self._kept.close()
@@ -406,7 +407,8 @@ class ServedEventChannel(_Remote, EventChannel):
             return
         for (one, _), cm_id in self.ids.items():
             if one is connection and cm_id.device is not None:
-                self._local.append(CmEvent(CmEventType.DEVICE_REMOVAL, 0, E.ENODEV, None, cm_id, None))
+                why = connection.why
+                self._local.append(CmEvent(CmEventType.DEVICE_REMOVAL, 0, E.ENODEV, None, cm_id, None, why))
         self._number = None
         self._settle()
 
@@ -633,7 +635,7 @@ class ServedQueuePair(_Remote, QueuePair):
     def _look(self) -> tuple[QpState, QpCounters]:
         """Return state and counters, as they were last seen once the queue pair or the server has ended."""
         if not self._closed and not self._connection.lost:
-            with suppress(McastError, RuntimeError):  # the latter in a signal's handler amid a request
+            with suppress(McastError, Reentered):  # the latter in a signal's handler amid a request
                 self._last = self._ask("look", self._number)
         return self._last
 

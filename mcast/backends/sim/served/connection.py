@@ -30,7 +30,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mcast.api import Phase, QpError, mcast_error
+from mcast.api import Phase, QpError, Reentered, mcast_error
 from mcast.backends.sim.served import frames
 from mcast.backends.sim.served.listener import connect, peer_of
 
@@ -107,7 +107,7 @@ class Connection:
         op, call = frames.OPERATIONS[name], call or name
         self.require_process(call, op.phase)
         if self.is_within:
-            raise RuntimeError(_AMID)
+            raise Reentered(_AMID)
         number = next(self._numbers)
         request = frames.encode_request(name, number, arguments, tail)
         if len(request) > frames.MAX_REQUEST:
