@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from mcast.arguments.checks import member, whole
 from mcast.arguments.seconds import seconds_of
@@ -151,10 +151,8 @@ class CmId(OnPort):
             if guard.deferred:
                 guard.finish()
         if refused is not None:
-            if isinstance(refused, McastError):
-                refused.link_layer = self.link_layer
             try:
-                raise refused from refused.__cause__
+                self._raise(refused)
             finally:
                 del refused  # as in `Guard.run`
 
@@ -166,18 +164,43 @@ class CmId(OnPort):
         never comes (LV-2). Messages already received stay readable (LV-3). Errors: EADDRNOTAVAIL (the id has
         not joined with this address and port, LV-5), ENXIO (the device was removed).
         """
-        try:
-            self._guard.run("leave_multicast", Phase.LEAVE, self._leave, McastAddress.of(addr))
-        except McastError as error:
-            error.link_layer = self.link_layer
-            raise
+        address = McastAddress.of(addr)
+        guard, refused = self._guard, None
+        try:  # as `Guard.run` does it, without its cost
+            with guard.lock:
+                if guard.amid:
+                    guard.refuse("leave_multicast", Phase.LEAVE)
+                if self._closed:
+                    self._require_open("leave_multicast", Phase.LEAVE)
+                guard.amid = "leave_multicast"
+                try:
+                    if self._strict:
+                        self._leave_multicast(address)
+                    else:
+                        self._if_open("leave_multicast", Phase.LEAVE, self._leave_multicast, address)
+                    self._joined.pop(address.key if self._keys_are_groups else self._group_of(address), None)
+                except Refused as error:
+                    refused = error.error
+                guard.amid = ""
+                if guard.settle is not None:
+                    guard.settle("leave_multicast")
+        finally:
+            if guard.deferred:
+                guard.finish()
+        if refused is not None:
+            try:
+                self._raise(refused)
+            finally:
+                del refused  # as in `Guard.run`
 
-    def _leave(self, address: McastAddress) -> None:
-        if self._strict and not self._closed:
-            self._leave_multicast(address)
-        else:
-            self._if_open("leave_multicast", Phase.LEAVE, self._leave_multicast, address)
-        self._joined.pop(address.key if self._keys_are_groups else self._group_of(address), None)
+    def _raise(self, refused: BaseException) -> NoReturn:
+        """Raise the error of a change; it says the port's link layer."""
+        if isinstance(refused, McastError):
+            refused.link_layer = self.link_layer
+        try:
+            raise refused from refused.__cause__
+        finally:
+            del refused
 
     def destroy(self) -> None:
         """rdma_destroy_id: leave all groups (LV-4), destroy the queue pair, then the id. As `close`."""

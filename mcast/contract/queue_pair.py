@@ -215,11 +215,12 @@ class QueuePair(OnPort):
         pair into ERR; `unsent` messages were lost). The error's `posted` is the number of this call's
         messages that were posted.
         """
-        self._require_open("send", Phase.SEND)
+        if self._closed:
+            self._require_open("send", Phase.SEND)
         if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
             timeout = seconds_of(timeout)
         rows = isinstance(batch, memoryview) and batch.ndim == 2
-        if isinstance(batch, bytes | bytearray | memoryview | str | DeviceBytes) and not rows:
+        if isinstance(batch, _ONE_PAYLOAD) and not rows:
             raise TypeError(f"send takes a batch of buffers, not one {type(batch).__name__}: use send_one")
         if type(destination) is not Destination:
             member(destination, Destination, "destination", _DESTINATION)
@@ -267,7 +268,12 @@ class QueuePair(OnPort):
         if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
             timeout = seconds_of(timeout)
         plain = imm is None and not self._closed and type(destination) is Destination
-        if plain and type(payload) is bytes and len(payload) <= self.max_message_to(destination):
+        if (
+            plain
+            and type(payload) is bytes
+            and (size := len(payload)) <= self.max_message_size
+            and ((limit := destination.group_mtu) is None or size <= limit)
+        ):
             self._send(destination, [payload], None, timeout)  # no check of `send` could fail here
         else:
             self.send(destination, [payload], imm, timeout)
@@ -306,7 +312,9 @@ class QueuePair(OnPort):
             max = min(whole(max, "max", 1, None, "recv returns 1 or more messages"), _MAX_BATCH)
         if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
             timeout = seconds_of(timeout)
-        events = flag(events, "events")
+        given: object = events
+        if given is not False and given is not True:
+            flag(given, "events")
         if self._receive_slots is None:
             return self._recv(max, timeout, events)
         return self._receive_slots.receive(partial(self._recv, timeout=timeout, events=events), max)
@@ -509,6 +517,7 @@ def require_comp_vector(vector: int | None, there: int, device: str) -> None:
 
 
 _BYTES = frozenset({bytes})
+_ONE_PAYLOAD = (bytes, bytearray, memoryview, str, DeviceBytes)
 _MAX_BATCH = (1 << 31) - 1
 """Messages; asking for more is asking for all that are there."""
 _MAX_REGION = (1 << 63) - 1

@@ -147,8 +147,6 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         self._claim = Lock()
         self._claimant = 0
         """The claim of the thread that receives for all while it is locked, and that thread."""
-        self._closes = False
-        """True if a `close` may have been put off."""
         self._reads = False
         """True while a thread takes an event outside of the lock; if it stays so, the event is lost."""
         _endpoints.add(self)
@@ -215,7 +213,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         if max.__class__ is not int or max < 1:
             require_count(max)
         receiving = self._session.receiving
-        batch = self._taken(receiving.take_batch, timeout, max, group)
+        batch = self._taken(partial(receiving.take_batch, max), group, timeout)
         if batch is not None:
             return batch
         if timeout == 0 and not self._claim.locked():
@@ -265,15 +263,15 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
 
     def _recv(self, group: EndpointGroup | None, timeout: float | None) -> Message | None:
         receiving = self._session.receiving
-        message = self._taken(receiving.take, timeout, group)
+        message = self._taken(receiving.take, group, timeout)
         if message is not None:
             return message
         if timeout == 0 and not self._claim.locked():
             return self._guard.run("recv", Phase.RECV, self._take_last, receiving.take, group)
         return self._run("recv", Phase.RECV, receiving.recv(group, timeout))
 
-    def _taken(self, take: Callable[..., T | None], timeout: float | None, *what: Any) -> T | None:
-        """What `take(*what)` finds at once; None if it finds nothing, or if another thread is receiving.
+    def _taken(self, take: Callable[[P], T | None], what: P, timeout: float | None) -> T | None:
+        """What `take(what)` finds at once; None if it finds nothing, or if another thread is receiving.
 
         A receive that finds something does not ask for events each time, because asking may take longer than
         receiving.
@@ -284,26 +282,23 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         guard = self._guard
         found: T | None = None
         refused: Refused | None = None
-        is_whole = False
         try:
             with guard.lock:
-                if not guard.amid:
-                    guard.amid = "recv"
-                    try:
-                        if not self._claim.locked():
-                            self._unlooked += 1
-                            if self._unlooked > LOOK_EVERY:
-                                self._look()
-                            found = take(*what)
-                    except Refused as error:
-                        refused = error
-                    guard.amid = ""
-                    is_whole = True
+                if guard.amid:
+                    guard.refuse("recv", Phase.RECV)
+                guard.amid = "recv"
+                try:
+                    if not self._claim.locked():
+                        self._unlooked += 1
+                        if self._unlooked > LOOK_EVERY:
+                            self._look()
+                        found = take(what)
+                except Refused as error:
+                    refused = error
+                guard.amid = ""
         finally:
-            if self._closes and not guard.lock._is_owned():  # a handler called `close` meanwhile
-                self._close_late()
-        if not is_whole:
-            guard.run("recv", Phase.RECV, lambda: None)  # refuses
+            if guard.deferred:
+                guard.finish()
         if refused is not None:
             try:
                 raise refused.error from refused.error.__cause__
@@ -320,13 +315,6 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         if found is None:
             note_silence(self._session.station)
         return found
-
-    def _close_late(self) -> None:
-        self._closes = False
-        try:
-            self._guard.run("close", Phase.OPEN, lambda: None)  # carries out what was put off
-        except Broken:
-            pass
 
     # --- the driver ---
 
@@ -441,8 +429,6 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         A call that has received messages by then still returns them; the next call raises Closed. May be
         called on a broken endpoint, and again after it was interrupted.
         """
-        if self._guard.amid:
-            self._closes = True
         self._guard.close(self._end)
 
     def _end(self) -> None:

@@ -78,6 +78,7 @@ INFINIBAND_CAPABILITIES = frozenset(
 
 
 _SQD = QpState.SQD
+_ETIMEDOUT = errno.ETIMEDOUT
 _JOIN_MASK, _FULL_MEMBER = int(JOIN_MASK), JoinFlag.FULLMEMBER
 
 P = ParamSpec("P")
@@ -189,6 +190,7 @@ class SimEventChannel(EventChannel):
         self.fabric: Fabric = fabric
         self._clock, self._guard = fabric.clock, fabric.clock.guard
         self.ids: dict[SimCmId, None] = {}
+        self._closed = False  # as that of a queue pair
         self._core = cm.CmChannel()
         self._readiness: Readiness | None = None
         if fabric.watch is not None:
@@ -228,7 +230,7 @@ class SimEventChannel(EventChannel):
 
     def _get_event(self, timeout: float | None) -> CmEvent | None:
         clock, queue = self._clock, self._core.queue
-        event = self._next_event()
+        event = self._next_event() if queue else None
         if event is None:
             end = clock.end_of(timeout)
             while event is None:
@@ -236,7 +238,7 @@ class SimEventChannel(EventChannel):
                 event = self._next_event()
                 if event is None and not over:
                     return None
-        if event in queue:  # and the SA says why it failed
+        if event.errno and event in queue:  # and the SA says why it failed
             self._clock.wait(lambda: bool(event.answers), ASK_WHY_SECONDS, "get_event", Phase.EVENT)
             return self._get_event(timeout)
         membership, answers = event.membership, event.answers
@@ -252,7 +254,7 @@ class SimEventChannel(EventChannel):
         The one of a failed join stays once, until the SA has said why: an interrupt of that wait loses no
         event.
         """
-        guard, core = self._guard, self._core
+        guard, core = self._clock.guard, self._core
         event = None
         try:
             with guard.lock:
@@ -391,6 +393,8 @@ class SimQueuePair(QueuePair):
         self._fabric = owner.fabric
         self._clock, self._guard = self._fabric.clock, self._fabric.clock.guard
         self._wire, self._queue_pairs = self._fabric.parts.wire, self._fabric.parts.queue_pairs
+        self._closed = False  # looking it up in the class takes three times as long; so `_clock.guard` below
+        self._receive_slots = None
         self._slots: Slots | None = None
         self._own_receives = (core.depth, core.room)
         self._readiness: Readiness | None = None
@@ -483,7 +487,7 @@ class SimQueuePair(QueuePair):
             owned = payloads
         else:
             owned = [one if type(one) is bytes else bytes_of(one, self) for one in payloads]
-        core, guard, failed = self.core, self._guard, errno.ETIMEDOUT
+        core, guard, failed = self.core, self._clock.guard, _ETIMEDOUT
         error: WcStatus | None = None
         if core.state is not _SQD or self._leaves_sqd(timeout):
             try:
@@ -522,7 +526,7 @@ class SimQueuePair(QueuePair):
         return self._clock.wait(lambda: core.state is not _SQD or self._closed, timeout, "send", Phase.SEND)
 
     def _recv(self, max: int, timeout: float | None, events: bool) -> Batch:
-        core, guard = self.core, self._guard
+        core, guard = self.core, self._clock.guard
         batch: Batch | None = None
         if core.queue:
             try:
@@ -539,9 +543,9 @@ class SimQueuePair(QueuePair):
             finally:
                 if guard.deferred:
                     guard.finish()
-        if batch is None:
-            batch = self._receive(partial(self._take, max), timeout, events)
-        return CopiedBatch() if batch is None else batch
+        if batch is None and (batch := self._receive(self._take, max, timeout, events)) is None:
+            return CopiedBatch()
+        return batch
 
     def _take(self, max: int) -> Batch | None:
         """Take messages that are there, with the guard held."""
@@ -562,7 +566,7 @@ class SimQueuePair(QueuePair):
             if isinstance(self._slots, DeviceSlots):
                 self._refuse_copy()
             return super()._recv_one(timeout)
-        core, guard = self.core, self._guard
+        core, guard = self.core, self._clock.guard
         found = None
         if core.queue:
             try:
@@ -581,35 +585,43 @@ class SimQueuePair(QueuePair):
             finally:
                 if guard.deferred:
                     guard.finish()
-        if found is None and (found := self._receive(self._take_one, timeout, False)) is None:
+        if found is None and (found := self._receive(self._take_one, 1, timeout, False)) is None:
             return None
         burst, place = found
         return message_of(burst, memoryview(burst.payloads[place]), core.is_own(burst.header))
 
-    def _take_one(self) -> tuple[Burst, int] | None:
+    def _take_one(self, max: int) -> tuple[Burst, int] | None:
         found = self.core.take_one()
         if self._readiness is not None:
             self._readiness.show()
         return found
 
-    def _receive(self, take: Callable[[], R | None], timeout: float | None, events: bool) -> R | None:
+    def _receive(
+        self, take: Callable[[int], R | None], max: int, timeout: float | None, events: bool
+    ) -> R | None:
         """Return what `take` finds, waiting for it; None after the timeout, or for an event."""
-        core, pending = self.core, self._owner.core.channel.queue
-        found, over = self._taken(take, False, events)
-        if found is None and not over:
+        core, clock = self.core, self._clock
+        queue, pending = core.queue, self._owner.core.channel.queue
 
-            def is_over() -> bool:
-                return core.readable or self._closed or (events and (bool(pending) or core.news))
+        def is_over() -> bool:
+            if queue or core.error is not None or self._closed:
+                return True
+            return events and (bool(pending) or core.news)
 
-            end = self._clock.end_of(timeout)
-            while found is None and not over:
-                late = not self._clock.wait_until(is_over, end, "recv", Phase.RECV)
-                found, over = self._taken(take, late, events)
-        return found
+        end = clock.end_of(timeout)
+        while True:
+            late = not clock.wait_until(is_over, end, "recv", Phase.RECV)
+            if late and self._readiness is None and not core.news and clock.guard.settle is None:
+                return None  # nothing came, and there is nothing to arm for what will
+            found, over = self._taken(take, max, late, events)
+            if found is not None or over:
+                return found
 
-    def _taken(self, take: Callable[[], R | None], late: bool, events: bool) -> tuple[R | None, bool]:
+    def _taken(
+        self, take: Callable[[int], R | None], max: int, late: bool, events: bool
+    ) -> tuple[R | None, bool]:
         """Look for messages once; return what was found, and whether there is nothing more to wait for."""
-        core, guard = self.core, self._guard
+        core, guard = self.core, self._clock.guard
         found: R | None = None
         error, over = None, late
         try:
@@ -619,7 +631,7 @@ class SimQueuePair(QueuePair):
                 if self._closed:
                     self._require_open("recv", Phase.RECV)
                 guard.amid = "recv"
-                found = take()
+                found = take(max)
                 if found is None:
                     error = core.error
                     over = late or (events and (core.news or bool(self._owner.core.channel.queue)))
