@@ -8,7 +8,7 @@ A whole number is an `int`, or any object with `__index__`, as numpy's integers 
 from __future__ import annotations
 
 from operator import index
-from typing import SupportsIndex, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -30,10 +30,12 @@ def as_whole(given: object) -> int | None:
     """Return the whole number that the object is, None if it is none."""
     if type(given) is int:
         return given
-    if isinstance(given, bool) or not isinstance(given, SupportsIndex):
+    # As `isinstance(given, SupportsIndex)`, which takes 4 us in Python 3.11.
+    if isinstance(given, bool) or not hasattr(type(given), "__index__"):
         return None
+    number: Any = given
     try:
-        return index(given)
+        return index(number)
     except TypeError:  # an array of several numbers, say
         return None
 

@@ -84,7 +84,8 @@ class Session:
 
     def is_quiet(self) -> bool:
         """Whether `step` has nothing to do. May be called without the driver's lock."""
-        return not (self.restorer.busy or self.station.is_over or self._channel.pending)
+        channel = self._channel
+        return not (self.station.closed or self.restorer.busy or channel.closed or channel.pending)
 
     def step(self) -> bool:
         """Handle the events that have come, and do the steps that are due; return whether there was

@@ -11,7 +11,7 @@ import errno as E
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -140,6 +140,10 @@ class GroupCounts:
     joins: int = 0
     rejoins: int = 0
 
+    def as_dict(self) -> dict[str, int]:
+        """Return all counts by name; `asdict` takes twenty times as long."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
 
 SEQUENCE_COUNTS = ("gaps", "late", "duplicates")
 """What the sources of a group count."""
@@ -195,7 +199,7 @@ class EndpointGroup:
             sources=self.sources.snapshot(),
             forgotten_sources=self.sources.forgotten["streams"],
             **self._sequence_counts(),
-            **asdict(self.counts),
+            **self.counts.as_dict(),
         )
 
 

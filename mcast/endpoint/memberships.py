@@ -6,7 +6,6 @@ from __future__ import annotations
 import errno as E
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict
 from random import Random
 from typing import Any, TypeVar
 
@@ -94,7 +93,7 @@ class Memberships:
         if group.state is GroupState.LEFT:
             return
         if self._station.leave(group):
-            self.left.update(asdict(group.counts))
+            self.left.update(group.counts.as_dict())
             self.left.update({field: group.sources.total(field) for field in SEQUENCE_COUNTS})
             self.dropped.update(group.dropped)
         self._kept.forget(group)

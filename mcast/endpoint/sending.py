@@ -209,10 +209,11 @@ class Sending:
             if error.posted:
                 self._count_sent(group, 1, size)
             raise
+        counts = group.counts
         with self._counting:
-            group.counts.sent += 1
-            group.counts.sent_bytes += size
-            group.counts.sent_batches += 1
+            counts.sent += 1
+            counts.sent_bytes += size
+            counts.sent_batches += 1
 
     def reply(
         self,

@@ -262,7 +262,7 @@ class CmaId:
         self.known_group: tuple[McastAddress | None, int, object] = (None, 0, None)
         """The last address that was asked about, the partition at that time, and the address's group."""
         self.known_mgid: tuple[McastAddress | None, bytes, Gid] = (None, b"", ZERO_GID)
-        """The address of the last join, the broadcast MGID at that time, and the MGID of the join."""
+        """The address of the last join, the broadcast MGID at that time (b"" on RoCE), and the MGID of the join."""
         self.source: IPv4Address | IPv6Address | None = None
         self.qp: Qp | None = None
         self.unread: tuple[QueuedEvent, ...] = ()
@@ -380,7 +380,11 @@ class CmaId:
     def _join_roce(self, address: McastAddress, context: object, bits: int) -> int:
         """IGMP goes out in the call itself, the event is there at once (K-EVENT-2)."""
         assert self.interface is not None
-        port, mgid = self.interface.port, _roce_mgid(address)
+        port = self.interface.port
+        asked, _, mgid = self.known_mgid
+        if asked is not address:
+            mgid = _roce_mgid(address)
+            self.known_mgid = (address, b"", mgid)
         membership = self._new_membership(port, address, context, bits, mgid)
         if self.source not in self.interface.addresses:
             self.channel.put(QueuedEvent(_ERROR, self, membership))
@@ -485,12 +489,11 @@ class CmaId:
 
     def leave(self, address: McastAddress) -> int:
         """Leave a group of this id: detach, take back unread events, end the membership (LV-1, LV-2)."""
-        membership = self.groups.get(address)
+        if self.state is _REMOVED and address in self.groups:
+            return errno.ENXIO
+        membership = self.groups.pop(address, None)
         if membership is None:
             return errno.EADDRNOTAVAIL if address.family in _KNOWN_FAMILIES else errno.EINVAL
-        if self.state is _REMOVED:
-            return errno.ENXIO
-        del self.groups[address]
         self._end(membership)
         return 0
 

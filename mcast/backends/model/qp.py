@@ -232,10 +232,10 @@ class Qp:
         if longest > self.port.mtu:
             burst, start, stop = self._fitting(burst, start, stop)
             longest = burst.longest
-        _, _, _, _, qkey, pkey, _ = burst.header
-        if pkey not in self.partners:
+        header = burst.header
+        if header.pkey not in self.partners:
             self.port.pkey_violations += stop - start
-        elif qkey != self.qkey:
+        elif header.qkey != self.qkey:
             self.wrong_qkey += stop - start
             self.port.qkey_violations += stop - start
         elif longest > self.room:

@@ -264,9 +264,8 @@ class SimEventChannel(EventChannel):
                     self._require_open("get_event", Phase.EVENT)
                 if core.queue:
                     guard.amid = "get_event"
-                    event = next(iter(core.queue))
-                    asks = event.errno and event.answers is None
-                    if not (asks and self._asks_why(event)):
+                    first = event = next(iter(core.queue))
+                    if not first.errno or first.answers is not None or not self._asks_why(first):
                         event = core.get()
                     guard.amid = ""
                     if guard.settle is not None:
@@ -299,6 +298,7 @@ class SimCmId(CmId):
 
     def __init__(self, channel: SimEventChannel, core: cm.CmaId) -> None:
         super().__init__()
+        self._closed = False  # as that of a queue pair
         self.core = core
         core.owner = self
         self._channel = channel

@@ -63,6 +63,8 @@ class Clock(ABC):
         self.guard: Guard = Guard("simulated fabric", "close the backend and open another one")
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._scheduled = count()
+        self._now = 0
+        """Virtual time; in real time, when the last step was due."""
         self._aside: deque[Callable[[], object]] = deque()
         self._held = 0
         """How many `with clock:` there are, one in the other."""
@@ -111,15 +113,13 @@ class Clock(ABC):
         """Do the next step as a change of its own, and what has come aside."""
         guard = self.guard
         guard.amid = call
-        self._begin(heappop(self._due))
+        self._now, _, action = heappop(self._due)
+        action()
         guard.amid = ""
         if guard.deferred:
             guard.finish()
         while self._aside:
             self._aside.popleft()()
-
-    def _begin(self, step: tuple[int, int, Callable[[], None]]) -> None:
-        step[2]()
 
     def __enter__(self) -> None:
         self.guard.lock.acquire()
@@ -141,10 +141,6 @@ class VirtualClock(Clock):
     Once a descriptor has been asked for, perhaps no call ever waits. From then on every step that a call
     schedules is done before that call returns.
     """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._now = 0
 
     @property
     def now(self) -> int:
@@ -188,10 +184,6 @@ class VirtualClock(Clock):
     def _settle(self, call: str) -> None:
         while self._due and not self.guard.amid:
             self._step(call or "a step that was due")
-
-    def _begin(self, step: tuple[int, int, Callable[[], None]]) -> None:
-        self._now = step[0]
-        step[2]()
 
 
 class WallClock(Clock):

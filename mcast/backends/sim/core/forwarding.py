@@ -31,7 +31,7 @@ class Forwarding:
         if self._late is None:
             for mlid in changed:
                 self._receivers.known.pop(mlid, None)
-            self._receivers.changed()
+            self._receivers.version += 1
         else:
             for mlid in changed:
                 self._clock.call_later(self._delay, partial(self._program, mlid))

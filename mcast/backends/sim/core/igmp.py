@@ -54,7 +54,8 @@ class Igmp:
         self.reports[group] = self.reports.get(group, 0) + 1
         if group.is_multicast:
             self.snooping.setdefault(group, {})[port.index] = port
-            self._ages.pop((group, port.index), None)
+            if self._ages:
+                self._ages.pop((group, port.index), None)
             if not self.querier:
                 self._age(port, group)
         self._receivers.forget(group)
@@ -104,7 +105,8 @@ class Igmp:
         if not listeners:
             self.snooping.pop(group, None)
             self.reports.pop(group, None)
-        self._ages.pop((group, port.index), None)
+        if self._ages:
+            self._ages.pop((group, port.index), None)
         self._receivers.forget(group)
 
 

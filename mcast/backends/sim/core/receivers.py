@@ -27,7 +27,7 @@ class Receivers:
     def forget(self, route: Route) -> None:
         """Forget the receivers of one group, because something has changed there."""
         self.known.pop(route, None)
-        self.changed()
+        self.version += 1
 
     def forget_all(self) -> None:
         """Something has changed for all groups."""

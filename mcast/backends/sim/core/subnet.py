@@ -72,7 +72,8 @@ class Subnet:
 
     def hears(self, port: Port) -> bool:
         """Whether a request of the port gets to a running SM."""
-        return self.up and port.up and not self._topology.is_cut_off(port)
+        topology = self._topology
+        return self.up and port.up and not (topology.cut and topology.is_cut_off(port))
 
     def sees(self, port: Port) -> bool:
         """Whether the SM knows the port."""
