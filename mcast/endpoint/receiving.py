@@ -36,7 +36,8 @@ class LowWater:
 
     def __init__(self, depth: int) -> None:
         self._warn_at = depth // 8
-        self._every = self._left = depth // 4
+        self._every = self.left = depth // 4
+        """Messages until the next look at the queue."""
 
     def is_due(self, messages: int) -> bool:
         """Whether to look at the queue now that so many messages more were received.
@@ -44,10 +45,10 @@ class LowWater:
         A queue that has run low had three quarters of its depth in messages, all of which are received later:
         to look once in a quarter is enough.
         """
-        self._left -= messages
-        if self._left > 0:
+        self.left -= messages
+        if self.left > 0:
             return False
-        self._left = self._every
+        self.left = self._every
         return self._warn_at > 0
 
     def has_fallen(self, free: int) -> bool:
@@ -292,7 +293,9 @@ class Receiving:
                 self._due -= 1
                 if self._due <= 0:
                     self._look(message)
-                if self._low_water.is_due(1):
+                low_water = self._low_water
+                low_water.left -= 1
+                if low_water.left <= 0 and low_water.is_due(0):
                     self._watch_queue()
                 return message
             self.route(CopiedBatch([message]))

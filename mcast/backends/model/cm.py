@@ -52,6 +52,7 @@ ADDR_RESOLUTION_NS = 10_000
 ROCE_HOP_LIMIT = 64
 _REFUSED = (errno.EINVAL, -errno.EINVAL)
 """Errno and status of a MULTICAST_ERROR by which the SA, and not a failed attach, ended the join."""
+_NO_UD = (None, None)
 _KNOWN_FAMILIES = (AF_INET, AF_INET6, AF_IB)
 _UD_TYPES = {PortSpace.UDP: {QpType.UD}, PortSpace.IPOIB: {QpType.UD}}
 _CONNECTED_TYPES = {QpType.RC, QpType.UC}
@@ -181,7 +182,7 @@ class CmaMembership(SaMember):
             self.id.channel.put(QueuedEvent(_ERROR, self.id, self, None, -failed, failed, why))
         else:
             self.mgid = self.group.mgid
-            self.id._joined(self, _infiniband_ud(record))
+            self.id._joined(self, self.id._ud_of(record))
 
 
 @dataclass(slots=True, eq=False)
@@ -238,6 +239,7 @@ class CmaId:
         "interface",
         "known_group",
         "known_mgid",
+        "known_ud",
         "network",
         "number",
         "owner",
@@ -263,6 +265,8 @@ class CmaId:
         """The last address that was asked about, the partition at that time, and the address's group."""
         self.known_mgid: tuple[McastAddress | None, bytes, Gid] = (None, b"", ZERO_GID)
         """The address of the last join, the broadcast MGID at that time (b"" on RoCE), and the MGID of the join."""
+        self.known_ud: tuple[McMemberRecord | None, UdParam | None] = _NO_UD
+        """The record of the last group that was joined on InfiniBand, and what its join event had."""
         self.source: IPv4Address | IPv6Address | None = None
         self.qp: Qp | None = None
         self.unread: tuple[QueuedEvent, ...] = ()
@@ -436,6 +440,13 @@ class CmaId:
             errno=event.errno,
             group=None if event.membership is None else event.membership.mgid,
         )
+
+    def _ud_of(self, record: McMemberRecord) -> UdParam:
+        known, ud = self.known_ud
+        if known is not record or ud is None:
+            ud = _infiniband_ud(record)
+            self.known_ud = (record, ud)
+        return ud
 
     def _joined(self, membership: CmaMembership, ud: UdParam) -> None:
         self.channel.put(QueuedEvent(_JOINED, self, membership, ud))

@@ -129,7 +129,8 @@ class SimBackend(Backend):
             fabric.watch(self)
 
     def now(self) -> float:
-        return self._clock.now / NS
+        clock = self._clock  # each send of an endpoint asks, which a property would make slower
+        return (clock.virtual_now if self.virtual_time else clock.now) / NS
 
     def new_seed(self) -> int:
         return self.fabric.parts.seeds.getrandbits(64)
@@ -588,7 +589,9 @@ class SimQueuePair(QueuePair):
         if found is None and (found := self._receive(self._take_one, 1, timeout, False)) is None:
             return None
         burst, place = found
-        return message_of(burst, memoryview(burst.payloads[place]), core.is_own(burst.header))
+        header = burst.header
+        own = header.src_qp == core.number and core.is_own(header)
+        return message_of(burst, memoryview(burst.payloads[place]), own)
 
     def _take_one(self, max: int) -> tuple[Burst, int] | None:
         found = self.core.take_one()

@@ -63,7 +63,7 @@ class Clock(ABC):
         self.guard: Guard = Guard("simulated fabric", "close the backend and open another one")
         self._due: list[tuple[int, int, Callable[[], None]]] = []
         self._scheduled = count()
-        self._now = 0
+        self.virtual_now: int = 0
         """Virtual time; in real time, when the last step was due."""
         self._aside: deque[Callable[[], object]] = deque()
         self._held = 0
@@ -113,7 +113,7 @@ class Clock(ABC):
         """Do the next step as a change of its own, and what has come aside."""
         guard = self.guard
         guard.amid = call
-        self._now, _, action = heappop(self._due)
+        self.virtual_now, _, action = heappop(self._due)
         action()
         guard.amid = ""
         if guard.deferred:
@@ -144,17 +144,17 @@ class VirtualClock(Clock):
 
     @property
     def now(self) -> int:
-        return self._now
+        return self.virtual_now
 
     def call_later(self, delay: int, action: Callable[[], None]) -> None:
-        due = self._now + delay if delay > 0 else self._now
+        due = self.virtual_now + delay if delay > 0 else self.virtual_now
         heappush(self._due, (due, next(self._scheduled), action))
 
     def end_of(self, timeout: float | None) -> int | float | None:
         if timeout is None:
             return None
         ns = round(timeout * NS)
-        return self._now + (ns if ns > POLL_NS else POLL_NS)
+        return self.virtual_now + (ns if ns > POLL_NS else POLL_NS)
 
     def wait_until(self, ready: Callable[[], bool], end: int | float | None, call: str, phase: Phase) -> bool:
         guard, due = self.guard, self._due
@@ -169,7 +169,7 @@ class VirtualClock(Clock):
                 if ready():
                     return True
             if end is not None:
-                self._now = max(self._now, int(end))
+                self.virtual_now = max(self.virtual_now, int(end))
         if end is None:
             raise SimulationStalled(call, phase)
         return False
