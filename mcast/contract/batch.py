@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import accumulate, groupby
@@ -327,63 +326,83 @@ class Batch(Handle, ABC):
         views.clear()
 
 
-Borrowed = tuple[int, Callable[[], object] | None, list[memoryview], list[memoryview]]
-"""What a batch has of its queue pair, as lists that may grow: how many receives; what is called when they are
-posted again; the views that were given out; and what counts these views, which can be released when they are
-not in use."""
-
-
 class Lease(ref[Batch]):
-    """The receives of one batch, until they are posted again."""
+    """The receives of one batch, until they are posted again.
 
-    __slots__ = ("borrowed",)
+    count      how many they are
+    on_end     called when they are posted again
+    views      the views of payloads that were given out, in a list that may grow
+    exporters  what counts these views, and can be released when they are not in use; a list, too
+    """
 
-    borrowed: Borrowed
+    __slots__ = ("count", "exporters", "on_end", "views")
+
+    count: int
+    on_end: Callable[[], object] | None
+    views: Sequence[memoryview]
+    exporters: Sequence[memoryview]
 
 
 class Leases:
     """The leases of a queue pair's batches.
 
-    A batch that is released or dropped appends its lease to `ended`, and the queue pair looks there before it
-    counts its receives. No Python code runs when a batch is dropped: an exception in a finalizer, and with it
-    a Ctrl-C, would be lost. `on_release` is called when a batch was released.
+    When a batch is released or dropped, its lease is appended to `ended`, and the queue pair looks there
+    before it counts its receives. No Python code runs when a batch is dropped: an exception in a finalizer,
+    and with it a Ctrl-C, would be lost. `on_release` is called when a batch was released.
     """
 
     def __init__(self, on_release: Callable[[], object] | None = None) -> None:
         self.on_release: Callable[[], object] | None = on_release
-        self.ended: deque[Lease] = deque()
+        self.ended: list[Lease] = []  # a deque takes 600 bytes, and there are many queue pairs
+        self._note_end = self.ended.append
         self._running: set[Lease] = set()
 
-    def add(self, batch: Batch, borrowed: Borrowed) -> Lease:
+    def add(
+        self,
+        batch: Batch,
+        count: int,
+        on_end: Callable[[], object] | None,
+        views: list[memoryview],
+        exporters: list[memoryview],
+    ) -> Lease:
         """Note what a new batch has."""
-        lease = Lease(batch, self.ended.append)
-        lease.borrowed = borrowed
+        lease = Lease(batch, self._note_end)
+        lease.count, lease.on_end, lease.views, lease.exporters = count, on_end, views, exporters
         self._running.add(lease)
         return lease
+
+    def end(self, lease: Lease) -> None:
+        """Note that the batch was released, and with it every view and exporter."""
+        # A thread that makes a view just now is refused: its frames must not keep the receives.
+        # The lists would stay until the queue pair looks at `ended`, too.
+        lease.views = lease.exporters = ()
+        self._note_end(lease)
+        if self.on_release is not None:
+            self.on_release()
 
     def take(self) -> int:
         """Return the number of receives of batches that have ended since the last call, and whose memory
         nobody uses."""
-        found = 0
-        for _ in range(len(self.ended)):
+        found, ended, running = 0, self.ended, self._running
+        for _ in range(len(ended)):
             try:
-                lease = self.ended.popleft()
+                lease = ended.pop()
             except IndexError:
                 break  # another thread has it
-            if lease not in self._running:
+            if lease not in running:
                 continue  # of a batch that was released, and then dropped
-            count, on_end, *both = lease.borrowed
             try:
-                for views in both:
-                    for view in views:
-                        view.release()
+                for view in lease.views:
+                    view.release()
+                for exporter in lease.exporters:
+                    exporter.release()
             except BufferError:
-                self.ended.append(lease)
+                ended.insert(0, lease)
                 continue
-            self._running.discard(lease)
-            if on_end is not None:
-                on_end()
-            found += count
+            running.discard(lease)
+            if lease.on_end is not None:
+                lease.on_end()
+            found += lease.count
         return found
 
 

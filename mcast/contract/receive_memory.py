@@ -97,8 +97,8 @@ class _SlotBatch(Batch):
         super().__init__()
         self._owner, self._slots, self._messages = owner, slots, messages
         self._exporter = memoryview(owner.memory)  # counts the views that it gives, by way of a PickleBuffer
-        borrowed = len(slots), partial(owner.free, slots), self._views, [self._exporter]
-        self._lease = owner.leases.add(self, borrowed)
+        free = partial(owner.free, slots)
+        self._lease = owner.leases.add(self, len(slots), free, self._views, [self._exporter])
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -126,5 +126,4 @@ class _SlotBatch(Batch):
 
     def _release(self) -> None:
         self._exporter.release()  # BufferError if a view is left
-        self._owner.leases.ended.append(self._lease)
-        self._owner.settle()
+        self._owner.leases.end(self._lease)

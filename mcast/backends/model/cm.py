@@ -264,7 +264,7 @@ class CmaId:
         self.known_group: tuple[McastAddress | None, int, object] = (None, 0, None)
         """The last address that was asked about, the partition at that time, and the address's group."""
         self.known_mgid: tuple[McastAddress | None, bytes, Gid] = (None, b"", ZERO_GID)
-        """The address of the last join, the broadcast MGID at that time (b"" on RoCE), and the MGID of the join."""
+        """The address of the last join, the broadcast MGID then (b"" on RoCE), and the MGID of the join."""
         self.known_ud: tuple[McMemberRecord | None, UdParam | None] = _NO_UD
         """The record of the last group that was joined on InfiniBand, and what its join event had."""
         self.source: IPv4Address | IPv6Address | None = None

@@ -306,7 +306,7 @@ class Qp:
 
     def _accept(self, burst: Burst, start: int, stop: int) -> None:
         if self.ended:
-            self.settle()
+            self.free += self.leases.take()  # as `settle`
         fits = stop - start
         if fits > self.free:
             self.no_receive += fits - self.free

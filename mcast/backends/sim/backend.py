@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial, wraps
+from functools import wraps
 from ipaddress import IPv4Address, IPv6Address
 from types import MappingProxyType
 from typing import Concatenate, ParamSpec, TypeVar

@@ -99,7 +99,7 @@ class SimBatch(Batch):
         self._exporters: list[memoryview] = []
         on_end = None if slots is None else partial(slots.free, self._filled)
         self._leases = leases
-        self._lease = leases.add(self, (self._count, on_end, self._views, self._exporters))
+        self._lease = leases.add(self, self._count, on_end, self._views, self._exporters)
 
     def __len__(self) -> int:
         return self._count
@@ -229,11 +229,7 @@ class SimBatch(Batch):
             whole.release()
         for exporter in self._exporters:
             exporter.release()  # BufferError if a view is left
-        # A thread that makes a view just now is refused: its frames must not keep the receives.
-        self._lease.borrowed = (*self._lease.borrowed[:2], [], [])
-        self._leases.ended.append(self._lease)
-        if self._leases.on_release is not None:
-            self._leases.on_release()
+        self._leases.end(self._lease)
 
 
 def _lengths(payloads: Sequence[bytes], start: int, stop: int) -> Iterable[int]:
