@@ -145,7 +145,10 @@ def another(request: pytest.FixtureRequest) -> Callable[[], Network]:
     """Return a network for each line: a fabric may be broken, and cards are not."""
     if request.param.startswith("card"):
         cards = network_of(request)
-        end(World(cards))  # what a process opens once is there
+        world = World(cards)
+        world.here.recv(SOON)
+        use(world)
+        end(world)  # what a process opens once is there
         return lambda: cards
     return lambda: network_of(request)
 
