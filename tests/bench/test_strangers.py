@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 
 from mcast.api import Backend, CopiedBatch, Destination, McastAddress, QpInit, QueuePair
 from mcast.backends.sim import Fabric, open_fabric
+from mcast.backends.sim.backend import SimQueuePair
 from mcast.backends.sim.faults import Drop, Messages
 from mcast.bench import mpi
 from mcast.bench.end import BenchEnd
@@ -157,10 +157,20 @@ class Hearing:
         self.receiver = Receiver(end, [sender.sends_as(self.to)], backend.now)
         self.stranger = Stranger(backend)
 
+    def send_at(self, ns: int, qp: QueuePair, payload: bytes) -> None:
+        """Send in `ns` ns, amid whatever call the fabric is in then, as a device does."""
+        assert isinstance(qp, SimQueuePair)
+        core = qp.core
+
+        def send() -> None:
+            assert not self.fabric.parts.wire.send(core, self.to, [payload], None)
+
+        self.fabric.clock.call_later(ns, send)
+
     def flood(self, seconds: float) -> None:
         """The stranger sends every millisecond, so long."""
         for millisecond in range(1, round(seconds * 1000)):
-            self.fabric.clock.call_later(millisecond * 1_000_000, lambda: self.stranger.send(b"x"))
+            self.send_at(millisecond * 1_000_000, self.stranger.end.qp, b"x")
 
 
 @pytest.fixture
@@ -192,8 +202,7 @@ def test_messages_between_strangers_are_waited_for(hearing: Hearing) -> None:
     """Each comes within GRACE seconds of the one before, all together take longer."""
     hearing.flood(5.0)
     for number in range(1, 5):
-        delay = round(number * GRACE * 0.9e9)
-        hearing.fabric.clock.call_later(delay, lambda: hearing.sender.send_one(hearing.to, b"own"))
+        hearing.send_at(round(number * GRACE * 0.9e9), hearing.sender, b"own")
     assert hearing.receiver.take(4) == 0
 
 
@@ -333,8 +342,7 @@ def test_over_ranks_a_stranger_ends_nothing_and_answers_nothing(
 def test_a_late_message_of_the_batches_ends_no_ranks_pings(hearing: Hearing) -> None:
     hearing.sender.send_one(hearing.to, b"")
     for millisecond, payload in ((1, bytes(SIZE)), (2, b"\xff" * 4)):
-        send = partial(hearing.sender.send_one, hearing.to, payload)
-        hearing.fabric.clock.call_later(millisecond * 1_000_000, send)
+        hearing.send_at(millisecond * 1_000_000, hearing.sender, payload)
     assert mpi._receive(Rank(Job(1), 0), hearing.receiver, hearing.to, 1) == 0  # type: ignore[arg-type]
     assert hearing.backend.now() == 0.002
 
