@@ -288,12 +288,12 @@ class RdmaCmId(OwnedByProcess, CmId):
     def _note_join(self, addr: McastAddress, receives: bool, context: object) -> RdmaJoin:
         token = next(self.channel.tokens)
         join = RdmaJoin(token, addr, sockaddr.group(addr), receives, context)
-        self._joins[addr.key] = self.channel.joins[token] = join
+        self._joins[_key(addr)] = self.channel.joins[token] = join
         return join
 
     def _forget_join(self, join: RdmaJoin) -> None:
-        if self._joins.get(join.address.key) is join:
-            del self._joins[join.address.key]
+        if self._joins.get(_key(join.address)) is join:
+            del self._joins[_key(join.address)]
         self.channel.forget_join(join.token)
 
     def _leave_multicast(self, addr: McastAddress) -> None:
@@ -342,3 +342,8 @@ class RdmaCmId(OwnedByProcess, CmId):
         if self.device_is_gone:
             ending.attempt(self.native.guarded.sync_devices)
         ending.done()
+
+
+def _key(address: McastAddress) -> int | None:
+    """Return the address without its port; None for what the kernel refuses as no address (K-JOIN-5)."""
+    return getattr(address, "key", None)
