@@ -25,7 +25,7 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_there_are_sources() -> None:
-    assert {"interrupts.c", "rows.c", "cm.c", "dynload.c", "lease.c"} <= {source.name for source in SOURCES}
+    assert {"rows.c", "cm.c", "dynload.c", "lease.c"} <= {source.name for source in SOURCES}
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: f"{source.parent.name}/{source.name}")

@@ -113,7 +113,8 @@ class Clock(ABC):
         """Do the next step as a change of its own, and what has come aside."""
         guard = self.guard
         guard.amid = call
-        self.virtual_now, _, action = heappop(self._due)
+        now, _, action = heappop(self._due)
+        self.virtual_now = now
         action()
         guard.amid = ""
         if guard.deferred:
