@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from queue import SimpleQueue
 from signal import Signals
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -18,71 +19,73 @@ from mcast.cli.terminal import Failure
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
-_AGAIN = 0.01
-"""How many seconds after Python has dropped a signal's interrupt the signal is sent again."""
+_AGAIN = 0.005
+"""How many seconds later a signal is sent again that came at a bad moment."""
 
-
-class _Ignored:
-    """The handler of a SIGINT that is ignored, but where another signal has come that ends the block."""
-
-    def __init__(self, received: list[int]) -> None:
-        self._received = received
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._received:
-            raise KeyboardInterrupt
+_TRIES = 400
+"""How often a signal may come in the middle of a change before it breaks what is changed."""
 
 
 def heeded(*signals: Signals) -> list[Signals]:
     """Those of the signals that are not ignored. nohup(1) starts a command with SIGHUP ignored, a script's
     shell starts a job in the background with SIGINT ignored."""
-    handlers = {number: signal.getsignal(number) for number in signals}
-    return [
-        number
-        for number, handler in handlers.items()
-        if handler is not signal.SIG_IGN and not isinstance(handler, _Ignored)
-    ]
+    return [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager
 def ends_cleanly() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP end the block as Ctrl-C does, with all that it tidies up; the command then says
-    "interrupted". What is ignored stays ignored.
+    """Make SIGINT, SIGTERM and SIGHUP end the block by KeyboardInterrupt, with all that it tidies up; the
+    command then says "interrupted". What is ignored stays ignored.
+
+    A signal that comes in the middle of a change of an endpoint, say, would break it, and nobody could tell
+    the other hosts any more; so it comes again a little later, for some seconds.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal tries
+        tries += 1
+        # `put` takes no lock that the thread may hold already, as the start of a thread does.
+        if tries < _TRIES and is_changing() and not _is_within(theirs, frame):
+            later.put(number)
+            return
         received.append(number)
-        signal.raise_signal(signal.SIGINT)
+        raise KeyboardInterrupt
 
     def dropped(unraisable: UnraisableHookArgs) -> None:
         # A signal may come while a weak reference's callback or a __del__ runs, which raise to nobody.
         if isinstance(unraisable.exc_value, KeyboardInterrupt):
-            timer = threading.Timer(_AGAIN, again, [(received or [signal.SIGINT])[0]])
-            timers.append(timer)
-            timer.start()
+            later.put((received or [signal.SIGINT])[0])
         else:
             hook(unraisable)
 
-    def again(number: int) -> None:
-        while _runs(main, dropped):  # an exception that is raised there is dropped as well
+    def send_again() -> None:
+        while (number := later.get()) is not None:
             time.sleep(_AGAIN)
-        signal.pthread_kill(main, number)
+            # An exception that is raised in `dropped` is dropped as well.
+            while _is_within(dropped, sys._current_frames().get(main)):
+                time.sleep(_AGAIN)
+            if not ended:
+                signal.pthread_kill(main, number)
 
-    main = threading.get_ident()
+    from mcast.api import is_changing
+    from mcast.endpoint.waiting import theirs
+
+    main, tries, ended = threading.get_ident(), 0, False
     received: list[int] = []
-    timers: list[threading.Timer] = []
-    before = {number: signal.signal(number, stop) for number in heeded(signal.SIGTERM, signal.SIGHUP)}
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        before[signal.SIGINT] = signal.signal(signal.SIGINT, _Ignored(received))
+    later: SimpleQueue[int | None] = SimpleQueue()
+    sender = threading.Thread(target=send_again, daemon=True)
+    sender.start()
+    signals = heeded(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, stop) for number in signals}
     hook, sys.unraisablehook = sys.unraisablehook, dropped
     try:
         yield
     except KeyboardInterrupt:
         raise Failure("interrupted", by_signal((received or [signal.SIGINT])[0])) from None
     finally:
-        for timer in timers:
-            timer.cancel()
-            timer.join()
+        ended = True
+        later.put(None)
+        sender.join()
         sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -118,9 +121,8 @@ def ended_by(stop: Callable[[], None]) -> Iterator[list[int]]:
         as_before()
 
 
-def _runs(thread: int, function: Callable[..., Any]) -> bool:
-    """Whether the thread is inside the function."""
-    frame = sys._current_frames().get(thread)
+def _is_within(function: Callable[..., Any], frame: FrameType | None) -> bool:
+    """Whether the frame belongs to a call of the function, or to one that this has made."""
     while frame is not None and frame.f_code is not function.__code__:
         frame = frame.f_back
     return frame is not None

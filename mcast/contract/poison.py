@@ -247,6 +247,14 @@ class Alive(Generic[T]):
 _guards: Alive[Guard] = Alive()
 
 
+def is_changing() -> bool:
+    """Return True if this thread is in the middle of a change of an object that an exception would break.
+
+    A program's own handler of a signal may ask this, and raise later instead.
+    """
+    return any(guard.amid and guard.lock._is_owned() for guard in _guards)
+
+
 def _after_fork() -> None:
     """Free the locks that threads of the parent held; what they were changing stays broken."""
     for guard in _guards:

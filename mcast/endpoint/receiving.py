@@ -36,7 +36,8 @@ class LowWater:
 
     def __init__(self, depth: int) -> None:
         self._warn_at = depth // 8
-        self._every = self.left = depth // 4
+        self._every = depth // 4
+        self.left: int = depth // 4
         """Messages until the next look at the queue."""
 
     def is_due(self, messages: int) -> bool:

@@ -9,12 +9,15 @@ import threading
 import time
 import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mcast.api import Guard, Phase
 from mcast.cli.interrupt import ended_by, ends_cleanly
 from mcast.cli.sim import serve
 from mcast.cli.terminal import Failure, Herald
+from mcast.endpoint.waiting import theirs
 
 from ..waiting import is_asleep, until
 
@@ -47,6 +50,50 @@ def test_a_signal_ends_the_block_and_tidies_up(number: int) -> None:
     with pytest.raises(Failure, match="interrupted") as caught:
         command()
     assert (caught.value.status, tidied) == (128 + number, True)
+
+
+@pytest.mark.parametrize(
+    ("number", "ignored"),
+    [*((number, None) for number in SIGNALS), *((number, signal.SIGINT) for number in SIGNALS[1:])],
+)
+def test_a_signal_breaks_nothing_half_way(number: int, ignored: int | None) -> None:
+    """Else the other hosts would not be told, because nothing can be sent any more."""
+    done: list[str] = []
+    guard = Guard("thing")
+
+    def change() -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(0.05)
+        done.append("change")
+
+    @ends_cleanly()
+    def command() -> None:
+        guard.run("change", Phase.EVENT, change)
+        until_interrupted()
+
+    before = signal.getsignal(signal.SIGINT)
+    if ignored is not None:
+        signal.signal(ignored, signal.SIG_IGN)
+    try:
+        with pytest.raises(Failure, match="interrupted") as caught:
+            command()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (caught.value.status, done, guard.broken) == (128 + number, ["change"], False)
+
+
+@pytest.mark.parametrize("given", [theirs, None], ids=["a caller's file", "a change without an end"])
+def test_a_signal_ends_what_waits_amid_a_change(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mcast.cli.interrupt._AGAIN", 0.001)
+    guard = Guard("thing")
+
+    def wait() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        until_interrupted()
+
+    with pytest.raises(Failure, match="interrupted"), ends_cleanly():
+        guard.run("change", Phase.EVENT, *([given, wait] if given else [wait]))
+    assert guard.broken == (given is None)
 
 
 @pytest.mark.parametrize("number", SIGNALS)

@@ -151,6 +151,7 @@ def test_ctrl_c_in_a_transfer_is_one_sentence_at_both_ends(tmp_path: Path, role:
         yield data[:2_000_000]
         until(has_come)
         process.send_signal(SIGINT)
+        process.wait(60)
         yield data[2_000_000:]
 
     def look(offered: cast.Offered, done: int) -> None:

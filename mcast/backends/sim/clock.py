@@ -143,6 +143,8 @@ class VirtualClock(Clock):
     schedules is done before that call returns.
     """
 
+    virtual_now: int
+
     @property
     def now(self) -> int:
         return self.virtual_now

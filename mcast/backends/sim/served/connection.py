@@ -8,8 +8,8 @@ An exception of a signal's handler may end a request at any moment:
 
 - While it waits for its answer, the connection stays usable. The request may have been carried out, and its
   answer is skipped later: nobody waits for its number any more.
-- Between two steps that belong together (bytes that were sent, and are noted as sent), `_is_amid` stays set.
-  The next call finds it, and the connection is lost, as by the server's end.
+- Between two steps that belong together (bytes that were sent, and are noted as sent), the guard's `amid`
+  stays set. The next call finds it, and the connection is lost, as by the server's end.
 
 A request that a handler or a finalizer makes amid another one of its thread is refused. What needs no answer
 is queued there, and sent by the next request.
@@ -22,7 +22,6 @@ import errno as E
 import os
 import select
 import socket
-import threading
 import time
 from collections import deque
 from contextlib import suppress
@@ -30,7 +29,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mcast.api import Phase, QpError, Reentered, mcast_error
+from mcast.api import Guard, Phase, QpError, Reentered, mcast_error
 from mcast.backends.sim.served import frames
 from mcast.backends.sim.served.listener import connect, peer_of
 
@@ -68,8 +67,8 @@ class Connection:
         self.pid: int = os.getpid()
         self.lost: bool = False
         self.why: str = ENDED
-        self.lock: Any = threading.RLock()
-        self._is_amid = False
+        self._guard = Guard("connection")
+        self.lock: Any = self._guard.lock
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.setblocking(False)
         self._reader = frames.FrameReader(self._receive, frames.MAX_ANSWER)
@@ -157,11 +156,11 @@ class Connection:
 
     def _step(self, request: bytes, reads: bool) -> frames.Frame | None:
         """Send what the socket takes, and read a frame if it is there. Raises Gone."""
-        if self._is_amid:
+        if self._guard.amid:
             self.lose(_BROKEN)
         if self.lost:
             raise Gone
-        self._is_amid = True
+        self._guard.amid = "a request"
         while self._queued:
             self._out += self._queued.popleft()
         self._out += request
@@ -173,7 +172,7 @@ class Connection:
                 raise
             self.lose(self.why)
             raise Gone from error
-        self._is_amid = False
+        self._guard.amid = ""
         return frame
 
     def _send(self) -> None:

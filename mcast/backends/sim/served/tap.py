@@ -13,7 +13,7 @@ import os
 import select
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from io import UnsupportedOperation
+from io import FileIO, UnsupportedOperation
 from typing import BinaryIO, NamedTuple, Self
 
 from mcast.api import LinkLayer, McastError
@@ -130,7 +130,8 @@ class Tapped:
 
     def __init__(self, introduction: str, descriptor: int, end: Callable[[], int]) -> None:
         self.introduction: Trace = Trace.load(introduction)
-        self._fd, self._end = descriptor, end
+        self._pipe = FileIO(descriptor)
+        self._end: Callable[[], int] | None = end
         self._lost = 0
 
     def __enter__(self) -> Self:
@@ -142,7 +143,7 @@ class Tapped:
     def __iter__(self) -> Iterator[TapPiece]:
         rest, seen, ended = b"", 0, False
         poller = select.poll()
-        poller.register(self._fd, select.POLLIN)
+        poller.register(self._pipe, select.POLLIN)
         if self.output is not None:
             poller.register(self.output, 0)  # POLLERR is always told
         while not ended:
@@ -165,7 +166,7 @@ class Tapped:
         blocks, room = list[bytes](), PIPE
         try:
             while room > 0:
-                block = os.read(self._fd, 1 << 16)
+                block = os.read(self._pipe.fileno(), 1 << 16)
                 if not block:
                     return b"".join(blocks), True
                 blocks.append(block)
@@ -175,12 +176,12 @@ class Tapped:
         return b"".join(blocks), False
 
     def close(self) -> int:
-        """End the tap; how many packets the server had no room for. Idempotent."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
+        """End the tap; how many packets the server had no room for. Idempotent, also after an interrupt."""
+        self._pipe.close()
+        if self._end is not None:
             with suppress(McastError):  # the server has gone, and all that it said was read
                 self._lost = self._end()
+            self._end = None
         return self._lost
 
 
