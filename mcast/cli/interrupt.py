@@ -41,6 +41,13 @@ def ends_cleanly() -> Iterator[None]:
     the other hosts any more; so it comes again a little later, for some seconds.
     """
 
+    from mcast.api import is_changing
+    from mcast.endpoint.waiting import theirs
+
+    main, tries, ended = threading.get_ident(), 0, False
+    received: list[int] = []
+    later: SimpleQueue[int | None] = SimpleQueue()
+
     def stop(number: int, frame: FrameType | None) -> None:
         nonlocal tries
         tries += 1
@@ -67,12 +74,6 @@ def ends_cleanly() -> Iterator[None]:
             if not ended:
                 signal.pthread_kill(main, number)
 
-    from mcast.api import is_changing
-    from mcast.endpoint.waiting import theirs
-
-    main, tries, ended = threading.get_ident(), 0, False
-    received: list[int] = []
-    later: SimpleQueue[int | None] = SimpleQueue()
     sender = threading.Thread(target=send_again, daemon=True)
     sender.start()
     signals = heeded(signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
