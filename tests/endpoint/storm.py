@@ -133,9 +133,13 @@ class Storm:
                 cm_id.join_multicast(OTHER)
 
     def settle(self) -> None:
-        """Take what the call has left by right."""
-        with suppress(McastError):
+        """Take what the call has left by right. Raises Broken."""
+        try:
             self.id.leave_multicast(OTHER)
+        except Broken:
+            raise
+        except McastError:  # it is no member
+            pass
         while self.channel.get_event(SOON):
             pass
         while self.qp.recv(64, 0):
