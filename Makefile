@@ -9,7 +9,7 @@ MINUTES ?= 60
 WHEELS ?= dist
 PYTHONS ?= $(PYTHON)
 BIN := .venv/bin
-SOURCES := pyproject.toml $(wildcard setup.py mcast/arguments/csrc/* mcast/backends/rdma/csrc/*.* mcast/backends/rdma/csrc/calls/*)
+SOURCES := pyproject.toml lab/pyproject.toml $(wildcard setup.py mcast/arguments/csrc/* mcast/backends/rdma/csrc/*.* mcast/backends/rdma/csrc/calls/*)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Bytecode is kept, whatever the caller's habit: the suite starts hundreds of interpreters, some in an emulated guest.
 unexport PYTHONDONTWRITEBYTECODE
@@ -60,7 +60,7 @@ lint: .venv/test
 	$(BIN)/ruff check --isolated --no-cache --line-length 92 --select E,F,B,UP build/pages
 	$(BIN)/ruff format --isolated --no-cache --line-length 92 --check build/pages
 	cd build/pages && rm -r $(UNTYPED_PAGES)
-	MYPYPATH=$$(ls -d build/pages/* | paste -sd:) $(BIN)/mypy mcast tests benchmarks examples build/pages
+	MYPYPATH=$$(ls -d build/pages/* | paste -sd:) $(BIN)/mypy mcast lab/rdma_lab tests benchmarks examples build/pages
 
 # As the oldest and the newest Python type their standard library; what changed in between, one of the two shows.
 types: .venv/test
@@ -168,7 +168,7 @@ fuzz: .venv/test
 	$(BIN)/python -m tests.fuzz.run --seconds $(SECONDS) $(ARGS)
 
 clean:
-	rm -rf .venv build dist report .benchmarks .hypothesis *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv build dist report .benchmarks .hypothesis *.egg-info lab/build lab/*.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 .venv/bin/python:
 	@PYTHON="$(PYTHON)" scripts/bootstrap demo
@@ -176,12 +176,12 @@ clean:
 
 .venv/demo: .venv/bin/python $(SOURCES)
 	@echo "installing mcast into .venv"
-	@$(BIN)/pip install -q -e .
+	@$(BIN)/pip install -q -e ./lab -e .
 	@touch $@
 
 .venv/test: .venv/bin/python $(SOURCES) | test-packages
 	@echo "installing mcast and its test tools into .venv"
-	@start=$$(date +%s); $(BIN)/pip install -q -e '.[test,lab]' && echo "installed in $$(($$(date +%s) - start)) s"
+	@start=$$(date +%s); $(BIN)/pip install -q -e ./lab -e '.[test,lab]' && echo "installed in $$(($$(date +%s) - start)) s"
 	@touch $@ .venv/demo
 
 test-packages: | .venv/bin/python

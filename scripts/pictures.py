@@ -157,7 +157,7 @@ def _draw(place: Place, x: float, y: float, width: float) -> tuple[float, list[s
 
 def lab(kind: str) -> str:
     """What a guest of the lab consists of; `kind` is roce or infiniband."""
-    from mcast.lab.machine import PORTS
+    from rdma_lab.machine import PORTS
 
     numbers = range(1, PORTS + 1)
     program = Place(

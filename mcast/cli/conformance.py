@@ -209,9 +209,8 @@ def _run_with_lab(
     The card report is made in the lab, too.
     """
     from mcast.api import SIMULATED
+    from mcast.cli.conformance_in_lab import run_in_lab
     from mcast.conformance.report import merge
-    from mcast.lab import LabError, LabMachine
-    from mcast.lab.suite import run_in_lab
 
     named = dict.fromkeys([*backends, *required])
     outside = [name for name in named if name not in SIMULATED]
@@ -221,16 +220,11 @@ def _run_with_lab(
         [run_suite([name for name in named if name in SIMULATED], [])] if len(named) > len(outside) else []
     )
     say(f"in the lab: {', '.join(outside)}")
-    try:
-        if card is None:
-            reports.append(run_in_lab(outside, LabMachine(fabric=fabric)).suite)
-        else:
-            options = ["--with-names"] if card.with_names else []
-            found = run_in_lab(outside, LabMachine(fabric=fabric), card_report=options)
-            card.contents = found.card_report
-            reports.append(found.suite)
-    except LabError as error:
-        raise Failure(str(error), error.exit_code) from None
+    if card is None:
+        reports.append(run_in_lab(outside, fabric).suite)
+    else:
+        suite, card.contents = run_in_lab(outside, fabric, ["--with-names"] if card.with_names else [])
+        reports.append(suite)
     return merge(reports)
 
 

@@ -16,11 +16,11 @@ from mcast.cli.status import ExitStatus, by_signal
 from mcast.cli.terminal import Json, json_output, say
 from mcast.cli.values import LONGEST, number_option, seconds
 from mcast.cli.values import memory as memory_of
-from mcast.lab import LabError, LabMachine, LabResult, apt_line, kernels
-from mcast.lab import needs as look_up_needs
-from mcast.lab.driver import MAX_SWITCHES
-from mcast.lab.host import kvm_works
-from mcast.lab.machine import BOOT_TIMEOUT, MAX_PORTS, MEMORY, PORTS, Accel, FabricKind
+from rdma_lab import LabError, LabMachine, LabResult, apt_line, kernels
+from rdma_lab import needs as look_up_needs
+from rdma_lab.driver import MAX_SWITCHES
+from rdma_lab.host import kvm_works
+from rdma_lab.machine import BOOT_TIMEOUT, MAX_PORTS, MEMORY, PORTS, Accel, FabricKind
 
 app: typer.Typer = typer.Typer(
     help="Run commands on Soft-RoCE or InfiniBand, in a small guest. The guest sees this machine's files.",

@@ -17,7 +17,7 @@ from mcast import backend_names, cli
 from mcast.__main__ import _silently
 from mcast.cli.status import MEANINGS, ExitStatus
 from mcast.cli.terminal import console, say
-from mcast.lab import LabError
+from rdma_lab import LabError
 
 from ..commands import MCAST, QUOTED, Run, written_to_terminal
 

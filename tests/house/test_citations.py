@@ -47,7 +47,7 @@ SUFFIXES = {".py", ".c", ".h", ".sh", ".md", ".toml", ".html"}
 
 def sources() -> Iterator[Path]:
     """Every text file that the repository shows to its readers, this one left out."""
-    tops = [ROOT / name for name in ("mcast", "tests", "docs", "benchmarks", "examples", "scripts")]
+    tops = [ROOT / name for name in ("mcast", "lab", "tests", "docs", "benchmarks", "examples", "scripts")]
     for path in [
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",

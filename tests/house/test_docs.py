@@ -36,7 +36,7 @@ from markdown_it import MarkdownIt
 
 from mcast import backend_names
 from mcast.cli import SUMMARIES, load
-from mcast.lab.host import TABLE
+from rdma_lab.host import TABLE
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

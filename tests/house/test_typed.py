@@ -12,6 +12,8 @@ import venv
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -20,7 +22,7 @@ def completeness(package: Path, where: Path) -> dict[str, Any]:
     venv.create(where / "env", symlinks=True)
     (site,) = (where / "env").glob("lib/python*/site-packages")
     shutil.copytree(package, site / package.name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    (site / "dependencies.pth").write_text(f"{sysconfig.get_path('purelib')}\n{ROOT / 'lab'}\n")
     done = subprocess.run(
         [sys.executable, "-m", "pyright", "--verifytypes", package.name, "--ignoreexternal", "--outputjson"],
         cwd=where,
@@ -43,12 +45,19 @@ def unknown(found: dict[str, Any]) -> list[str]:
     ]
 
 
-def test_every_public_type_is_known(tmp_path: Path) -> None:
-    found = completeness(ROOT / "mcast", tmp_path)
+@pytest.mark.parametrize(
+    ("package", "some"),
+    [
+        ("mcast", {"mcast.open_endpoint", "mcast.testing.plugin.McastEndpoints", "mcast.api.Backend"}),
+        ("lab/rdma_lab", {"rdma_lab.machine.LabMachine.run", "rdma_lab.kernels.fetch"}),
+    ],
+)
+def test_every_public_type_is_known(package: str, some: set[str], tmp_path: Path) -> None:
+    found = completeness(ROOT / package, tmp_path)
     assert unknown(found) == []
     assert found["completenessScore"] == 1
     names = {symbol["name"] for symbol in found["symbols"]}
-    assert {"mcast.open_endpoint", "mcast.testing.plugin.McastEndpoints", "mcast.api.Backend"} <= names
+    assert some <= names
 
 
 def test_a_script_that_imports_the_installed_package_gets_its_types(tmp_path: Path) -> None:

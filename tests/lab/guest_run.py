@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import mcast
 from mcast.conformance.log import read_log
 from mcast.conformance.report import Outcome, SuiteResult
-from mcast.lab import LabError, LabMachine
-from mcast.lab.machine import FabricKind
+from rdma_lab import LabError, LabMachine
+from rdma_lab.machine import FabricKind
 
 PROJECT = Path(mcast.__file__).parents[1]
 PORTS = 4

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from mcast.lab import GuestPanicError, LabMachine, LabResult, LabTimeoutError, kernels
+from rdma_lab import GuestPanicError, LabMachine, LabResult, LabTimeoutError, kernels
 
 from .test_machine import Answering
 

@@ -22,13 +22,13 @@ import pytest
 from mcast.api import LinkLayer
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.trace.pcapng import packets_of
-from mcast.lab import LabMachine
 from mcast.pcapng import writer as pcapng
 from mcast.pcapng.dissect import datagram
 from mcast.pcapng.reader import Frame
 from mcast.wire import packets
 from mcast.wire.addresses import Gid
 from mcast.wire.mapping import group_mac
+from rdma_lab import LabMachine
 
 from ..sim.wireshark import Decoded, Row, has, is_message, scapy_icrc
 

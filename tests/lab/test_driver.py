@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from mcast.cli.lab import app
-from mcast.lab import LabMachine, driver, host, kernels
-from mcast.lab.errors import LabUnavailableError
+from rdma_lab import LabMachine, driver, host, kernels
+from rdma_lab.errors import LabUnavailableError
 
 KERNEL = kernels.Kernel("6.1.0-mcast", Path("/nowhere/vmlinuz"), Path("/nowhere/modules"))
 

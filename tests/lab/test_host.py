@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from mcast.cli.lab import app
-from mcast.lab import LabMachine, host, kernels
-from mcast.lab.errors import LabUnavailableError
+from rdma_lab import LabMachine, host, kernels
+from rdma_lab.errors import LabUnavailableError
 
 PACKAGES = ("busybox-static", "file", "iproute2", "kmod", "linux-image-amd64", "qemu-system-x86")
 
@@ -36,10 +36,7 @@ def test_one_line_installs_all_that_is_missing() -> None:
     missing = [need for need in host.needs() if need.boots]
     assert all(need.found is None for need in missing)
     sudo = "" if os.geteuid() == 0 else "sudo "
-    assert (
-        host.apt_line(missing)
-        == f"{sudo}apt-get install -y {' '.join(PACKAGES)} && pip install 'rdma-mcast[lab]'"
-    )
+    assert host.apt_line(missing) == f"{sudo}apt-get install -y {' '.join(PACKAGES)} && pip install virtme-ng"
 
 
 def test_no_line_when_nothing_is_missing() -> None:

@@ -18,12 +18,12 @@ import pytest
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults.rules import SaRequest
 from mcast.backends.sim.trace import pcapng as trace_pcapng
-from mcast.lab import LabMachine, LabResult
 from mcast.pcapng.dissect import Skipped, datagram
 from mcast.pcapng.reader import read_frames
 from mcast.wire import packets
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import SaMethod
+from rdma_lab import LabMachine, LabResult
 
 from ..sim.wireshark import Decoded, Shown, has, is_message
 from ..tapped import asked_of_the_sa

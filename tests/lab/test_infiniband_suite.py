@@ -15,7 +15,7 @@ import pytest
 from mcast.conformance.clauses import CLAUSES
 from mcast.conformance.facts import FACTS
 from mcast.conformance.report import Cell, Outcome, SuiteReport, build_report
-from mcast.lab.machine import FabricKind
+from rdma_lab.machine import FabricKind
 
 from .guest_run import PORTS, TEST_SECONDS_LONG, GuestRun, failed, run_tests
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mcast.lab import host, initramfs, kernels
-from mcast.lab.errors import LabUnavailableError
+from rdma_lab import host, initramfs, kernels
+from rdma_lab.errors import LabUnavailableError
 
 
 def unpacked(archive: bytes, into: Path) -> dict[str, bytes]:

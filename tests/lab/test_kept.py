@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from mcast.lab import kept
-from mcast.lab.kept import GuestKind, KeptGuest
+from rdma_lab import kept
+from rdma_lab.kept import GuestKind, KeptGuest
 
 STATE = b"a guest that stands" * 10_000
 DONE, FAILED, DIED = "completed", "failed", "died"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from mcast.lab import kernels
-from mcast.lab.errors import LabError, LabUnavailableError
+from rdma_lab import kernels
+from rdma_lab.errors import LabError, LabUnavailableError
 
 DEPENDS = """\
 kernel/fs/overlayfs/overlay.ko:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mcast.lab import LabMachine, kept, kernels, machine
-from mcast.lab.errors import (
+from rdma_lab import LabMachine, kept, kernels, machine
+from rdma_lab.errors import (
     CommandNotFoundError,
     GuestPanicError,
     GuestStoppedError,

@@ -13,7 +13,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from mcast.lab import LabMachine
+from rdma_lab import LabMachine
 
 ROOT = Path(__file__).parents[2]
 LIBRARIES = re.compile(r"=> (\S*/lib(?:rdmacm|ibverbs)\.so\.1)$", re.MULTILINE)

@@ -52,7 +52,7 @@ _PKEYS = "/sys/class/infiniband/{}/ports/{}/pkeys"
 _NO_SEND_ONLY = "/run/no_send_only.so"
 """Preloaded, makes the lab's OpenSM one that knows no send-only members."""
 _LAB_SM = ("opensm", "-B", "-g", "0x5254000000010001")
-"""How the lab starts OpenSM (mcast/lab/infiniband.sh)."""
+"""How the lab starts OpenSM (lab/rdma_lab/infiniband.sh)."""
 OWN = frozenset({Feature.SWITCH_TABLE, Feature.IPV6_SOURCE, Feature.QKEY_VIOLATIONS})
 """What any InfiniBand ports can show without disturbing their fabric."""
 OF_A_SPARE = frozenset({Feature.DEVICE_REMOVAL, Feature.NO_MULTICAST})
@@ -377,7 +377,7 @@ class InfinibandTestbed(HostTestbed):
 
 
 def add_hca(device: str, gid: Gid, netdev: str, *addresses: object, how: str = "add") -> None:
-    """Bring back an HCA of softib, with its interface, as `mcast/lab/infiniband.sh` has made both."""
+    """Bring back an HCA of softib, with its interface, as `lab/rdma_lab/infiniband.sh` has made both."""
     _HCAS.write_text(f"{device} {how}\n")
     eventually(lambda: bool(interfaces_of([gid])), f"{device} gets no IPoIB interface")
     (interface,) = interfaces_of([gid])

@@ -5,7 +5,7 @@ command's exit code, `needs` lists what this host lacks for that. The host is no
 memory.
 """
 
-from mcast.lab.errors import (
+from rdma_lab.errors import (
     CommandNotFoundError,
     GuestPanicError,
     GuestStoppedError,
@@ -13,8 +13,8 @@ from mcast.lab.errors import (
     LabTimeoutError,
     LabUnavailableError,
 )
-from mcast.lab.host import Need, apt_line, needs
-from mcast.lab.machine import LabMachine, LabResult
+from rdma_lab.host import Need, apt_line, needs
+from rdma_lab.machine import LabMachine, LabResult
 
 __all__ = [
     "CommandNotFoundError",

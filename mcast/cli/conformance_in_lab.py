@@ -3,13 +3,12 @@
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Literal, NamedTuple
 
+from mcast.cli.terminal import Failure
 from mcast.conformance.report import SuiteReport, from_json
-from mcast.lab.errors import LabError
-from mcast.lab.machine import LabMachine
+from rdma_lab import LabError, LabMachine
 
 SILENCE = 300.0
 """How many seconds without output mean that the suite hangs. Each test that ends writes a line."""
@@ -24,16 +23,13 @@ class SuiteInLab(NamedTuple):
 
 def run_in_lab(
     backends: Sequence[str],
-    machine: LabMachine | None = None,
-    *,
-    silence: float = SILENCE,
-    output: BinaryIO | None = None,
+    fabric: Literal["roce", "infiniband"],
     card_report: Sequence[str] | None = None,
 ) -> SuiteInLab:
-    """Run `mcast conformance` in a guest. Every backend must be able to run there.
+    """Run `mcast conformance` in a guest with that fabric. Every backend must be able to run there.
 
-    The run's own output is written to `output` (standard output) when it comes. `card_report` asks for a card
-    report, with these options of the command. Raises LabError if the guest does not bring a report back.
+    The run's own output is written when it comes. `card_report` asks for a card report,
+    with these options of the command. Raises Failure if the guest does not bring a report back.
     """
     with tempfile.TemporaryDirectory(prefix="mcast-lab-") as folder:
         shared, report, card = Path(folder), Path(folder) / "report.json", Path(folder) / "card.json"
@@ -41,11 +37,15 @@ def run_in_lab(
         command = [sys.executable, "-m", "mcast", "conformance", *required, "--report", str(report)]
         if card_report is not None:
             command += ["--card-report", str(card), *card_report]
-        lab = replace(machine or LabMachine(), share=[shared])
-        result = lab.run(command, silence=silence, stdout=output, stderr=output)
+        try:
+            lab = LabMachine(fabric=fabric, share=[shared])
+            result = lab.run(command, silence=SILENCE)
+        except LabError as error:
+            raise Failure(str(error), error.exit_code) from None
         if not report.exists() or (card_report is not None and not card.exists()):
-            raise LabError(
-                f"the suite ended in the lab without a report (status {result.exit_code}); see above"
+            raise Failure(
+                f"the suite ended in the lab without a report (status {result.exit_code}); see above",
+                LabError.exit_code,
             )
         return SuiteInLab(
             from_json(report.read_text("utf-8")), card.read_text("utf-8") if card_report is not None else ""

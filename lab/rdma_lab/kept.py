@@ -22,7 +22,7 @@ from pathlib import Path
 from stat import S_ISREG
 from typing import IO, Any, NamedTuple
 
-from mcast.lab.kernels import cache_dir
+from rdma_lab.kernels import cache_dir
 
 MAX_BYTES = 1 << 30
 """The most bytes of all kept guests together; the least recently used are removed first.

@@ -18,8 +18,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, get_args
 
-from mcast.lab import driver, host, kept, kernels
-from mcast.lab.errors import (
+from rdma_lab import driver, host, kept, kernels
+from rdma_lab.errors import (
     CommandNotFoundError,
     GuestPanicError,
     GuestStoppedError,
@@ -27,7 +27,7 @@ from mcast.lab.errors import (
     LabTimeoutError,
     LabUnavailableError,
 )
-from mcast.lab.plan import plan
+from rdma_lab.plan import plan
 
 PORTS, MAX_PORTS = 3, 64
 MEMORY = 1024
@@ -163,7 +163,7 @@ class LabMachine:
         (this process's). `timeout` bounds the whole call, in seconds; `silence` the time in which the command
         writes nothing: on a machine of unknown speed it tells a command that hangs from one that is slow. An
         exception, KeyboardInterrupt included, stops the guest before it leaves this call.
-        Raises the errors of `mcast.lab.errors`.
+        Raises the errors of `rdma_lab.errors`.
         """
         env = inherited(os.environ) if env is None else env
         cwd = Path.cwd() if cwd is None else cwd.absolute()

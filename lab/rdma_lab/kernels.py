@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mcast.lab.errors import LabError, LabUnavailableError
+from rdma_lab.errors import LabError, LabUnavailableError
 
 MODULES = ("overlay", "rdma_rxe", "rdma_ucm", "ib_uverbs", "veth", "bridge")
 """The modules that the guest loads, besides those of virtme-ng's initramfs for 9p and virtio."""

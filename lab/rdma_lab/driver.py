@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from mcast.lab.errors import LabUnavailableError
-from mcast.lab.kernels import Kernel, cache_dir, fetched_dir, headers_of
+from rdma_lab.errors import LabUnavailableError
+from rdma_lab.kernels import Kernel, cache_dir, fetched_dir, headers_of
 
-SOURCES = Path(str(files("mcast.lab") / "softib"))
-OLD_SM = Path(str(files("mcast.lab") / "opensm" / "no_send_only.c"))
-SCRIPT = Path(str(files("mcast.lab") / "infiniband.sh"))
+SOURCES = Path(str(files("rdma_lab") / "softib"))
+OLD_SM = Path(str(files("rdma_lab") / "opensm" / "no_send_only.c"))
+SCRIPT = Path(str(files("rdma_lab") / "infiniband.sh"))
 NEEDED = ("rdmavt", "ib_umad", "ib_ipoib", "rdma_ucm")
 """The kernel's own modules that an InfiniBand fabric is made of."""
 MAX_HCAS, MAX_SWITCHES = 64, 16

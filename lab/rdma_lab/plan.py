@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mcast.lab import host, initramfs
-from mcast.lab.errors import LabUnavailableError
-from mcast.lab.kernels import Kernel, boot_image
+from rdma_lab import host, initramfs
+from rdma_lab.errors import LabUnavailableError
+from rdma_lab.kernels import Kernel, boot_image
 
 CPUS = 2
 """How many processors the guest has, because with one a ping-pong of two processes is 200 times slower

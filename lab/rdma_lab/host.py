@@ -12,9 +12,8 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from mcast.errors import install
-from mcast.lab import driver, kernels
-from mcast.lab.errors import LabUnavailableError
+from rdma_lab import driver, kernels
+from rdma_lab.errors import LabUnavailableError
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
 """Where system tools are, for a user whose PATH has no sbin as well."""
@@ -139,7 +138,7 @@ def apt_line(missing: Iterable[Need]) -> str:
     packages = sorted({need.package for need in missing if need.package})
     sudo = "" if os.geteuid() == 0 else "sudo "
     apt = [f"{sudo}apt-get install -y {' '.join(packages)}"] if packages else []
-    pip = [install.line("lab")] if any(not need.package for need in missing) else []
+    pip = ["pip install virtme-ng"] if any(not need.package for need in missing) else []
     return " && ".join(apt + pip)
 
 

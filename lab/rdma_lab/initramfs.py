@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
 
-from mcast.lab import host
-from mcast.lab.errors import LabUnavailableError
-from mcast.lab.kernels import Kernel, inflate
+from rdma_lab import host
+from rdma_lab.errors import LabUnavailableError
+from rdma_lab.kernels import Kernel, inflate
 
-GUEST_INIT = Path(str(files("mcast.lab") / "guest.sh"))
+GUEST_INIT = Path(str(files("rdma_lab") / "guest.sh"))
 TOOLS = ("ip", "rdma")
 """The tools that make the fabric; each comes with the libraries that it needs."""
 _DIRECTORY, _PROGRAM = 0o040755, 0o100755
