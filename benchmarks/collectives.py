@@ -257,7 +257,7 @@ def main() -> None:
     mpirun += [word for pair in asked.mca for word in ("--mca", *pair)]
     job = ["-n", str(asked.ranks), *me, "--role", "rank"]
     if asked.role == "links":
-        if "MCAST_LAB" not in os.environ:
+        if "RDMA_LAB" not in os.environ:
             raise SystemExit("this role changes the routes of its host: it is for the lab alone")
         limit(asked.ranks, asked.links)
         raise SystemExit(subprocess.run([*mpirun, "--mca", "oob_tcp_if_include", "lo", *job]).returncode)

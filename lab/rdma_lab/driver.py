@@ -52,7 +52,7 @@ def headers_line(kernel: Kernel) -> str:
     for a kernel that is not installed fetches its headers beside it.
     """
     if kernel.modules.is_relative_to(fetched_dir()):
-        return f"mcast lab kernel {kernel.version}"
+        return f"rdma-lab kernel {kernel.version}"
     return f"apt-get install linux-headers-{kernel.version}"
 
 
@@ -127,7 +127,7 @@ def _made(made: Path, sources: Sequence[Path], command: Callable[[Path], list[st
         made.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LabUnavailableError(f"{made.name} has no place: {error}") from error
-    with tempfile.TemporaryDirectory(prefix="mcast-softib-") as name:
+    with tempfile.TemporaryDirectory(prefix="rdma-lab-softib-") as name:
         folder = Path(name)
         for path in sources:
             shutil.copy(path, folder)

@@ -4,10 +4,10 @@
 # Until it waits nothing is known of this run, and none of the host's files are seen: the machine may be saved
 # then, and be resumed for other runs. virtme-ng's initramfs holds it, with these files added:
 #   /lab/settings  PORTS=, MODULES=      /lab/modules  what to insmod      /lab/bin, /lab/lib  ip and rdma
-# The host shares a directory, mounted on /run/mcast, with these files:
+# The host shares a directory, mounted on /run/rdma-lab, with these files:
 #   settings  MODULES_DIR=, TTY=    shares  directories to share, one a line    command  becomes the command
 #   fabric    where it is there, a script for the copy-on-write view that makes another fabric
-# and uses the virtio ports mcast.out, mcast.err, and mcast.ctl:
+# and uses the virtio ports lab.out, lab.err, and lab.ctl:
 #   from here  standing [keep] | ready | exit N | fail WHY      from the host  go SECONDS | wake SECONDS
 
 /bin/busybox --install -s /bin
@@ -19,7 +19,7 @@ echo >/proc/sys/kernel/modprobe           # no host, no modules of the host
 mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 mount -t tmpfs run /run
-mkdir -p /dev/pts /dev/shm /run/mcast /run/host /run/upper /run/root
+mkdir -p /dev/pts /dev/shm /run/rdma-lab /run/host /run/upper /run/root
 mount -t devpts -o ptmxmode=666 devpts /dev/pts
 mount -t tmpfs shm /dev/shm
 ln -sf /proc/self/fd /dev/fd
@@ -71,7 +71,7 @@ ours() { # one of the tools that came along
 
 . /modules/load_all.sh
 . /lab/settings
-exec 3>"$(port mcast.ctl)"
+exec 3>"$(port lab.ctl)"
 for module in $MODULES; do
     insmod "$module" || fail "the module $module cannot be loaded"
 done
@@ -111,7 +111,7 @@ head -c 1 /dev/random >/dev/null
 set -- /sys/bus/*/drivers/vmgenid/*:00
 if [ -d "$1" ]; then echo "standing keep" >&3; else echo standing >&3; fi
 
-read -r how now <"$(port mcast.go)"
+read -r how now <"$(port lab.go)"
 date -s "@$now" >/dev/null || fail "the clock cannot be set"
 tries=0
 while [ "$how" = wake ] && ! dmesg | grep -q "reseeded due to virtual machine fork"; do
@@ -120,9 +120,9 @@ while [ "$how" = wake ] && ! dmesg | grep -q "reseeded due to virtual machine fo
     sleep 0.05
 done
 
-share mcast.job /run/mcast ro || fail "the job directory cannot be mounted"
-. /run/mcast/settings
-share mcast.root /run/host ro,cache=loose || fail "the host's files cannot be mounted"
+share lab.job /run/rdma-lab ro || fail "the job directory cannot be mounted"
+. /run/rdma-lab/settings
+share lab.root /run/host ro,cache=loose || fail "the host's files cannot be mounted"
 
 # The host's files under a layer in memory.
 mount -t tmpfs -o size=75% upper /run/upper
@@ -141,26 +141,26 @@ echo /lab/modprobe >/proc/sys/kernel/modprobe
 
 for dir in proc sys dev; do mount --rbind "/$dir" "/run/root/$dir"; done
 mount -t tmpfs run /run/root/run
-mkdir /run/root/run/mcast
-mount --bind /run/mcast /run/root/run/mcast
+mkdir /run/root/run/rdma-lab
+mount --bind /run/rdma-lab /run/root/run/rdma-lab
 count=0
 while IFS= read -r dir; do
     mkdir -p "/run/root$dir"
-    share "mcast.share$count" "/run/root$dir" cache=mmap || fail "$dir cannot be shared"
+    share "lab.share$count" "/run/root$dir" cache=mmap || fail "$dir cannot be shared"
     count=$((count + 1))
-done </run/mcast/shares
+done </run/rdma-lab/shares
 
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin
-if [ -e /run/mcast/fabric ]; then
-    why=$(chroot /run/root /usr/bin/env /bin/sh /run/mcast/fabric 2>&1) || fail "${why##*
+if [ -e /run/rdma-lab/fabric ]; then
+    why=$(chroot /run/root /usr/bin/env /bin/sh /run/rdma-lab/fabric 2>&1) || fail "${why##*
 }"
 fi
 echo ready >&3
 if [ -n "$TTY" ]; then
-    chroot /run/root /usr/bin/env setsid -c /bin/sh /run/mcast/command <>/dev/ttyS0 >&0 2>&0 3>&-
+    chroot /run/root /usr/bin/env setsid -c /bin/sh /run/rdma-lab/command <>/dev/ttyS0 >&0 2>&0 3>&-
 else
-    out=$(port mcast.out) err=$(port mcast.err)
-    chroot /run/root /usr/bin/env /bin/sh /run/mcast/command </dev/null >"$out" 2>"$err" 3>&-
+    out=$(port lab.out) err=$(port lab.err)
+    chroot /run/root /usr/bin/env /bin/sh /run/rdma-lab/command </dev/null >"$out" 2>"$err" 3>&-
 fi
 echo "exit $?" >&3
 stop

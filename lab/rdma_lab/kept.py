@@ -38,7 +38,7 @@ DIGEST = hashlib.sha256().digest_size
 UNLIMITED = 1 << 40
 """Bytes each second, which is more than any file takes."""
 
-logger: logging.Logger = logging.getLogger("mcast")
+logger: logging.Logger = logging.getLogger("rdma_lab")
 
 
 class KeptGuest(NamedTuple):
@@ -132,7 +132,7 @@ class GuestKind:
 
 def monitored(fd: int) -> list[str]:
     """QEMU's words for a monitor at the other end of the socket `fd`."""
-    return ["-chardev", f"socket,id=mcast.monitor,fd={fd}", "-mon", "chardev=mcast.monitor,mode=control"]
+    return ["-chardev", f"socket,id=lab.monitor,fd={fd}", "-mon", "chardev=lab.monitor,mode=control"]
 
 
 def _folder() -> Path:

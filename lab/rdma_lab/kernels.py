@@ -62,7 +62,7 @@ def _module_name(path: str) -> str:
 def cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     try:
-        return (Path(base) if base else Path.home() / ".cache") / "mcast" / "lab"
+        return (Path(base) if base else Path.home() / ".cache") / "rdma-lab"
     except RuntimeError:  # a container may run as a user that it does not know
         raise LabError("this user has no home directory to keep files in: set HOME") from None
 
@@ -126,7 +126,7 @@ def find(wanted: str | None = None, roots: Sequence[Path] | None = None) -> Kern
         kernels = [kernel for kernel in kernels if matches(kernel.version, wanted)]
         if not kernels:
             raise LabUnavailableError(
-                f"no kernel {wanted} here, only {names}: fetch it with `mcast lab kernel {wanted}`"
+                f"no kernel {wanted} here, only {names}: fetch it with `rdma-lab kernel {wanted}`"
             )
     lacking = []
     for kernel in kernels:

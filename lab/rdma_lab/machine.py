@@ -53,7 +53,7 @@ ENVIRONMENT = (
     ),
     *("MCAST_*", "RDMAV_*", "IBV_*", "?SAN_OPTIONS", "UBSAN_OPTIONS", "LD_LIBRARY_PATH", "LD_PRELOAD"),
 )
-"""The variables, as shell patterns, that the command inherits. It also gets MCAST_LAB=1."""
+"""The variables, as shell patterns, that the command inherits. It also gets RDMA_LAB=1."""
 
 Accel = Literal["auto", "kvm", "tcg"]
 FabricKind = Literal["roce", "infiniband"]
@@ -101,8 +101,9 @@ class LabMachine:
     LabUnavailableError at once.
 
     An emulated guest takes seconds to boot. So it is kept in the user's cache when its fabric stands, and the
-    next run of the same machine, kernel, QEMU and mcast resumes it there, with the clock set and other random
-    numbers; the hardware addresses of its devices are the same. With `anew` nothing is resumed or kept.
+    next run of the same machine, kernel, QEMU and rdma_lab resumes it there, with the clock set and other
+    random numbers; the hardware addresses of its devices are the same. With `anew` nothing is resumed or
+    kept.
     """
 
     ports: int = PORTS
@@ -169,8 +170,8 @@ class LabMachine:
         cwd = Path.cwd() if cwd is None else cwd.absolute()
         self._look_up(command, cwd, env)
         sinks = {
-            "mcast.out": _writer(sys.stdout.buffer if stdout is None else stdout),
-            "mcast.err": _writer(sys.stderr.buffer if stderr is None else stderr),
+            "lab.out": _writer(sys.stdout.buffer if stdout is None else stdout),
+            "lab.err": _writer(sys.stderr.buffer if stderr is None else stderr),
         }
         limits = _Limits(self.boot_timeout, timeout, silence)
         return self._boot(_command_script(command, cwd, env), sinks, limits, tty=False)
@@ -178,7 +179,7 @@ class LabMachine:
     def shell(self) -> LabResult:
         """A prompt in the guest, on this terminal; ends when the shell does (or at once with Ctrl-A X)."""
         if not sys.stdin.isatty():
-            raise LabUnavailableError("a prompt needs a terminal; use `mcast lab run -- COMMAND` without one")
+            raise LabUnavailableError("a prompt needs a terminal; use `rdma-lab run -- COMMAND` without one")
         env = inherited(os.environ)
         size = shutil.get_terminal_size()
         command = ["sh", "-c", f'stty rows {size.lines} cols {size.columns}; exec "${{SHELL:-/bin/sh}}" -i']
@@ -219,12 +220,12 @@ class LabMachine:
                 "KVM does not work here: no kernel starts under it; leave out --accel kvm"
             )
         with ExitStack() as stack:
-            job = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mcast-lab-")))
+            job = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rdma-lab-")))
             shares = [path.resolve() for path in self.share]
             if self.fabric == "infiniband":
                 _write(job / "fabric", driver.guest_script(kernel, self.ports, self.switches))
             _write_job(job, kernel, shares, script, tty)
-            names = ("mcast.ctl", *sinks)
+            names = ("lab.ctl", *sinks)
             pipes = {name: os.pipe() for name in (*names, "console")}
             ends = {name: stack.enter_context(os.fdopen(read, "rb", 0)) for name, (read, _) in pipes.items()}
             (go, their_go), (monitor, their_monitor) = socket.socketpair(), socket.socketpair()
@@ -269,7 +270,7 @@ class LabMachine:
                 send("wake")
             watch = _Watch(process, started, limits, stands)
             handlers = {name: watch.heeding(sink) for name, sink in sinks.items()}
-            handlers |= {"mcast.ctl": watch.control, "console": watch.hear}
+            handlers |= {"lab.ctl": watch.control, "console": watch.hear}
             try:
                 watch.follow({end: handlers[name] for name, end in ends.items()})
                 exit_code, ready_after = watch.outcome()
@@ -301,7 +302,7 @@ def _writer(stream: BinaryIO) -> Callable[[bytes], None]:
 
 def _command_script(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> str:
     exports = [f"export {name}={shlex.quote(value)}" for name, value in env.items() if name.isidentifier()]
-    lines = [f"cd {shlex.quote(str(cwd))} || exit 125", "export MCAST_LAB=1", *exports]
+    lines = [f"cd {shlex.quote(str(cwd))} || exit 125", "export RDMA_LAB=1", *exports]
     return "\n".join([*lines, f"exec {shlex.join(command)}", ""])
 
 

@@ -61,9 +61,9 @@ def plan(
     virtme = host.virtme_run()
     assert busybox is not None
     assert virtme is not None
-    log = ["-chardev", "file,id=mcast.log,path=/proc/self/fd/2", "-serial", "chardev:mcast.log"]
-    mounts = [("mcast.root", Path("/"), True), ("mcast.job", job, True)]
-    mounts += [(f"mcast.share{i}", path, False) for i, path in enumerate(shares)]
+    log = ["-chardev", "file,id=lab.log,path=/proc/self/fd/2", "-serial", "chardev:lab.log"]
+    mounts = [("lab.root", Path("/"), True), ("lab.job", job, True)]
+    mounts += [(f"lab.share{i}", path, False) for i, path in enumerate(shares)]
     append = " ".join(["console=ttyS1 earlyprintk=serial,ttyS1,115200 panic=-1 oops=panic", *CHEAP])
     append += "" if kvm else f" {' '.join(CHEAP_EMULATED + NO_TIMER_CHECK)}"
     extra = [
@@ -72,13 +72,13 @@ def plan(
         *([] if kvm else (*NO_IOEVENTFD, *GENERATION)),
         *["-append", append],
         *log,
-        *["-device", "virtio-serial-pci,id=mcast"],
+        *["-device", "virtio-serial-pci,id=lab"],
     ]
     chardevs = {name: f"file,id={name},path=/proc/self/fd/{fd}" for name, fd in ports.items()}
-    chardevs["mcast.go"] = f"socket,id=mcast.go,fd={go}"
+    chardevs["lab.go"] = f"socket,id=lab.go,fd={go}"
     for name, chardev in chardevs.items():
         extra += ["-chardev", chardev]
-        extra += ["-device", f"virtserialport,bus=mcast.0,name={name},chardev={name}"]
+        extra += ["-device", f"virtserialport,bus=lab.0,name={name},chardev={name}"]
     for tag, path, readonly in mounts:
         extra += [
             "-fsdev",

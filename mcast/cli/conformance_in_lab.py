@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from mcast.cli.lab import LabError, LabMachine
 from mcast.cli.terminal import Failure
 from mcast.conformance.report import SuiteReport, from_json
-from rdma_lab import LabError, LabMachine
 
 SILENCE = 300.0
 """How many seconds without output mean that the suite hangs. Each test that ends writes a line."""

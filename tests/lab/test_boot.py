@@ -22,7 +22,7 @@ from rdma_lab import GuestPanicError, LabMachine, LabResult, LabTimeoutError, ke
 
 from .test_machine import Answering
 
-COMMAND = [sys.executable, "-c", "from mcast.cli.lab import app; app(prog_name='mcast lab')"]
+COMMAND = [sys.executable, "-c", "from rdma_lab.__main__ import main; main()"]
 
 VISIT = r"""
 import json, os, pathlib, socket, subprocess, sys, time
@@ -65,7 +65,7 @@ found = {
     "igmp": pathlib.Path("/proc/net/igmp").read_text(),
     "forwarded": {port: packets(port) - count for port, count in before.items()},
     "cwd": os.getcwd(),
-    "lab": os.environ.get("MCAST_LAB"),
+    "lab": os.environ.get("RDMA_LAB"),
     "seed": os.environ.get("MCAST_SEED"),
     "uverbs": sorted(os.listdir("/dev/infiniband")),
     "cpus": os.cpu_count(),
@@ -98,7 +98,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache that has no guest yet; the kernel's image, which takes seconds to unpack, is there."""
     home = tmp_path_factory.mktemp("cache")
     image = kernels.boot_image(kernels.find())
-    folder = home / "mcast/lab"
+    folder = home / "rdma-lab"
     folder.mkdir(parents=True)
     (folder / image.name).symlink_to(image)
     with pytest.MonkeyPatch.context() as patch:
@@ -251,7 +251,7 @@ def qemus(mark: Path) -> list[int]:
 
     pids = [entry.name for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     return [
-        int(pid) for pid in pids if "qemu-system" in (line := command(pid)) and f"{mark}/mcast-lab-" in line
+        int(pid) for pid in pids if "qemu-system" in (line := command(pid)) and f"{mark}/rdma-lab-" in line
     ]
 
 

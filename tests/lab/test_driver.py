@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mcast.cli.lab import app
 from rdma_lab import LabMachine, driver, host, kernels
+from rdma_lab.cli import app
 from rdma_lab.errors import LabUnavailableError
 
 KERNEL = kernels.Kernel("6.1.0-mcast", Path("/nowhere/vmlinuz"), Path("/nowhere/modules"))
@@ -81,7 +81,7 @@ def test_the_headers_of_a_fetched_kernel_are_fetched(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     root = kernels.fetched_dir() / "6.12.9-amd64"
     kernel = kernels.Kernel("6.12.9-amd64", root / "boot/vmlinuz", root / "lib/modules/6.12.9-amd64")
-    with pytest.raises(LabUnavailableError, match=r": mcast lab kernel 6\.12\.9-amd64$"):
+    with pytest.raises(LabUnavailableError, match=r": rdma-lab kernel 6\.12\.9-amd64$"):
         driver.module(kernel)
     headers = root / "usr/src/linux-headers-6.12.9-amd64"
     headers.mkdir(parents=True)
@@ -133,7 +133,7 @@ def test_what_cannot_be_made_is_refused_before_a_boot(wrong: dict[str, Any], tol
 def test_the_command_says_so_in_one_sentence() -> None:
     done = CliRunner().invoke(app, ["run", "--fabric", "infiniband", "--switches", "99", "--", "/bin/true"])
     assert done.exit_code == 125
-    assert done.stderr == "mcast lab: 99 switches asked for: on infiniband the lab makes 1 to 16\n"
+    assert done.stderr == "rdma-lab: 99 switches asked for: on infiniband the lab makes 1 to 16\n"
 
 
 def test_only_infiniband_wants_its_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,14 @@ import json
 import os
 import struct
 import subprocess
-import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from mcast.cli.lab import app
-from rdma_lab import LabMachine, host, kernels
+from rdma_lab import LabMachine, cli, host, kernels
+from rdma_lab.cli import app
 from rdma_lab.errors import LabUnavailableError
 
 PACKAGES = ("busybox-static", "file", "iproute2", "kmod", "linux-image-amd64", "qemu-system-x86")
@@ -56,7 +55,7 @@ def test_run_says_it_in_one_line_without_a_traceback() -> None:
     done = CliRunner().invoke(app, ["run", "--", "/bin/true"])
     assert done.exit_code == 125
     assert done.stdout == ""
-    assert done.stderr.startswith("mcast lab: not on this machine: qemu-system-x86_64, ")
+    assert done.stderr.startswith("rdma-lab: not on this machine: qemu-system-x86_64, ")
     assert done.stderr.count("\n") == 1
 
 
@@ -80,9 +79,8 @@ def test_check_is_content_here() -> None:
 
 def test_check_fits_80_columns_whatever_the_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [host.Need("libibverbs", f"/{'x' * size}", "", False) for size in (41, 42, 69)]
-    command = sys.modules["mcast.cli.lab"]  # beside it, the package has a name `lab` of its own
-    monkeypatch.setattr(command, "look_up_needs", lambda: found)
-    monkeypatch.setattr(command, "kvm_works", lambda: False)
+    monkeypatch.setattr(cli, "look_up_needs", lambda: found)
+    monkeypatch.setattr(cli, "kvm_works", lambda: False)
     lines = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["check"]).stdout.splitlines()
     assert [len(line) for line in lines[:5]] == [80, 19, 9 + 43, 19, 9 + 70]
     assert max(map(len, lines)) <= 80

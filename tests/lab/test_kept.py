@@ -27,7 +27,7 @@ KIND = GuestKind(A)
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return tmp_path / "mcast/lab/guests"
+    return tmp_path / "rdma-lab/guests"
 
 
 @contextmanager
@@ -222,7 +222,7 @@ def machine(tmp_path: Path, **other: str) -> GuestKind:
         "-fsdev",
         f"local,id=job,path={str(job).replace(',', ',,')},readonly=on",
     ]
-    return GuestKind.of([*words, "-chardev", f"socket,id=mcast.go,fd={len(said['run'])}"])
+    return GuestKind.of([*words, "-chardev", f"socket,id=lab.go,fd={len(said['run'])}"])
 
 
 def test_a_run_has_the_kind_of_every_run_of_the_same_machine(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
 
     def use(script: str) -> None:
         def plan(*_: object, ports: Mapping[str, int], **__: object) -> list[str]:
-            names = (f"{name.removeprefix('mcast.')}=/proc/self/fd/{fd}" for name, fd in ports.items())
+            names = (f"{name.removeprefix('lab.')}=/proc/self/fd/{fd}" for name, fd in ports.items())
             return ["/bin/sh", "-c", "; ".join([*names, script])]  # and $0 is -incoming if it is resumed
 
         monkeypatch.setattr(machine, "plan", plan)
@@ -271,7 +271,7 @@ def test_the_script_becomes_the_command_whatever_its_words(tmp_path: Path) -> No
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "<a b>\n<$HOME>\n<it's>\n<*>\n<>\n"
     script = machine._command_script(
-        ["sh", "-c", 'echo "$MCAST_X|$MCAST_LAB"; pwd'], cwd, {"MCAST_X": "two\nlines $PATH"}
+        ["sh", "-c", 'echo "$MCAST_X|$RDMA_LAB"; pwd'], cwd, {"MCAST_X": "two\nlines $PATH"}
     )
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == f"two\nlines $PATH|1\n{cwd}\n"

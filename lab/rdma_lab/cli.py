@@ -1,0 +1,306 @@
+"""The command `rdma-lab`: run a command on Soft-RoCE or InfiniBand, in a small virtual machine.
+
+`app` may be mounted in the command of another program: errors begin with the name it has there.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from rdma_lab import LabError, LabMachine, LabResult, apt_line, kernels
+from rdma_lab import needs as look_up_needs
+from rdma_lab.driver import MAX_SWITCHES
+from rdma_lab.host import kvm_works
+from rdma_lab.machine import BOOT_TIMEOUT, MAX_PORTS, MEMORY, PORTS, Accel, FabricKind
+
+FAILED, INTERRUPTED, UNREAD = 1, 128 + signal.SIGINT, 128 + signal.SIGPIPE
+"""Exit statuses of the command itself; those of the lab are in `rdma_lab.errors`."""
+MAX_SECONDS = 604_800.0
+"""The longest time that an option takes: a week, which each timer of the system can wait for."""
+SECONDS = {"us": 1e-6, "ms": 1e-3, "": 1.0, "s": 1.0, "min": 60.0, "h": 3600.0}
+MIB = {"": 1.0, "m": 1.0, "mi": 1.0, "mib": 1.0, "g": 1024.0, "gi": 1024.0, "gib": 1024.0}
+"""Unit of a memory size -> MiB, as QEMU has them."""
+MIN_MEMORY, MAX_MEMORY = 128, 1 << 20
+"""Bounds of the guest's memory in MiB."""
+
+app: typer.Typer = typer.Typer(
+    name="rdma-lab",
+    help="Run commands on Soft-RoCE or InfiniBand, in a small guest. The guest sees this machine's files.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _amount(text: str, units: dict[str, float]) -> float | None:
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+) ?([a-z]*)", text.lower())
+    return float(found[1]) * units[found[2]] if found and found[2] in units else None
+
+
+def _whole(text: str | int) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", str(text)):
+        raise typer.BadParameter(f"{text} is no number: give a whole one, like 4")
+    return int(text)
+
+
+def _seconds(text: str | float) -> float:
+    wanted = _amount(str(text), SECONDS)
+    if wanted is None or wanted > MAX_SECONDS:
+        raise typer.BadParameter(
+            f"{text} is no time: give up to a week, in seconds or with us, ms, s, min or h"
+        )
+    return wanted
+
+
+def _memory(text: str | int) -> int:
+    wanted = _amount(str(text), MIB)
+    if wanted is None or wanted % 1 or not MIN_MEMORY <= wanted <= MAX_MEMORY:
+        raise typer.BadParameter(
+            f"{text} is no memory of a guest: give MiB, or a number with M or G, {MIN_MEMORY}M to "
+            f"{MAX_MEMORY >> 10}G"
+        )
+    return int(wanted)
+
+
+Ports = Annotated[
+    int, typer.Option(parser=_whole, metavar="N", help=f"RDMA devices to make, 1 to {MAX_PORTS}.")
+]
+FabricName = Annotated[
+    FabricKind, typer.Option(help="Soft-RoCE on a bridge, or InfiniBand: HCAs, switches and OpenSM.")
+]
+Switches = Annotated[
+    int,
+    typer.Option(
+        parser=_whole,
+        metavar="N",
+        help=f"InfiniBand switches, 1 to {MAX_SWITCHES}: one, or a root and leaves.",
+    ),
+]
+KernelSpec = Annotated[
+    str | None,
+    typer.Option(
+        "--kernel",
+        help="6.1, a full version, or the directory of an unpacked kernel package.",
+        metavar="VERSION",
+    ),
+]
+Share = Annotated[
+    list[Path] | None, typer.Option(help="A directory the guest may write to; repeatable.", metavar="DIR")
+]
+Memory = Annotated[
+    int,
+    typer.Option(parser=_memory, metavar="MIB", help="The guest's memory: 1024 MiB, or 2G."),
+]
+Anew = Annotated[bool, typer.Option("--anew", help="Boot: resume no guest of an earlier run, and keep none.")]
+Accelerator = Annotated[Accel, typer.Option(help="KVM where it really works, or one of the two.")]
+
+
+@app.command(options_metavar="[OPTIONS] --", context_settings={"allow_interspersed_args": False})
+def run(
+    context: typer.Context,
+    command: Annotated[list[str], typer.Argument(help="What to run, with its arguments.", metavar="COMMAND")],
+    ports: Ports = PORTS,
+    kernel: KernelSpec = None,
+    share: Share = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(parser=_seconds, metavar="SECONDS", help="Stop everything after this time."),
+    ] = None,
+    silence: Annotated[
+        float | None,
+        typer.Option(
+            parser=_seconds,
+            metavar="SECONDS",
+            help="Stop everything once COMMAND has written nothing for this time.",
+        ),
+    ] = None,
+    boot_timeout: Annotated[
+        float,
+        typer.Option(parser=_seconds, metavar="SECONDS", help="How long the guest may take to be ready."),
+    ] = BOOT_TIMEOUT,
+    memory: Memory = MEMORY,
+    accel: Accelerator = "auto",
+    fabric: FabricName = "roce",
+    switches: Switches = 1,
+    anew: Anew = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say how the machine ran, on stderr.")
+    ] = False,
+) -> None:
+    """Run COMMAND in the lab, with your files and environment.
+
+    Its directory is this one, and its output and exit status come back.
+
+    What it writes is gone afterwards, except in the directories given with --share. Exit codes of our own, as
+    env and timeout have them: 127 no such command, 124 time limit, 125 the lab failed, 130 Ctrl-C.
+    """
+    with _plain_errors(context):
+        machine = LabMachine(ports, kernel, share or (), memory, accel, boot_timeout, fabric, switches, anew)
+        result = machine.run(command, timeout=timeout, silence=silence)
+    _leave(context, result, verbose)
+
+
+@app.command()
+def shell(
+    context: typer.Context,
+    ports: Ports = PORTS,
+    kernel: KernelSpec = None,
+    share: Share = None,
+    memory: Memory = MEMORY,
+    accel: Accelerator = "auto",
+    fabric: FabricName = "roce",
+    switches: Switches = 1,
+    anew: Anew = False,
+) -> None:
+    """Open a prompt in the lab.
+
+    Leave it with exit, or Ctrl-A X to stop the machine.
+    """
+    with _plain_errors(context):
+        machine = LabMachine(
+            ports, kernel, share or (), memory, accel, fabric=fabric, switches=switches, anew=anew
+        )
+        result = machine.shell()
+    _leave(context, result, verbose=False)
+
+
+@app.command()
+def check(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Show what the lab needs, and the line that installs the rest.
+
+    The exit status is 1 if something is missing.
+    """
+    with _plain_errors(context):
+        found = look_up_needs()
+        missing = [need for need in found if need.found is None]
+        kvm = not any(need.boots for need in missing) and kvm_works()
+        if as_json:
+            needed = [asdict(need) for need in found]
+            typer.echo(json.dumps({"needs": needed, "kvm": kvm, "fix": apt_line(missing)}, indent=1))
+        else:
+            for need in found:
+                state, found_at = ("missing", "") if need.found is None else ("ok", need.found)
+                # A path is not broken: where it does not fit it has a line of its own.
+                fits = len(found_at) <= shutil.get_terminal_size().columns - 38
+                typer.echo(f"{state:8} {need.name:28} {found_at if fits else ''}".rstrip())
+                if not fits:
+                    typer.echo(f"{'':9}{found_at}")
+            typer.echo(
+                f"{'ok':8} {'acceleration':28} {'KVM' if kvm else 'none: emulation, seconds to start'}"
+            )
+            if missing:
+                typer.echo(f"\nto have it all: {apt_line(missing)}")
+    raise typer.Exit(FAILED if missing else 0)
+
+
+@app.command("kernel")
+def fetch_kernel(
+    context: typer.Context,
+    version: Annotated[str, typer.Argument(metavar="VERSION", help="The start of a version, such as 6.12.")],
+) -> None:
+    """Fetch a Debian kernel for --kernel, without installing it.
+
+    It is the newest of VERSION that the package sources have.
+    """
+    with _plain_errors(context):
+        kernel = kernels.fetch(version)
+    where = kernels.fetched_dir() / kernel.version
+    typer.echo(f"{kernel.version} is in {where}: rdma-lab run --kernel {version} -- ...")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"rdma-lab {version_of('rdma-lab')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _leave(context: typer.Context, result: LabResult, verbose: bool) -> NoReturn:
+    if verbose:
+        how = "KVM" if result.kvm else "emulated"
+        how += ", resumed" if result.resumed else ""
+        times = f"ready after {result.ready_after:.1f} s, {result.seconds:.1f} s in all"
+        _say(context, f"Linux {result.kernel}, {how}, {times}, exit code {result.exit_code}")
+    raise typer.Exit(result.exit_code)
+
+
+@contextmanager
+def _plain_errors(context: typer.Context) -> Iterator[None]:
+    """One sentence and the exit code of the error; a signal that ends us ends the guest first."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup(1) has SIGHUP
+            signal.signal(number, lambda signum, _: sys.exit(128 + signum))
+    try:
+        yield
+    except LabError as error:
+        _say(context, str(error))
+        raise typer.Exit(error.exit_code) from None
+    except KeyboardInterrupt:
+        _say(context, "interrupted; the guest is stopped")
+        raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:  # nobody reads our output any more
+        _forget_stdout()
+        raise typer.Exit(UNREAD) from None
+
+
+def _forget_stdout() -> None:
+    """Let the interpreter not flush to a pipe at the end whose reader is gone."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _say(context: typer.Context, text: str) -> None:
+    """Write one message to stderr, under the name of the program that has this command."""
+    name = context.parent.command_path if context.parent else context.command_path
+    typer.echo(f"{name}: {text}", err=True)
+
+
+def main() -> NoReturn:
+    """Run the command line and exit with its status."""
+    command = "rdma-lab"
+    try:
+        status = app(prog_name=command, standalone_mode=False)
+        sys.stdout.flush()
+        sys.exit(status if isinstance(status, int) else 0)
+    except typer.TyperException as error:
+        context = getattr(error, "ctx", None)
+        command = context.command_path if context else command
+        said = error.format_message().replace("Value error, ", "")
+        if said.startswith("Usage:"):  # nothing was asked for
+            typer.echo(said, err=True)
+            sys.exit(error.exit_code)
+        if not (type(error) is typer.BadParameter or said.endswith("?")):  # these say what to do
+            said = f"{said.removesuffix('.')}: see `{command} --help`"
+        status = error.exit_code
+    except KeyboardInterrupt:
+        said, status = "interrupted", INTERRUPTED
+    except OSError as error:
+        said, status = f"cannot write to stdout: {error.strerror}", FAILED
+        _forget_stdout()
+    print(f"{command}: {said}", file=sys.stderr)
+    sys.exit(status)
