@@ -120,7 +120,7 @@ test-wheel:
 		where=build/wheel/$$(basename $$python); $$python -m venv --clear $$where; \
 		abi=$$($$python -c 'import sys, sysconfig as s; \
 			print("cp%d%dt" % sys.version_info[:2] if s.get_config_var("Py_GIL_DISABLED") else "abi3")'); \
-		wheel=$$(ls $(WHEELS)/*-$$abi-*$$(uname -m).whl || { [ $$abi != abi3 ] && ls $(WHEELS)/*-py3-none-any.whl; }); \
+		wheel=$$(ls $(WHEELS)/rdma_mcast-*-$$abi-*$$(uname -m).whl || { [ $$abi != abi3 ] && ls $(WHEELS)/rdma_mcast-*-py3-none-any.whl; }); \
 		$$where/bin/pip install -q $$wheel'[conformance]'; \
 		(cd $$where && export PYTHONWARNINGS=error::RuntimeWarning && bin/python -VV && \
 		bin/mcast info && bin/mcast demo --size 1M && \

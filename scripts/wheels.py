@@ -1,9 +1,10 @@
 """Builds what goes to PyPI, and checks each file: `python scripts/wheels.py DIRECTORY [PYTHON...]`.
 
-The source distribution comes first, and the wheels are made from it alone. zig compiles the two with C, for
-both processors, against an old C library. The wheel without C is for other processors and
-other C libraries: there the simulator works, and Ctrl-C is held back by Python. To run a wheel's tests on
-another processor, use cibuildwheel, whose settings are in pyproject.toml.
+The source distributions come first, and the wheels are made from them alone: of `rdma-lab` one, where nothing
+is compiled, and of `rdma-mcast` three. zig compiles the two with C, for both processors, against an old C
+library. The wheel without C is for other processors and other C libraries: there the simulator works, and
+Ctrl-C is held back by Python. To run a wheel's tests on another processor, use cibuildwheel, whose settings
+are in pyproject.toml.
 
 Each PYTHON is one without a GIL. Such a Python has no ABI in common with other versions, so there is one more
 wheel with C for each, on this processor; pip fetches what builds it.
@@ -64,10 +65,21 @@ def compiler(processor: str, headers: Path) -> dict[str, str]:
 
 
 def build(kind: str, source: Path, to: Path, env: dict[str, str] | None = None) -> Path:
-    """One distribution of that kind, made without a fetch: what builds it is installed beside this script."""
+    """Build a distribution of that kind, without a fetch: what builds it is installed beside this script."""
     tool("build", f"--{kind}", "--no-isolation", "--outdir", to, source, env=env)
     (made,) = to.iterdir()
     return made
+
+
+def packed(project: Path, scratch: Path, to: Path) -> Path:
+    """Make the source distribution of a project, and return the folder with its contents."""
+    scratch.mkdir()
+    sdist = build("sdist", project, scratch / "packed")
+    with tarfile.open(sdist) as contents:
+        contents.extractall(scratch / "source", filter="data")
+    sdist.rename(to / sdist.name)
+    (source,) = (scratch / "source").iterdir()
+    return source
 
 
 def repair(made: Path, to: Path) -> None:
@@ -92,8 +104,11 @@ def without_gil(python: str, source: Path, scratch: Path, headers: Path, to: Pat
 
 def check(to: Path, with_c: list[str]) -> None:
     """Stop unless the files are those that were meant, and each auditor is content."""
-    found = sorted(re.sub(r"^rdma_mcast-[^-]+?(?=-|\.tar)", "", made.name) for made in to.iterdir())
-    if found != sorted([*(f"-{one}.whl" for one in with_c), "-py3-none-any.whl", ".tar.gz"]):
+    found = sorted(re.sub(r"^(rdma_\w+)-[^-]+?(?=-|\.tar)", r"\1", made.name) for made in to.iterdir())
+    pure = [
+        f"rdma_{name}{ending}" for name in ("lab", "mcast") for ending in ("-py3-none-any.whl", ".tar.gz")
+    ]
+    if found != sorted([*(f"rdma_mcast-{one}.whl" for one in with_c), *pure]):
         raise SystemExit(f"wheels: {found} are not the files that go to PyPI")
     for made in sorted(to.glob("*-manylinux*.whl")):
         said = " ".join(tool("auditwheel", "show", made).split())
@@ -110,10 +125,7 @@ def main(to: Path, *pythons: str) -> None:
     to.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as directory:
         scratch = Path(directory)
-        sdist = build("sdist", ROOT, to)
-        with tarfile.open(sdist) as packed:
-            packed.extractall(scratch, filter="data")
-        (source,) = scratch.glob("rdma_mcast-*")
+        source, lab = packed(ROOT, scratch / "mcast", to), packed(ROOT / "lab", scratch / "lab", to)
         headers = scratch / "headers"
         headers.mkdir()
         for name in HEADERS:
@@ -123,9 +135,9 @@ def main(to: Path, *pythons: str) -> None:
             repair(build("wheel", source, scratch / processor, compiler(processor, headers)), to)
         here = tag(platform.machine())
         with_c += [f"{without_gil(one, source, scratch, headers, to)}-{here}" for one in pythons]
-        (scratch / "pure").mkdir()
-        pure = build("wheel", source, scratch / "pure", {"CC": "false", "MCAST_RDMA": "0"})
-        pure.rename(to / pure.name)
+        for name, project in (("pure", source), ("lab-made", lab)):
+            pure = build("wheel", project, scratch / name, {"CC": "false", "MCAST_RDMA": "0"})
+            pure.rename(to / pure.name)
     check(to, with_c)
 
 

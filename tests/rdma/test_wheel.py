@@ -45,31 +45,52 @@ def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory, long: bool) -> Path:
-    """Built from a source distribution, and that from a copy of the tree, its links included."""
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the tree, its links included, without what is built in it."""
     tree = tmp_path_factory.mktemp("wheel") / "mcast"
     ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "*.so")
-    shutil.copytree(ROOT, tree, symlinks=True, ignore=ignored)
-    env = {**os.environ, "MCAST_RDMA": "1"}
-    if not long:  # which runs the extension; without it, optimizing would take most of the build
-        env["CFLAGS"] = "-O0"
+    return shutil.copytree(ROOT, tree, symlinks=True, ignore=ignored)
+
+
+def built(project: Path, **variables: str) -> Path:
+    """The project's wheel, built from its source distribution."""
     for kind, made in (("sdist", "dist/*.tar.gz"), ("bdist_wheel", "dist/*.whl")):
-        command = [sys.executable, "setup.py", "-q", kind]
-        subprocess.run(command, cwd=tree, env=env, check=True, capture_output=True, timeout=500)
-        (built,) = tree.glob(made)
+        program = (
+            ["setup.py"] if (project / "setup.py").exists() else ["-c", "import setuptools as s; s.setup()"]
+        )
+        command = [sys.executable, *program, "-q", kind]
+        env = os.environ | variables
+        subprocess.run(command, cwd=project, env=env, check=True, capture_output=True, timeout=500)
+        (found,) = project.glob(made)
         if kind == "sdist":
-            shutil.unpack_archive(built, tree.parent, filter="data")
-            (tree,) = tree.parent.glob("rdma_mcast-*")
-    assert "-cp311-abi3-linux" in built.name
-    return built
+            shutil.unpack_archive(found, project / "dist", filter="data")
+            (project,) = (one for one in (project / "dist").iterdir() if one.is_dir())
+    return found
 
 
-def install(wheel: Path, where: Path, python: str = sys.executable) -> Path:
+@pytest.fixture(scope="module")
+def wheel(clone: Path, long: bool) -> Path:
+    """The wheel with C."""
+    # Only a long run runs the extension; without it, optimizing would take most of the build.
+    found = built(clone, MCAST_RDMA="1", **({} if long else {"CFLAGS": "-O0"}))
+    assert "-cp311-abi3-linux" in found.name
+    return found
+
+
+@pytest.fixture(scope="module")
+def lab_wheel(clone: Path) -> Path:
+    """The wheel of rdma-lab."""
+    found = built(clone / "lab")
+    assert found.name.endswith("-py3-none-any.whl")
+    return found
+
+
+def install(wheel: Path, where: Path, python: str = sys.executable, extra: str = "[conformance]") -> Path:
     """A new environment of that Python with the wheel and what it needs; its Python."""
     subprocess.run([python, "-m", "venv", "--without-pip", where], check=True, timeout=500)
     pip = (python, "-m", "pip", "--python", where)  # a pip for each would take most of the time
     # Of what is installed little is imported: only that is compiled, when it is.
-    done = run(*pip, "install", "-q", "--no-compile", f"{wheel}[conformance]", cwd=where)
+    done = run(*pip, "install", "-q", "--no-compile", f"{wheel}{extra}", cwd=where)
     assert done.returncode == 0, done.stderr
     return where / "bin" / "python"
 
@@ -86,7 +107,7 @@ def test_what_goes_to_pypi_is_audited_and_works(tmp_path: Path) -> None:
     done = run("make", "-s", "wheel", f"WHEELS={made}", cwd=ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     (with_c,) = made.glob("*-abi3-*x86_64.whl")
-    (pure,) = made.glob("*-any.whl")
+    (pure,) = made.glob("rdma_mcast-*-any.whl")
     for wheel in (with_c, pure):
         assert_demo_works(install(wheel, tmp_path / wheel.stem), "-m", "mcast", cwd=tmp_path)
     for number, given in enumerate(os.environ.get("FREE_THREADED", "").split()):
@@ -108,6 +129,39 @@ def test_the_suite_is_in_the_wheel_and_no_link(wheel: Path) -> None:
         names = [name for name in packed.namelist() if name.startswith("mcast/conformance/")]
         assert {Path(name).name: packed.read(name) for name in names} == wanted
         assert not any(name.startswith("tests/") for name in packed.namelist())
+
+
+def test_the_wheel_has_no_lab_and_no_kernel_code(wheel: Path) -> None:
+    with ZipFile(wheel) as packed:
+        names = packed.namelist()
+    assert [
+        name for name in names if "rdma_lab" in name or "softib" in name or name.endswith((".ko", "Kbuild"))
+    ] == []
+    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"mcast", "rdma_mcast"}
+
+
+def test_the_wheel_of_the_lab_is_whole(lab_wheel: Path) -> None:
+    """All that is tracked, its licence, and nothing of mcast."""
+    sources = {
+        one for one in (ROOT / "lab" / "rdma_lab").rglob("*") if one.is_file() and one.suffix != ".pyc"
+    }
+    wanted = {str(one.relative_to(ROOT / "lab")): one.read_bytes() for one in sources}
+    with ZipFile(lab_wheel) as packed:
+        names = [name for name in packed.namelist() if ".dist-info/" not in name]
+        assert {name: packed.read(name) for name in names} == wanted
+        (licence,) = (name for name in packed.namelist() if name.endswith("/LICENSE"))
+        assert packed.read(licence) == (ROOT / "LICENSE").read_bytes()
+        (metadata,) = (name for name in packed.namelist() if name.endswith("/METADATA"))
+        assert not re.search("^Requires-Dist: (rdma-)?mcast", packed.read(metadata).decode(), re.M)
+    assert {"rdma_lab/softib/Kbuild", "rdma_lab/opensm/no_send_only.c", "rdma_lab/py.typed"} <= wanted.keys()
+
+
+def test_the_lab_is_installed_alone(lab_wheel: Path, tmp_path: Path) -> None:
+    python = install(lab_wheel, tmp_path / "lab", extra="")
+    done = run(python.with_name("rdma-lab"), "check", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "virtme-ng                    in this Python" in done.stdout
+    assert run(python, "-c", "import mcast", cwd=tmp_path).returncode == 1
 
 
 def test_the_manual_pages_are_where_man_looks(wheel: Path) -> None:
