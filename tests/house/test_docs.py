@@ -1,4 +1,4 @@
-"""README.md, CONTRIBUTING.md and docs/: the site builds, what a page shows runs, and it prints what it says.
+"""README.md, CONTRIBUTING.md, lab/README.md, docs/: the site builds; what a page shows runs, and prints that.
 
 The fences of a page are run in order, in one directory. By the first word of the fence:
 
@@ -39,7 +39,12 @@ from mcast.cli import SUMMARIES, load
 from rdma_lab.host import TABLE
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "lab/README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 SECONDS = 900
 """The longest that one block may take, against hangs: the lab is emulated, maybe on a busy machine."""
 
