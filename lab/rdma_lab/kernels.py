@@ -88,13 +88,20 @@ def _age(version: str) -> list[int]:
 
 
 def installed(roots: Sequence[Path]) -> list[Kernel]:
-    """Every kernel that has both an image and modules: root by root, the newest of each root first."""
+    """Every kernel that has both an image and modules: root by root, the newest of each root first.
+
+    The image is in /boot, or, as in Debian's packages from Linux 7 on, beside the modules.
+    """
 
     def under(root: Path) -> Iterator[Kernel]:
-        for image in (root / "boot").glob("vmlinuz-*"):
-            version = image.name.removeprefix("vmlinuz-")
-            for modules in (root / "lib/modules" / version, root / "usr/lib/modules" / version):
-                if (modules / "modules.dep").exists():
+        folders = {
+            path.parent.name: path.parent
+            for lib in ("usr/lib", "lib")  # of a version that is in both, the latter
+            for path in (root / lib / "modules").glob("*/modules.dep")
+        }
+        for version, modules in folders.items():
+            for image in (root / "boot" / f"vmlinuz-{version}", modules / "vmlinuz"):
+                if image.exists():
                     yield Kernel(version, image.resolve(), modules.resolve())
                     break
 
@@ -179,8 +186,10 @@ def vmlinux(bzimage: bytes) -> bytes | None:
 
 def boot_image(kernel: Kernel) -> Path:
     """`kernel.image`, unpacked once into the cache, which takes an emulated guest 2.5 s at each boot."""
-    config = kernel.image.with_name(f"config-{kernel.version}")
-    if "CONFIG_PVH=y" not in _lines(config):  # QEMU starts an ELF kernel by its PVH entry only
+    configs = (kernel.image.with_name(f"config-{kernel.version}"), kernel.modules / "config")
+    if not any(
+        "CONFIG_PVH=y" in _lines(config) for config in configs
+    ):  # QEMU starts an ELF kernel by its PVH entry only
         return kernel.image
     stat = kernel.image.stat()
     unpacked = cache_dir() / f"vmlinux-{kernel.version}-{stat.st_size}-{stat.st_mtime_ns}"
@@ -218,19 +227,22 @@ def fetch(wanted: str) -> Kernel:
         )
     version = max(versions, key=_age)
     target = fetched_dir() / version
-    headers = _headers_packages(version) if f"linux-headers-{version} " in listed else []
+    headers = _with_parts(f"linux-headers-{version}") if f"linux-headers-{version} " in listed else []
     if target.exists() and (not headers or headers_of(version, target)):
         return find(str(target))
     partial = target.with_name(f".{version}.{os.getpid()}")
     partial.mkdir(parents=True)
     try:
-        _output(["apt-get", "download", f"linux-image-{version}", *headers], cwd=partial)
+        packages = dict.fromkeys([*_with_parts(f"linux-image-{version}"), *headers])
+        _output(["apt-get", "download", *packages], cwd=partial)
         for deb in sorted(partial.glob("*.deb")):
             _output(["dpkg-deb", "--extract", str(deb), str(partial)])
             deb.unlink()
         if headers:
             makefile = partial / "usr/src" / f"linux-headers-{version}" / "Makefile"
-            makefile.write_text(makefile.read_text().replace(" /usr/src/", f" {target}/usr/src/"))
+            makefile.write_text(re.sub(r"(?<=[ =])/usr/src/", f"{target}/usr/src/", makefile.read_text()))
+        if not (partial / "lib").exists():  # where depmod looks
+            (partial / "lib").symlink_to("usr/lib")
         _output(
             [shutil.which("depmod", path="/usr/sbin:/sbin:/usr/bin") or "depmod", "-b", str(partial), version]
         )
@@ -247,14 +259,14 @@ def headers_of(version: str, root: Path) -> Path | None:
     return path if (path / "Module.symvers").exists() else None
 
 
-def _headers_packages(version: str) -> list[str]:
-    """linux-headers-VERSION and what it is made of.
+def _with_parts(package: str) -> list[str]:
+    """The package and the packages of the same kernel that it is made of.
 
-    Not all that it depends on: apt would install the image of the same version as well.
+    Not all that it depends on: for headers, apt would install the image of the same version as well. From
+    Linux 7 on, the image's binary and modules have packages of their own.
     """
-    package = f"linux-headers-{version}"
     depends = _output(["apt-cache", "depends", package])
-    return [package, *re.findall(r"Depends: (linux-(?:headers|kbuild)-\S+)", depends)]
+    return [package, *re.findall(r"Depends: (linux-(?:headers|kbuild|base|binary|modules)-\d\S*)", depends)]
 
 
 def _output(command: list[str], cwd: Path | None = None) -> str:

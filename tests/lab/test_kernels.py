@@ -227,10 +227,14 @@ def test_a_cache_that_cannot_be_written_only_costs_time(
 
 
 class Sources:
-    """Debian's package sources, with a kernel 6.12.9 and, if so wanted, its headers; `got` was downloaded."""
+    """Debian's package sources, with a kernel 6.12.9 and, if so wanted, its headers; `got` was downloaded.
 
-    def __init__(self, headers: bool) -> None:
+    If `split`, the image and its modules are in packages of their own, without /boot and /lib.
+    """
+
+    def __init__(self, headers: bool, split: bool = False) -> None:
         self.headers = headers
+        self.split = split
         self.got: list[list[str]] = []
 
     def output(self, command: list[str], cwd: Path | None = None) -> str:
@@ -239,6 +243,9 @@ class Sources:
             case ["apt-cache", "search", *_]:
                 listed = f"linux-image-{version} - Linux\n"
                 return listed + (f"linux-headers-{version} - Headers\n" if self.headers else "")
+            case ["apt-cache", "depends", package] if package.startswith("linux-image"):
+                parts = [f"linux-{name}-{version}" for name in ("base", "binary", "modules")]
+                return "".join(f"  Depends: {name}\n" for name in ("linux-base", *(parts * self.split)))
             case ["apt-cache", "depends", *_]:
                 needed = ("linux-base", f"linux-image-{version}", "linux-headers-6.12.9-common")
                 return "".join(f"  Depends: {name}\n" for name in (*needed, "linux-kbuild-6.12.9", "gcc-12"))
@@ -249,15 +256,25 @@ class Sources:
                     (cwd / f"{name}.deb").touch()
             case ["dpkg-deb", "--extract", deb, into]:
                 root, name = Path(into), Path(deb).stem
-                if name.startswith("linux-image"):
+                if name.startswith("linux-image") and not self.split:
                     unpacked(root, version)
+                elif name.startswith(("linux-binary", "linux-modules")):
+                    modules = root / "usr/lib/modules" / version
+                    modules.mkdir(parents=True, exist_ok=True)
+                    (modules / ("vmlinuz" if name.startswith("linux-binary") else "some.ko")).touch()
                 elif name == f"linux-headers-{version}":
                     headers = root / "usr/src" / name
                     headers.mkdir(parents=True)
                     (headers / "Module.symvers").touch()
                     (headers / "Makefile").write_text(
+                        f"KBUILD_OUTPUT=/usr/src/{name}\n"  # from Linux 7 on
                         "include /usr/src/linux-headers-6.12.9-common/Makefile\n"
                     )
+            case [depmod, "-b", root, _] if depmod.endswith("depmod"):
+                where = Path(root) / "lib/modules" / version
+                assert where.is_dir(), "depmod looks there alone"
+                (where / "modules.dep").write_text(DEPENDS)
+                (where / "modules.builtin").write_text("kernel/net/bridge/bridge.ko\n")
         return ""
 
 
@@ -278,7 +295,7 @@ def test_a_kernel_is_fetched_once_and_its_headers_with_it(
     assert (found is not None) == headers
     if found:
         common = root / "usr/src/linux-headers-6.12.9-common/Makefile"
-        assert (found / "Makefile").read_text() == f"include {common}\n"
+        assert (found / "Makefile").read_text() == f"KBUILD_OUTPUT={found}\ninclude {common}\n"
     assert not list(root.glob("*.deb"))
 
 
@@ -290,3 +307,23 @@ def test_a_kernel_that_was_fetched_without_headers_gets_them(
     monkeypatch.setattr(kernels, "_output", Sources(headers=True).output)
     kernels.fetch("6.12")
     assert kernels.headers_of("6.12.9-amd64", kernels.fetched_dir() / "6.12.9-amd64")
+
+
+def test_a_split_kernel_is_fetched_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From Linux 7 on, Debian's image package is empty, and depends on those with binary and modules."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    sources = Sources(headers=False, split=True)
+    monkeypatch.setattr(kernels, "_output", sources.output)
+    kernel = kernels.fetch("6.12")
+    parts = [f"linux-{name}-6.12.9-amd64" for name in ("image", "base", "binary", "modules")]
+    assert sources.got == [parts]
+    assert kernel.image == kernels.fetched_dir() / "6.12.9-amd64/usr/lib/modules/6.12.9-amd64/vmlinuz"
+    assert kernel.modules == kernel.image.parent
+
+
+def test_a_config_beside_the_modules_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kernel = kernels.find(str(unpacked(tmp_path / "root", "6.12.9-amd64")))
+    (kernel.modules / "config").write_text("CONFIG_PVH=y\n")
+    kernel.image.write_bytes(bzimage(gzip.compress(ELF)))
+    assert kernels.boot_image(kernel) != kernel.image
