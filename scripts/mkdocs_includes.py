@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -78,6 +79,18 @@ def mutations(_: str) -> str:
         ("mistake planted in the simulator", "the clause that fails"),
         [(what, ", ".join(dict.fromkeys(one.clause for one in found))) for what, found in planted.items()],
     )
+
+
+def programs(_: str) -> str:
+    """The RDMA programs that the tests run in the lab, with their commands on RoCE."""
+    rows = []
+    for one in module("tests/lab/programs.py").PROGRAMS:
+        on = "roce" if "roce" in one.fabrics else "infiniband"
+        fabrics = ", ".join({"roce": "RoCE", "infiniband": "InfiniBand"}[name] for name in one.fabrics)
+        server, client = (" ".join(one.command(on, of_server=end)) for end in (True, False))
+        client = client.replace(sys.executable, "python3")
+        rows.append((one.name, f"`{one.package}`", fabrics, f"`{server}`" if server else "", f"`{client}`"))
+    return table(("program", "package", "fabrics", "server", "client"), rows)
 
 
 def help_of(words: str) -> str:
@@ -332,6 +345,7 @@ INCLUDES: dict[str, Callable[[str], str]] = {
         errors,
         atlas,
         life,
+        programs,
     )
 }
 
@@ -351,6 +365,7 @@ def module(path: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     found = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(spec.name, found)  # where dataclasses look for the names in their annotations
     spec.loader.exec_module(found)
     return found
 

@@ -54,7 +54,7 @@ NOT_RUN = {
     "it needs an RDMA host": "mcast rdma ip bridge cat ls echo modprobe ulimit sminfo saquery docker srun "
     "mpirun sudo",
     "it fetches packages": "make mkdir cd . pip python3 sudo MCAST_RDMA=1",
-    "it takes minutes": "make mcast pre-commit .venv/bin/pytest",
+    "it takes minutes": "make mcast rdma-lab pre-commit .venv/bin/pytest",
     "it is a prompt": "mcast",
 }
 """Why a block may stay unrun -> the commands that such a block may name."""
