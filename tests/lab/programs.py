@@ -233,7 +233,7 @@ PROGRAMS: tuple[Program, ...] = (
     _diagnosis("ibhosts", r"Ca.*softib4"),
     _diagnosis("ibswitches", r"Switch"),
     _diagnosis("ibroute -M -C {a} -G 0x5254000000020001", r"(?i)0xc000"),
-    _diagnosis("ibtracert -C {a} 1 2", r"To ca"),
+    _diagnosis("ibtracert -C {a} -G 0x5254000000010001 0x5254000000010011", r"To ca"),
     _diagnosis("ibqueryerrors -s PortRcvSwitchRelayErrors", r"Summary: \d+ nodes checked"),
     _diagnosis("perfquery -x -C {b}", r"PortXmitPkts:\.+[1-9]", core=INFINIBAND),
     _diagnosis("saquery -C {a} NR", r"NodeDescription\.+softib4", core=INFINIBAND),

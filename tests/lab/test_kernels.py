@@ -106,6 +106,19 @@ def test_a_kernel_without_rxe_is_refused_by_name_and_passed_over_otherwise(tmp_p
     assert kernels.find(roots=[tmp_path]).version == "6.1.0-56-amd64"
 
 
+@pytest.mark.parametrize("module", kernels.MODULES)
+def test_a_missing_module_is_one_sentence(tmp_path: Path, module: str) -> None:
+    root = unpacked(tmp_path, "6.12.9-amd64", "\n".join(f"kernel/{name}.ko:" for name in kernels.MODULES))
+    for path in root.glob("lib/modules/*/modules.*"):
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join(line for line in lines if f"/{module}.ko" not in line))
+    with pytest.raises(LabUnavailableError) as refused:
+        kernels.find(roots=[root])
+    assert str(refused.value) == (
+        f"no usable kernel: 6.12.9-amd64 has no module {module}: apt-get install linux-image-amd64 has it all"
+    )
+
+
 def test_modules_are_loaded_after_what_they_depend_on(tmp_path: Path) -> None:
     unpacked(tmp_path, "6.12.9-amd64")
     order = [path.name for path in kernels.find(roots=[tmp_path]).load_order()]
