@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from mcast.lab import LabMachine
-from mcast.lab.machine import FabricKind
+from rdma_lab import LabMachine
+from rdma_lab.machine import FabricKind
 
 from . import programs
 from .guest_run import PORTS, SILENCE
