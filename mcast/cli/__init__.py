@@ -218,6 +218,8 @@ def _run() -> int:
     json_output.reset()
     try:
         status = app(standalone_mode=False)
+        if status == ExitStatus.INTERRUPTED:  # typer has made that of a KeyboardInterrupt
+            return _interrupted()
         sys.stdout.flush()
         return status if isinstance(status, int) else ExitStatus.DONE
     except typer.TyperException as error:
@@ -232,8 +234,7 @@ def _run() -> int:
     except Failure as error:
         return _say(str(error), error.status)
     except KeyboardInterrupt:  # while a pipe's reader is slow to read the output
-        json_output.error("interrupted", ExitStatus.INTERRUPTED)
-        return ExitStatus.INTERRUPTED
+        return _interrupted()
     except BrokenPipeError:
         forget_stdout()
         return ExitStatus.UNREAD
@@ -250,6 +251,15 @@ def _run() -> int:
         return _say(str(error), ExitStatus.REFUSED)
 
 
+def _interrupted() -> int:
+    """Return the status of a command that Ctrl-C has ended where nothing is to be tidied up."""
+    if "--json" in sys.argv:  # its options may not be read yet
+        json_output.want(True)
+        json_output.on_stderr |= _receives_on_stdout()
+    json_output.error("interrupted", ExitStatus.INTERRUPTED)
+    return ExitStatus.INTERRUPTED
+
+
 def _read_json_options(command: Command) -> None:
     """Look for --json, and for stdout as the output of data.
 
@@ -259,7 +269,12 @@ def _read_json_options(command: Command) -> None:
     if "--json" in names:
         json_output.want("--json" in sys.argv)
     if "--output" in names:
-        json_output.on_stderr = re.search(r"\0(-o|--output)[=\0]?-(\0|$)", "\0".join(sys.argv)) is not None
+        json_output.on_stderr = _receives_on_stdout()
+
+
+def _receives_on_stdout() -> bool:
+    """Return True if the command line has stdout as the output of data."""
+    return re.search(r"\0(-o|--output)[=\0]?-(\0|$)", "\0".join(sys.argv)) is not None
 
 
 def _say(text: str, status: int, command: str = "mcast") -> int:

@@ -100,6 +100,29 @@ def test_result_that_fails_is_one_object(here: Run) -> None:
     assert (done.returncode, json.loads(done.stdout)["receivers"]) == (1, 1)
 
 
+@pytest.mark.parametrize("moment", ["its module", "its options", "its work"])
+@pytest.mark.parametrize("data", [False, True], ids=["on stdout", "beside data"])
+def test_interrupt_is_one_object(here: Run, monkeypatch: pytest.MonkeyPatch, moment: str, data: bool) -> None:
+    """Also where the command has not begun to heed signals itself, as in all of `mcast doctor`."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    place = {
+        "its module": "mcast.cli.load",
+        "its options": "mcast.cli.place.backend_name",
+        "its work": "mcast.cli.recv.refuse_simulated" if data else "mcast.cli.doctor._examine",
+    }
+    monkeypatch.setattr(place[moment], interrupt)
+    words = ["recv", GROUP, "--backend", "sim", "-o", "-"] if data else ["doctor", "--backend", "sim"]
+    if moment == "its options" and not data:
+        words = ["ping", GROUP, "--backend", "sim"]
+    done = here(*words, "--json")
+    empty, printed = (done.stdout, done.stderr) if data else (done.stderr, done.stdout)
+    assert (done.returncode, empty) == (130, "")
+    assert json.loads(printed) == {"error": "interrupted", "status": 130}
+
+
 def test_stream_ends_with_its_error(here: Run, tmp_path: Path) -> None:
     """`listen` prints an object on each line."""
     words = ["--demo", "--backend", "sim-roce", "--seconds", "0.05", "--count", "100000", "--json"]
