@@ -58,7 +58,16 @@ from mcast.contract.enums import (
 )
 from mcast.contract.groups import UNREPORTED, GroupInfo, GroupMember, GroupSource, GroupTable
 from mcast.contract.guest import Guest
-from mcast.contract.poison import RECHECK, Alive, Guard, Reentered, Refused, Waiters, is_changing
+from mcast.contract.poison import (
+    RECHECK,
+    Alive,
+    Guard,
+    Reentered,
+    Refused,
+    Waiters,
+    fork_safe_lock,
+    is_changing,
+)
 from mcast.contract.provider import DeviceIdentity, Identity, Provider, Status
 from mcast.contract.queue_pair import QueuePair, require_comp_vector
 from mcast.contract.region import DeviceBytes, DeviceRegion, Region
@@ -211,6 +220,7 @@ __all__ = [
     "WcStatus",
     "backend_names",
     "backend_status",
+    "fork_safe_lock",
     "is_changing",
     "mcast_error",
     "open_at",

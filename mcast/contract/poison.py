@@ -73,6 +73,13 @@ class Reentered(RuntimeError):
     """The refusal of a call that came amid another one of its thread, before it has changed anything."""
 
 
+def fork_safe_lock() -> Any:
+    """Return an RLock that is free in a fork if a thread held it which is not there."""
+    lock = threading.RLock()
+    _locks.add(lock)
+    return lock
+
+
 class Guard:
     """The lock of an object, and the change that is going on under it.
 
@@ -88,7 +95,7 @@ class Guard:
     def __init__(self, what: str, cure: str = "close it and open another one") -> None:
         self.what: str = what
         self.cure: str = cure
-        self.lock: Any = threading.RLock()
+        self.lock: Any = fork_safe_lock()
         self.amid: str = ""
         self.deferred: list[Callable[[], object]] = []
         self.settle: Callable[[str], None] | None = None
@@ -245,6 +252,7 @@ class Alive(Generic[T]):
 
 
 _guards: Alive[Guard] = Alive()
+_locks: Alive[Any] = Alive()
 
 
 def is_changing() -> bool:
@@ -257,9 +265,9 @@ def is_changing() -> bool:
 
 def _after_fork() -> None:
     """Free the locks that threads of the parent held; what they were changing stays broken."""
-    for guard in _guards:
-        if not guard.lock._is_owned():
-            guard.lock._at_fork_reinit()
+    for lock in _locks:
+        if not lock._is_owned():
+            lock._at_fork_reinit()
 
 
 os.register_at_fork(after_in_child=_after_fork)

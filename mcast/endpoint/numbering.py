@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from threading import RLock
 from typing import Any
 
 from typing_extensions import Buffer
 
-from mcast.api import McastError, Message
+from mcast.api import McastError, Message, fork_safe_lock
 from mcast.endpoint import sequence
 from mcast.endpoint.policy import MessagesMissing
 from mcast.wire.addresses import McastAddress
@@ -25,7 +24,7 @@ class Numbering:
 
     def __init__(self, stream: int) -> None:
         self._stream, self._next = stream, 0
-        self._sending: Any = RLock()
+        self._sending: Any = fork_safe_lock()
         """The lock that is held from numbering messages to posting them, so that they go out in order."""
 
     def send(self, payloads: Sequence[Buffer], post: Callable[[list[bytes]], object]) -> None:

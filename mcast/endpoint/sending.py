@@ -6,7 +6,6 @@ import errno as E
 from collections.abc import Callable, Iterable
 from functools import partial
 from operator import countOf
-from threading import RLock
 from typing import Any, NamedTuple, TypeVar
 
 from typing_extensions import Buffer
@@ -22,6 +21,7 @@ from mcast.api import (
     QueuePair,
     Refused,
     TimedOut,
+    fork_safe_lock,
     mcast_error,
     rows_of,
 )
@@ -71,7 +71,7 @@ class Sending:
         self._on_qp_error = on_qp_error
         self._numbers = bool(station.settings.sequence)
         self._rewrites = self._numbers or station.settings.max_message is not None
-        self._counting = RLock()
+        self._counting = fork_safe_lock()
 
     def operation(
         self,

@@ -442,3 +442,33 @@ def test_fork_while_a_thread_receives(clock: str) -> None:
         go_on.set()
         receiving.join()
         assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("lock", ["numbering", "counts"])
+def test_fork_while_a_thread_sends(lock: str) -> None:
+    """In the child nobody waits for a lock of that thread, which is not there."""
+    with open_backend("sim-roce") as backend, open_endpoint(backend, "10.0.0.1", sequence=True) as endpoint:
+        group = endpoint.join(GROUP)
+        locks = {"numbering": group._group.numbering._sending, "counts": endpoint._session.sending._counting}
+        within, go_on = threading.Event(), threading.Event()
+
+        def send() -> None:
+            with locks[lock]:
+                within.set()
+                go_on.wait(BOUND)
+
+        sending = threading.Thread(target=send)
+        sending.start()
+        assert within.wait(BOUND)
+        child = os.fork()
+        if not child:
+            signal.alarm(int(BOUND))
+            try:
+                group.send(b"x")
+                if endpoint.recv(1.0) is not None:
+                    os._exit(0)
+            finally:
+                os._exit(1)
+        go_on.set()
+        sending.join()
+        assert os.waitpid(child, 0)[1] == 0
