@@ -18,6 +18,7 @@ from mcast.backends.sim.served.connection import Connection
 from mcast.backends.sim.served.server import FabricServer
 from mcast.backends.sim.testbed import SimObserver
 
+from ..interrupts.sweep import sweep
 from ..waiting import Running, descriptors, until
 from .served import End, end
 
@@ -147,6 +148,36 @@ def test_an_answer_that_nobody_waits_for_is_skipped(
             assert len(backend.devices()) == 1
     until(lambda: not server.clients)
     assert descriptors() <= before
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # of a tap whose result is lost
+@pytest.mark.parametrize("name", ["event_channel", "create_qp", "tap"])
+def test_an_interrupted_call_keeps_no_descriptor(server: FabricServer, path: Path, name: str) -> None:
+    """At each line: the descriptor that came with an answer goes with the backend."""
+    before = descriptors()
+
+    def bound() -> ServedCmId:
+        backend = open_backend("sim", socket=path)
+        cm_id = backend.event_channel().create_id()
+        cm_id.bind_addr(backend.devices()[0].ports[0].addresses[0])
+        assert isinstance(cm_id, ServedCmId)
+        return cm_id
+
+    def tap(cm_id: ServedCmId) -> None:
+        cm_id.channel._backend.tap().close()
+
+    def close(cm_id: ServedCmId, error: BaseException | None) -> None:
+        cm_id.channel._backend.close()
+        if error is not None:
+            error.__traceback__ = error.__context__ = None
+        until(lambda: descriptors() <= before)  # the server's, too, which it closes a little later
+
+    calls: dict[str, Callable[[ServedCmId], object]] = {
+        "event_channel": lambda cm_id: cm_id.channel._backend.event_channel(),
+        "create_qp": lambda cm_id: cm_id.create_qp(),
+        "tap": tap,
+    }
+    sweep(bound, calls[name], close, every=1)
 
 
 def test_a_handler_amid_a_request_may_close(receiver: End, monkeypatch: pytest.MonkeyPatch) -> None:

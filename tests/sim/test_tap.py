@@ -8,7 +8,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BytesIO
+from io import BytesIO, FileIO
 from pathlib import Path
 
 import pytest
@@ -112,7 +112,7 @@ def told(*lines: str) -> tap.Tapped:
     report = '{"t":7,"what":"igmp-report","port":"roce0","source":"10.0.0.1","group":"::ffff:239.1.1.1"}'
     os.write(theirs, "".join(f"{line}\n" for line in (*lines, report)).encode())
     os.close(theirs)
-    return tap.Tapped(str(fabric.trace), ours, lambda: 5)
+    return tap.Tapped(str(fabric.trace), FileIO(ours), lambda: 5)
 
 
 def test_a_packet_after_lost_ones_says_so() -> None:

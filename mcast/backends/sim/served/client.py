@@ -97,7 +97,7 @@ def _sleep(fds: Sequence[int], left: float | None, longest: float = _SLEEP) -> N
     poller.poll(max(0.0, longest if left is None else min(left, longest)) * 1000)
 
 
-def _is_readable(connected: socket.socket) -> bool | None:
+def _is_readable(connected: socket.SocketType) -> bool | None:
     """Return True if a byte lies in the socket; None at the end of the stream."""
     try:
         return bool(connected.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)) or None
@@ -149,15 +149,15 @@ class _Remote(Closeable):
                 raise
             return otherwise
 
-    def _open_socket(self, name: str, *arguments: Any, **about: object) -> tuple[Any, socket.socket]:
+    def _open_socket(self, name: str, *arguments: Any, **about: object) -> tuple[Any, socket.SocketType]:
         """Return the answer, and the socket that came with it: the kernel drops it where this process may
         have no more."""
         reply = self._reply(name, *arguments, about=about)
-        if reply.fd is None:
+        if reply.file is None:
             self._end_there(getattr(reply.value, "number", reply.value))
             detail = f"this process has no descriptor left: {os.strerror(E.EMFILE)}"
             raise mcast_error(E.EMFILE, name, frames.OPERATIONS[name].phase, None, detail)
-        connected = socket.socket(fileno=reply.fd)
+        connected: socket.SocketType = reply.file
         connected.setblocking(False)
         return reply.value, connected
 
@@ -169,7 +169,7 @@ class _Remote(Closeable):
         with suppress(McastError):
             self._ask("close", number)
 
-    def _wake(self, connected: socket.socket) -> None:
+    def _wake(self, connected: socket.SocketType) -> None:
         """Wake whoever sleeps on the socket, and close it; in a fork, only close it."""
         if os.getpid() == self._connection.pid:
             with suppress(OSError):
@@ -228,11 +228,13 @@ class ServedBackend(_Remote, Backend):
     def tap(self) -> Tapped:
         """Return what happens on the fabric from now on, on all its ports. Raises McastError (EBUSY)."""
         introduction: str = self._ask_open("introduction")
-        fd = self._reply("tap").fd
-        if fd is None:
+        file = self._reply("tap").file
+        if file is None:
             self._ask("untap")
             raise mcast_error(E.EMFILE, "tap", Phase.OPEN, None, "this process has no descriptor left")
-        return Tapped(introduction, fd, lambda: int(self._ask_open("untap")))
+        tapped = Tapped(introduction, file, lambda: int(self._ask_open("untap")))
+        self._connection.handed_over(file)
+        return tapped
 
     def _port_counters(self, device: str, port_num: int) -> Mapping[str, int]:
         with suppress(McastError, Reentered):  # the latter in a signal's handler amid a request
@@ -322,7 +324,7 @@ class ServedEventChannel(_Remote, EventChannel):
         """Events that no server reports: devices that were removed with it."""
         self._number: int | None = None
         """What the server calls the channel; None when it has ended."""
-        self._socket: socket.socket | None = None
+        self._socket: socket.SocketType | None = None
         self._epoll = select.epoll()
 
     def attach(self, call: str) -> tuple[Connection, int]:
@@ -337,6 +339,7 @@ class ServedEventChannel(_Remote, EventChannel):
             self._drop_socket()
             self._connection = connection
             self._number, self._socket = self._open_socket("event_channel")
+            connection.handed_over(self._socket)
             self._epoll.register(self._socket, select.EPOLLIN)
         return connection, self._number
 
@@ -505,8 +508,10 @@ class ServedCmId(_Remote, CmId):
         with self._backend.lock:
             if self._closed:  # by another thread, and its queue pair with it
                 connected.close()
+                self._connection.handed_over(connected)
                 raise Closed(type(self).__name__, "create_qp", Phase.CREATE_QP)
             self._qp = ServedQueuePair(self, made, connected, init.qp_type)
+            self._connection.handed_over(connected)
             return self._qp
 
     def look_anew(self) -> None:
@@ -573,7 +578,7 @@ class ServedQueuePair(_Remote, QueuePair):
     """The queue pair of an id; its descriptor is readable also once the server has ended."""
 
     def __init__(
-        self, owner: ServedCmId, made: frames.MadeQp, connected: socket.socket, qp_type: QpType
+        self, owner: ServedCmId, made: frames.MadeQp, connected: socket.SocketType, qp_type: QpType
     ) -> None:
         self._owner, self._made, self._type = owner, made, qp_type
         self._backend, self._connection, self._number = owner._backend, owner._connection, made.number

@@ -11,6 +11,10 @@ An exception of a signal's handler may end a request at any moment:
 - Between two steps that belong together (bytes that were sent, and are noted as sent), the guard's `amid`
   stays set. The next call finds it, and the connection is lost, as by the server's end.
 
+A descriptor that comes with an answer has an owner at once: what `recvmsg` returns is stored by the same call
+into C, and so is the file or socket that is made of it. The connection keeps these until `handed_over`, and
+closes what is left.
+
 A request that a handler or a finalizer makes amid another one of its thread is refused. What needs no answer
 is queued there, and sent by the next request.
 """
@@ -22,9 +26,12 @@ import errno as E
 import os
 import select
 import socket
+import stat
 import time
 from collections import deque
 from contextlib import suppress
+from functools import partial
+from io import FileIO
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,11 +59,11 @@ class Unknown(Exception):
 
 
 class Reply(NamedTuple):
-    """An answer: its value, its payloads, and the descriptor that came with it, which is the caller's."""
+    """An answer: its value, its payloads, and the socket or FileIO that came with it, or None."""
 
     value: Any
     tail: bytes
-    fd: int | None
+    file: Any
 
 
 class Connection:
@@ -75,7 +82,11 @@ class Connection:
         self._out = bytearray()
         self._queued: deque[bytes] = deque()
         self._numbers = count(1)
-        self._fds: deque[int] = deque()
+        self._received: deque[Any] = deque()
+        """What `recvmsg` has returned, until its descriptors are in `_files`."""
+        self._files: deque[Any] = deque()
+        self._kept: dict[Any, None] = {}
+        """Files of answers, until they are handed over."""
         try:
             try:
                 connect(self._socket, path, timeout)
@@ -113,10 +124,10 @@ class Connection:
             detail = f"one call takes {frames.MAX_REQUEST >> 20} MiB at most on a served fabric: send less"
             raise mcast_error(E.ENOMEM, call, op.phase, about, detail)
         with self.lock:
-            frame, fd = self._exchange(number, request)
+            frame, file = self._exchange(number, request)
         self.flush()
         if frame.kind == frames.ANSWER:
-            return Reply(frames.adapter(op.answer).validate_json(frame.text), frame.tail, fd)
+            return Reply(frames.adapter(op.answer).validate_json(frame.text), frame.tail, file)
         refusal: frames.Refusal = frames.adapter(frames.Refusal).validate_json(frame.text)
         if refusal.status is not None:
             raise QpError(refusal.status, call, op.phase, about)
@@ -130,7 +141,7 @@ class Connection:
         found: bool = self.lock._is_owned()
         return found
 
-    def _exchange(self, number: int, request: bytes) -> tuple[frames.Frame, int | None]:
+    def _exchange(self, number: int, request: bytes) -> tuple[frames.Frame, Any]:
         end = time.monotonic() + self.timeout
         while True:
             frame = self._step(request, reads=True)
@@ -138,11 +149,15 @@ class Connection:
             if frame is None:
                 self._wait(end - time.monotonic())
                 continue
-            fd = self._fds.popleft() if self._fds else None
+            file = self._files[0] if self._files else None
+            if file is not None:
+                self._kept[file] = None
+                self._files.popleft()
             if frame.number in (number, 0):  # 0: a refusal to attach, whatever is asked
-                return frame, fd
-            if fd is not None:  # of an answer that nobody waits for any more
-                os.close(fd)
+                return frame, file
+            if file is not None:  # of an answer that nobody waits for any more
+                file.close()
+                self.handed_over(file)
 
     def _wait(self, left: float) -> None:
         """Sleep until the next step can do something. Raises Gone when the time is over."""
@@ -184,11 +199,25 @@ class Connection:
             del self._out[:sent]
 
     def _receive(self, size: int) -> bytes:
-        data, ancillary, _, _ = self._socket.recvmsg(size, _ROOM, socket.MSG_CMSG_CLOEXEC)
-        for level, kind, found in ancillary:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                self._fds.extend(array.array("i", found[: len(found) - len(found) % 4]))
+        self._received.extend(map(self._socket.recvmsg, (size,), (_ROOM,), (socket.MSG_CMSG_CLOEXEC,)))
+        data: bytes = self._received[-1][0]
+        for fd in self._descriptors():
+            self._files.extend(map(_owner_of(fd), (fd,)))
+        self._received.clear()
         return data
+
+    def _descriptors(self) -> list[int]:
+        """Return the descriptors of `_received`."""
+        fds: list[int] = []
+        for _, ancillary, _, _ in self._received:
+            for level, kind, found in ancillary:
+                if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                    fds += array.array("i", found[: len(found) - len(found) % 4])
+        return fds
+
+    def handed_over(self, file: Any) -> None:
+        """The file of an answer has another owner, or is closed."""
+        self._kept.pop(file, None)
 
     def tell(self, name: str, arguments: tuple[Any, ...]) -> None:
         """Send a request that has no answer, now or with the next one; nothing if the server has ended."""
@@ -249,6 +278,20 @@ class Connection:
         """Free the descriptors."""
         self.lose(self.why)
         self.lost = True
-        while self._fds:
-            os.close(self._fds.popleft())
+        owned = {file.fileno() for file in self._files}
+        for fd in self._descriptors():
+            if fd not in owned:  # an exception came between
+                self._files.extend(map(_owner_of(fd), (fd,)))
+        self._received.clear()
+        for file in (*self._files, *self._kept):
+            file.close()
+        self._files.clear()
+        self._kept.clear()
         self._socket.close()
+
+
+def _owner_of(fd: int) -> Any:
+    """Return the type, implemented in C, that owns a descriptor: a socket, or the file of a pipe."""
+    if stat.S_ISSOCK(os.fstat(fd).st_mode):
+        return partial(socket.SocketType, socket.AF_UNIX, socket.SOCK_STREAM, 0)
+    return FileIO

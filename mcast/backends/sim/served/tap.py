@@ -128,9 +128,9 @@ class Tapped:
     written = 0
     """Packets that `write_pcapng` has written."""
 
-    def __init__(self, introduction: str, descriptor: int, end: Callable[[], int]) -> None:
+    def __init__(self, introduction: str, pipe: FileIO, end: Callable[[], int]) -> None:
         self.introduction: Trace = Trace.load(introduction)
-        self._pipe = FileIO(descriptor)
+        self._pipe = pipe
         self._end: Callable[[], int] | None = end
         self._lost = 0
 
