@@ -52,7 +52,8 @@ def ends_cleanly() -> Iterator[None]:
         nonlocal tries
         tries += 1
         # `put` takes no lock that the thread may hold already, as the start of a thread does.
-        if tries < _TRIES and is_changing() and not _is_within(theirs, frame):
+        at_once = received or tries >= _TRIES  # a second one ends what tidies up
+        if not at_once and is_changing() and not _is_within(theirs, frame):
             later.put(number)
             return
         received.append(number)
@@ -61,7 +62,7 @@ def ends_cleanly() -> Iterator[None]:
     def dropped(unraisable: UnraisableHookArgs) -> None:
         # A signal may come while a weak reference's callback or a __del__ runs, which raise to nobody.
         if isinstance(unraisable.exc_value, KeyboardInterrupt):
-            later.put((received or [signal.SIGINT])[0])
+            later.put(received.pop() if received else signal.SIGINT)
         else:
             hook(unraisable)
 
@@ -71,7 +72,7 @@ def ends_cleanly() -> Iterator[None]:
             # An exception that is raised in `dropped` is dropped as well.
             while _is_within(dropped, sys._current_frames().get(main)):
                 time.sleep(_AGAIN)
-            if not ended:
+            if not (ended or received):  # what tidies up is not to be interrupted
                 signal.pthread_kill(main, number)
 
     sender = threading.Thread(target=send_again, daemon=True)
@@ -85,11 +86,11 @@ def ends_cleanly() -> Iterator[None]:
         raise Failure("interrupted", by_signal((received or [signal.SIGINT])[0])) from None
     finally:
         ended = True
-        later.put(None)
-        sender.join()
-        sys.unraisablehook = hook
         for number, handler in before.items():
             signal.signal(number, handler)
+        sys.unraisablehook = hook
+        later.put(None)
+        sender.join()
 
 
 @contextmanager

@@ -76,8 +76,9 @@ def test_each_process_is_the_next_free_host(server: FabricServer, path: Path) ->
         assert addresses(first) == ["10.0.0.1"]
         with opened(path) as third:
             assert addresses(third) == ["10.0.0.3"]
-            with pytest.raises(BackendUnavailable, match=r"all 3 hosts of the fabric are taken.*--ports"):
+            with pytest.raises(BackendUnavailable, match="all 3 hosts of the fabric are taken") as refused:
                 opened(path)
+            assert str(refused.value).count("--ports") == 1
         until(lambda: len(server.clients) == 2)
         with opened(path) as again:
             assert addresses(again) == ["10.0.0.3"]

@@ -7,7 +7,7 @@ fabric at the user's own place is used only by the name `sim-shared`.
 from __future__ import annotations
 
 import os
-from errno import EPERM
+from errno import EBUSY, ENODEV, EPERM, EPROTO, EUSERS
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
@@ -22,6 +22,13 @@ VARIABLE = "MCAST_SIM"
 """The environment variable with the path of a socket; empty: none."""
 
 _SERVE = "run `mcast sim serve` in another terminal, or name its socket by MCAST_SIM=PATH or socket="
+_CURES = {
+    EBUSY: "end a program that is attached, or serve a fabric with more --ports",
+    ENODEV: "`mcast info --backend sim-shared` lists the ports",
+    EPROTO: "use the same version of mcast at both ends",
+    EUSERS: "end a program that is attached, or serve another fabric",
+}
+"""What to do when the server refuses with that errno."""
 _OPTIONS = frozenset({"socket", "host", "bind", "timeout"})
 
 
@@ -90,9 +97,7 @@ def attach(
     try:
         backend = ServedBackend(path, "free" if host is None else host, address, seconds)
     except McastError as error:
-        raise unavailable(
-            error.detail, "end a program that is attached, or serve a fabric with more --ports"
-        ) from None
+        raise unavailable(error.detail, _CURES.get(error.errno, _CURES[ENODEV])) from None
     except PermissionError as error:
         fix = "run as the user who serves it, or serve it with --group"
         raise BackendUnavailable(name, UnavailableReason.NO_PERMISSION, str(error), fix) from None

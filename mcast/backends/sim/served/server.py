@@ -334,10 +334,11 @@ class FabricServer:
         fabric, topology = self.fabric, self.fabric.parts.topology
         try:
             if version != frames.VERSION:
-                raise LookupError(f"the server speaks version {frames.VERSION}, not {version}")
+                raise LookupError(E.EPROTO, f"the server speaks version {frames.VERSION}, not {version}")
             hosts = self._hosts(host, bind, topology)
         except LookupError as error:
-            raise mcast_error(E.ENODEV, "attach", Phase.OPEN, None, str(error.args[0])) from None
+            errno, why = error.args if len(error.args) == 2 else (E.ENODEV, error.args[0])
+            raise mcast_error(errno, "attach", Phase.OPEN, None, str(why)) from None
         client.sees_all = host == "all" and bind is None
         client.session = ClientSession(fabric, self.name, hosts, self.control, self.guests)
         if not client.sees_all:
@@ -364,10 +365,7 @@ class FabricServer:
             untaken = (host for host in sorted(topology.hosts) if host not in taken)
             free = next((host for host in untaken if not is_kept(self.path, host)), None)
             if free is None:
-                raise LookupError(
-                    f"all {len(topology.hosts)} hosts of the fabric are taken: end one of the programs, "
-                    "or serve a fabric with more --ports"
-                )
+                raise LookupError(E.EBUSY, f"all {len(topology.hosts)} hosts of the fabric are taken")
             return frozenset({free})
         if host not in topology.hosts:
             raise LookupError(f"host is {host}: the fabric has hosts 0..{len(topology.hosts) - 1}")
