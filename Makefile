@@ -36,6 +36,7 @@ test-all: .venv/test
 	$(BIN)/pytest --long --lab-kernel $(SECOND_KERNEL) tests/lab/test_guest.py
 	$(BIN)/pytest --lab-kernel $(SECOND_KERNEL) tests/lab/test_infiniband_suite.py
 	$(BIN)/pytest --long --lab-kernel $(SECOND_KERNEL) tests/lab/test_infiniband_incidents.py
+	$(BIN)/pytest --long --lab-kernel $(SECOND_KERNEL) tests/lab/test_infiniband_rc.py
 	scripts/asan
 	$(MAKE) coverage
 	$(MAKE) types

@@ -32,8 +32,11 @@ static struct softib_port *port_named(const char *word)
 	unsigned int number, port;
 	char more;
 
-	if (sscanf(word, "softib%u%c", &number, &more) == 1)
-		return number && number <= softib.hcas && softib.hca[number - 1] ? &softib.hca[number - 1]->port[1] : NULL;
+	if (sscanf(word, "softib%u%c", &number, &more) == 1) {
+		if (!number || number > softib.hcas || !softib.hca[number - 1])
+			return NULL;
+		return &softib.hca[number - 1]->port[1];
+	}
 	if (sscanf(word, "switch%u/%u%c", &number, &port, &more) == 2)
 		return number < softib.switches && port && port <= softib.sw[number]->node.ports ?
 			&softib.sw[number]->port[port] : NULL;
@@ -89,7 +92,7 @@ static int change_tables(const char *who, const char *what)
 		return -EINVAL;
 	if (strcmp(what, "hold") && (kstrtou32(what, 10, &delay_ms) || delay_ms > MOST_DELAY_MS))
 		return -EINVAL;
-	softib_switch_delay(softib.sw[number], delay_ms);
+	softib_tables_delay(softib.sw[number], delay_ms);
 	return 0;
 }
 

@@ -8,31 +8,47 @@
 
 #define CAPABILITIES (IB_PORT_TRAP_SUP | IB_PORT_SYS_IMAGE_GUID_SUP | IB_PORT_CLIENT_REG_SUP | \
 		      IB_PORT_CAP_MASK_NOTICE_SUP)
+#define MAX_MESSAGE BIT(31)		/* IBA 9.7.6 */
+#define MAX_READS 16
 #define UD_TYPES (BIT(IB_QPT_UD) | BIT(IB_QPT_SMI) | BIT(IB_QPT_GSI))
 
-/* RC and UC queue pairs can be made and have states, but carry nothing. */
+#define RC BIT(IB_QPT_RC)
+
+/*
+ * rdmavt copies so much of a work request; of a UD one it knows how much that is. What is not here is refused when it
+ * is posted: all of UC, fast registration, and remote invalidation.
+ */
 static const struct rvt_operation_params operations[RVT_OPERATION_MAX] = {
-	[IB_WR_SEND] = { .length = sizeof(struct ib_ud_wr), .qpt_support = UD_TYPES },
-	[IB_WR_SEND_WITH_IMM] = { .length = sizeof(struct ib_ud_wr), .qpt_support = UD_TYPES },
+	[IB_WR_SEND] = { .length = sizeof(struct ib_send_wr), .qpt_support = UD_TYPES | RC },
+	[IB_WR_SEND_WITH_IMM] = { .length = sizeof(struct ib_send_wr), .qpt_support = UD_TYPES | RC },
+	[IB_WR_RDMA_WRITE] = { .length = sizeof(struct ib_rdma_wr), .qpt_support = RC },
+	[IB_WR_RDMA_WRITE_WITH_IMM] = { .length = sizeof(struct ib_rdma_wr), .qpt_support = RC },
+	[IB_WR_RDMA_READ] = {
+		.length = sizeof(struct ib_rdma_wr), .qpt_support = RC, .flags = RVT_OPERATION_ATOMIC,
+	},
+	[IB_WR_ATOMIC_CMP_AND_SWP] = {
+		.length = sizeof(struct ib_atomic_wr), .qpt_support = RC,
+		.flags = RVT_OPERATION_ATOMIC | RVT_OPERATION_ATOMIC_SGE,
+	},
+	[IB_WR_ATOMIC_FETCH_AND_ADD] = {
+		.length = sizeof(struct ib_atomic_wr), .qpt_support = RC,
+		.flags = RVT_OPERATION_ATOMIC | RVT_OPERATION_ATOMIC_SGE,
+	},
 };
 
 static const enum ib_wc_opcode completions[RVT_OPERATION_MAX] = {
 	[IB_WR_SEND] = IB_WC_SEND,
 	[IB_WR_SEND_WITH_IMM] = IB_WC_SEND,
+	[IB_WR_RDMA_WRITE] = IB_WC_RDMA_WRITE,
+	[IB_WR_RDMA_WRITE_WITH_IMM] = IB_WC_RDMA_WRITE,
+	[IB_WR_RDMA_READ] = IB_WC_RDMA_READ,
+	[IB_WR_ATOMIC_CMP_AND_SWP] = IB_WC_COMP_SWAP,
+	[IB_WR_ATOMIC_FETCH_AND_ADD] = IB_WC_FETCH_ADD,
 };
 
 static struct softib_hca *to_hca(struct rvt_dev_info *rdi)
 {
 	return container_of(rdi, struct softib_hca, rdi);
-}
-
-/* The caller has softib.lock. Once the device leaves, nothing would wait for the event before it is freed. */
-void softib_event(struct softib_hca *hca, enum ib_event_type type)
-{
-	struct ib_event event = { .device = &hca->rdi.ibdev, .element.port_num = 1, .event = type };
-
-	if (softib.hca[hca->node.index] && !hca->leaving)
-		ib_dispatch_event(&event);
 }
 
 /* --- what the kernel asks ---------------------------------------------------- */
@@ -202,9 +218,20 @@ static void modify_qp(struct rvt_qp *qp, struct ib_qp_attr *attr, int mask, stru
 		schedule_send(qp);
 }
 
+static int check_modify_qp(struct rvt_qp *qp, struct ib_qp_attr *attr, int mask, struct ib_udata *udata)
+{
+	/* There is no automatic path migration. */
+	if (mask & IB_QP_ALT_PATH)
+		return -EOPNOTSUPP;
+	return mask & IB_QP_PATH_MIG_STATE && attr->path_mig_state != IB_MIG_MIGRATED ? -EOPNOTSUPP : 0;
+}
+
 static int setup_wqe(struct rvt_qp *qp, struct rvt_swqe *wqe, bool *call_send)
 {
-	return wqe->length > ib_mtu_enum_to_int(SOFTIB_MTU) ? -EINVAL : 0;
+	if (qp->ibqp.qp_type != IB_QPT_RC)
+		return wqe->length > ib_mtu_enum_to_int(SOFTIB_MTU) ? -EINVAL : 0;
+	*call_send = false;	/* it may take long: the work queue sends it */
+	return wqe->length > MAX_MESSAGE ? -EINVAL : 0;
 }
 
 static void notify_new_ah(struct ib_device *ibdev, struct rdma_ah_attr *attr, struct rvt_ah *ah)
@@ -237,8 +264,10 @@ static void nothing(struct rvt_qp *qp)
 }
 
 /* A queue pair in RESET has no receives (IBA vol 1, 10.3.1); rdmavt leaves them in the ring. The caller has r_lock. */
-static void forget_receives(struct rvt_qp *qp)
+static void forget_all(struct rvt_qp *qp)
 {
+	struct softib_qp *priv = qp->priv;
+
 	if (qp->r_rq.wq) {
 		RDMA_WRITE_UAPI_ATOMIC(qp->r_rq.wq->head, 0);
 		RDMA_WRITE_UAPI_ATOMIC(qp->r_rq.wq->tail, 0);
@@ -246,10 +275,10 @@ static void forget_receives(struct rvt_qp *qp)
 		qp->r_rq.kwq->head = 0;
 		qp->r_rq.kwq->tail = 0;
 	}
-}
-
-static void no_restart(struct rvt_qp *qp, u32 psn, int wait)
-{
+	priv->sent = 0;
+	priv->exhausted = false;
+	priv->write_left = 0;
+	priv->has_atomic_result = false;
 }
 
 static const struct rvt_driver_provided functions = {
@@ -261,13 +290,14 @@ static const struct rvt_driver_provided functions = {
 	.qp_priv_alloc = qp_priv_alloc,
 	.qp_priv_free = qp_priv_free,
 	.free_all_qps = free_all_qps,
-	.notify_qp_reset = forget_receives,
-	.notify_restart_rc = no_restart,
+	.notify_qp_reset = forget_all,
+	.notify_restart_rc = softib_rc_timeout,
 	.get_pmtu_from_attr = get_pmtu_from_attr,
 	.flush_qp_waiters = nothing,
 	.stop_send_queue = stop_send_queue,
 	.quiesce_qp = quiesce_qp,
 	.notify_error_qp = nothing,
+	.check_modify_qp = check_modify_qp,
 	.modify_qp = modify_qp,
 	.notify_new_ah = notify_new_ah,
 	.mtu_from_qp = mtu_from_qp,
@@ -286,12 +316,13 @@ static void set_limits(struct rvt_driver_params *params, bool multicast)
 
 	props->sys_image_guid = 0;	/* set with the node's */
 	props->device_cap_flags = IB_DEVICE_BAD_PKEY_CNTR | IB_DEVICE_BAD_QKEY_CNTR | IB_DEVICE_SHUTDOWN_PORT |
-				  IB_DEVICE_SYS_IMAGE_GUID;
+				  IB_DEVICE_SYS_IMAGE_GUID | IB_DEVICE_RC_RNR_NAK_GEN;
 	props->max_mr_size = ~0ULL;
 	props->page_size_cap = PAGE_SIZE;
 	props->max_qp = 16384;
 	props->max_qp_wr = 16384;
-	props->max_send_sge = props->max_recv_sge = 16;
+	props->max_send_sge = 16;
+	props->max_recv_sge = 16;
 	props->max_cq = 65536;
 	props->max_cqe = 196607;
 	props->max_mr = 65536;
@@ -300,10 +331,15 @@ static void set_limits(struct rvt_driver_params *params, bool multicast)
 	props->max_srq = 1024;
 	props->max_srq_wr = 16384;
 	props->max_srq_sge = 16;
+	props->max_qp_rd_atom = MAX_READS;
+	props->max_qp_init_rd_atom = MAX_READS;
+	props->max_res_rd_atom = props->max_qp * MAX_READS;
+	props->atomic_cap = IB_ATOMIC_GLOB;	/* the processor's own */
 	props->max_pkeys = SOFTIB_PKEYS;
 	props->max_mcast_grp = multicast ? 1024 : 0;
 	props->max_mcast_qp_attach = multicast ? 56 : 0;
 	props->max_total_mcast_qp_attach = props->max_mcast_grp * props->max_mcast_qp_attach;
+	params->max_rdma_atomic = MAX_READS;
 	params->lkey_table_size = 16;
 	params->qp_table_size = 256;
 	params->qpn_start = 1;
@@ -313,7 +349,8 @@ static void set_limits(struct rvt_driver_params *params, bool multicast)
 	params->nports = 1;
 	params->npkeys = SOFTIB_PKEYS;
 	params->node = 0;	/* rdmavt indexes by it: NUMA_NO_NODE is none */
-	params->psn_mask = params->psn_modify_mask = 0xFFFFFF;
+	params->psn_mask = SOFTIB_PSN_MASK;
+	params->psn_modify_mask = SOFTIB_PSN_MASK;
 	params->core_cap_flags = RDMA_CORE_PORT_IBA_IB;
 	params->max_mad_size = IB_MGMT_MAD_SIZE;
 }

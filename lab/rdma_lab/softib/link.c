@@ -27,7 +27,8 @@ void softib_port_init(struct softib_port *port, struct softib_node *node, u8 num
 	port->pkeys[0] = IB_DEFAULT_PKEY_FULL;
 	info->gid_prefix = cpu_to_be64(0xfe80000000000000ULL);
 	info->local_port_num = number;
-	info->link_width_enabled = info->link_width_supported = WIDTH_4X | 1;
+	info->link_width_enabled = WIDTH_4X | 1;
+	info->link_width_supported = WIDTH_4X | 1;
 	info->link_width_active = WIDTH_4X;
 	info->linkspeed_portstate = CODE_SPEEDS << 4 | (linked ? IB_PORT_DOWN : IB_PORT_ACTIVE);
 	info->portphysstate_linkdown = NOT_SLEEPING;
@@ -104,7 +105,8 @@ void softib_plug(struct softib_port *port, bool in)
 
 	if (!port->peer || port->unplugged == !in)
 		return;
-	port->unplugged = port->peer->unplugged = !in;
+	port->unplugged = !in;
+	port->peer->unplugged = !in;
 	if (in)
 		train(port);
 	else
@@ -125,7 +127,8 @@ void softib_connect(struct softib_port *one, struct softib_port *other)
 	spin_lock_irqsave(&softib.lock, flags);
 	one->peer = other;
 	other->peer = one;
-	one->unplugged = other->unplugged = false; /* its switch remembers the cable of an HCA that was removed */
+	one->unplugged = false;
+	other->unplugged = false;	/* a switch remembers the cable of an HCA that was removed */
 	train(one);
 	spin_unlock_irqrestore(&softib.lock, flags);
 }
@@ -141,12 +144,6 @@ void softib_disconnect(struct softib_port *port)
 		port->peer->peer = NULL;
 	port->peer = NULL;
 	spin_unlock_irqrestore(&softib.lock, flags);
-}
-
-/* LRH, BTH, DETH, the immediate, the GRH, padding and both CRCs, in words. */
-static u32 words(const struct softib_packet *packet)
-{
-	return (8 + 12 + 8 + 4 * packet->has_imm + 40 * packet->has_grh + ALIGN(packet->length, 4) + 6) / 4;
 }
 
 /* Whether a port takes part in what the message is: management from INIT on, all else when ACTIVE. */
@@ -167,7 +164,7 @@ struct softib_port *softib_cross(struct softib_port *out, struct softib_packet *
 		return NULL;
 	}
 	out->counters.xmit_packets++;
-	out->counters.xmit_data += words(packet);
+	out->counters.xmit_data += softib_wire_length(packet) / 4;
 	out->counters.multicast_xmit += multicast;
 	out->counters.unicast_xmit += !multicast;
 	if (!softib_is_switch(out->node))
@@ -179,7 +176,7 @@ struct softib_port *softib_cross(struct softib_port *out, struct softib_packet *
 		return NULL;
 	}
 	in->counters.rcv_packets++;
-	in->counters.rcv_data += words(packet);
+	in->counters.rcv_data += softib_wire_length(packet) / 4;
 	in->counters.multicast_rcv += multicast;
 	in->counters.unicast_rcv += !multicast;
 	if (!softib_is_switch(in->node))

@@ -2,33 +2,6 @@
 /* What an HCA makes of a message that arrived: which queue pairs take it, and what is checked before. */
 #include "softib.h"
 
-/* IBA 10.9.3: the same partition, and one of the two a full member. */
-static bool same_partition(u16 one, u16 other)
-{
-	return (one & 0x7FFF) == (other & 0x7FFF) && ((one | other) & 0x8000) && (one & 0x7FFF);
-}
-
-/* The index of the first P_Key that goes with this one; SOFTIB_PKEYS if there is none. */
-static unsigned int find_pkey(struct softib_port *port, u16 pkey)
-{
-	unsigned int i;
-
-	for (i = 0; i < SOFTIB_PKEYS && !same_partition(READ_ONCE(port->pkeys[i]), pkey); i++)
-		;
-	return i;
-}
-
-static void count_up(struct softib_hca *hca, __be16 *counter, u16 *mirror)
-{
-	unsigned long flags;
-
-	spin_lock_irqsave(&softib.lock, flags);
-	if (*mirror < U16_MAX)
-		++*mirror;
-	*counter = cpu_to_be16(*mirror);
-	spin_unlock_irqrestore(&softib.lock, flags);
-}
-
 /* No receive was posted: the message is lost, silently but for this. */
 static void count_dropped(struct softib_hca *hca, struct rvt_qp *qp)
 {
@@ -43,35 +16,22 @@ static void count_dropped(struct softib_hca *hca, struct rvt_qp *qp)
 /* Whether the keys let the message in; `index` becomes the P_Key's. QP 0 has none (IBA 9.6.1.4, 9.6.1.5). */
 static bool keys_match(struct softib_hca *hca, struct rvt_qp *qp, struct softib_packet *packet, u16 *index)
 {
-	struct softib_port *port = &hca->port[1];
-
 	*index = 0;
 	if (!qp->ibqp.qp_num)
 		return true;
-	if (qp->ibqp.qp_num == 1)
-		*index = find_pkey(port, packet->pkey);
-	else
-		*index = same_partition(rvt_get_pkey(&hca->rdi, 0, qp->s_pkey_index), packet->pkey) ?
-			qp->s_pkey_index : SOFTIB_PKEYS;
-	if (*index == SOFTIB_PKEYS) {
-		count_up(hca, &port->info.pkey_violations, &hca->rvp.pkey_violations);
-		return false;
-	}
-	if (packet->qkey != (qp->ibqp.qp_num == 1 ? SOFTIB_GSI_QKEY : qp->qkey)) {
-		count_up(hca, &port->info.qkey_violations, &hca->rvp.qkey_violations);
-		return false;
-	}
-	return true;
+	*index = softib_match_pkey(hca, qp, packet->pkey);
+	return *index != SOFTIB_PKEYS && softib_match_qkey(hca, qp, packet->qkey);
 }
 
 /* Whether the message may reach this queue pair at all (IBA 9.6.1, 13.5.3.1). */
 static bool well_formed(struct rvt_qp *qp, const struct softib_packet *packet)
 {
+	bool smi = packet->vl == SOFTIB_SMI_VL;
 	u32 number = qp->ibqp.qp_num;
 
 	if (qp->ibqp.qp_type != IB_QPT_UD && qp->ibqp.qp_type != IB_QPT_GSI && qp->ibqp.qp_type != IB_QPT_SMI)
 		return false;
-	if ((packet->vl == SOFTIB_SMI_VL) != (number == 0))
+	if (smi != !number)
 		return false;
 	if (number <= 1 && packet->length != IB_MGMT_MAD_SIZE)
 		return false;
@@ -138,20 +98,6 @@ static void into_group(struct softib_hca *hca, struct softib_packet *packet)
 			into_queue_pair(hca, one->qp, packet);
 }
 
-/* Whether a message to one port is to this one. */
-static bool is_mine(struct softib_hca *hca, const struct softib_packet *packet)
-{
-	struct softib_port *port = &hca->port[1];
-
-	if (packet->dlid != SOFTIB_PERMISSIVE &&
-	    (packet->dlid & softib_lid_mask(port)) != (softib_lid(port) & softib_lid_mask(port)))
-		return false;
-	return !packet->has_grh ||
-		(packet->grh.dgid.global.interface_id == cpu_to_be64(hca->node.guid + 1) &&
-		 (packet->grh.dgid.global.subnet_prefix == port->info.gid_prefix ||
-		  packet->grh.dgid.global.subnet_prefix == cpu_to_be64(0xfe80000000000000ULL)));
-}
-
 /* Called under RCU, without locks. */
 void softib_receive(struct softib_hca *hca, struct softib_packet *packet)
 {
@@ -163,7 +109,7 @@ void softib_receive(struct softib_hca *hca, struct softib_packet *packet)
 		into_group(hca, packet);
 		return;
 	}
-	if (!is_mine(hca, packet))
+	if (!softib_is_mine(hca, packet))
 		return;
 	qp = rvt_lookup_qpn(&hca->rdi, &hca->rvp, packet->dest_qpn);
 	if (qp)

@@ -1,127 +1,84 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-/* The send queue: each message becomes a packet, which is carried to where it arrives before the send is complete. */
+/* The send engine: takes work requests off the send queue and sends each; here by UD, in one packet. */
 #include <linux/slab.h>
 
 #include "softib.h"
 
-struct softib_packet *softib_packet_alloc(u32 length)
-{
-	struct softib_packet *packet = kzalloc(struct_size(packet, payload, length), GFP_ATOMIC);
-
-	if (packet)
-		packet->length = length;
-	return packet;
-}
-
-static void gather(struct rvt_swqe *wqe, u8 *to)
+static struct softib_packet *make_packet(struct softib_hca *hca, struct rvt_qp *qp, struct rvt_swqe *wqe)
 {
 	struct rvt_sge_state from = {
 		.sge = wqe->sg_list[0], .sg_list = wqe->sg_list + 1, .num_sge = wqe->wr.num_sge
 	};
-	u32 left = wqe->length;
-
-	while (left) {
-		u32 length = rvt_get_sge_length(&from.sge, left);
-
-		if (WARN_ON_ONCE(!length))
-			return;
-		memcpy(to, from.sge.vaddr, length);
-		rvt_update_sge(&from, length, false);
-		to += length;
-		left -= length;
-	}
-}
-
-static void fill_grh(struct softib_hca *hca, struct softib_packet *packet, struct rdma_ah_attr *to)
-{
-	const struct ib_global_route *route = rdma_ah_read_grh(to);
-	/* BTH, DETH, the immediate, padding, the invariant CRC */
-	u32 length = 12 + 8 + 4 * packet->has_imm + ALIGN(packet->length, 4) + 4;
-
-	packet->has_grh = true;
-	packet->grh.version_tclass_flow =
-		cpu_to_be32(IB_GRH_VERSION << IB_GRH_VERSION_SHIFT | route->traffic_class << IB_GRH_TCLASS_SHIFT |
-			    (route->flow_label & IB_GRH_FLOW_MASK));
-	packet->grh.paylen = cpu_to_be16(length);
-	packet->grh.next_hdr = IB_GRH_NEXT_HDR;
-	packet->grh.hop_limit = route->hop_limit;
-	packet->grh.sgid.global.subnet_prefix = hca->port[1].info.gid_prefix;
-	packet->grh.sgid.global.interface_id = cpu_to_be64(hca->node.guid + 1);
-	packet->grh.dgid = route->dgid;
-}
-
-static struct softib_packet *make_packet(struct softib_hca *hca, struct rvt_qp *qp, struct rvt_swqe *wqe)
-{
 	struct rdma_ah_attr *to = rvt_get_swqe_ah_attr(wqe);
 	struct softib_packet *packet = softib_packet_alloc(wqe->length);
-	struct softib_port *port = &hca->port[1];
 	bool smi = qp->ibqp.qp_type == IB_QPT_SMI, gsi = qp->ibqp.qp_type == IB_QPT_GSI;
 	u32 qkey = rvt_get_swqe_remote_qkey(wqe);
 
 	if (!packet)
 		return NULL;
-	packet->dlid = rdma_ah_get_dlid(to);
-	/* A directed route has no LIDs at all (IBA 14.2.1.2): the answer goes back to what is here. */
-	packet->slid = packet->dlid != SOFTIB_PERMISSIVE && softib_lid(port) ?
-		softib_lid(port) | (rdma_ah_get_path_bits(to) & (u16)~softib_lid_mask(port)) : SOFTIB_PERMISSIVE;
-	packet->sl = rdma_ah_get_sl(to);
 	packet->vl = smi ? SOFTIB_SMI_VL : 0;
 	packet->pkey = smi ? IB_DEFAULT_PKEY_FULL :
 		rvt_get_pkey(&hca->rdi, 0, gsi ? rvt_get_swqe_pkey_index(wqe) : qp->s_pkey_index);
-	packet->dest_qpn = softib_is_multicast(packet->dlid) ? SOFTIB_MCAST_QPN : rvt_get_swqe_remote_qpn(wqe);
 	packet->src_qpn = qp->ibqp.qp_num;
 	packet->qkey = qkey & 0x80000000 ? qp->qkey : qkey;	/* IBA 10.2.5 */
-	packet->psn = wqe->psn & 0xFFFFFF;
+	packet->psn = wqe->psn & SOFTIB_PSN_MASK;
 	packet->solicited = wqe->wr.send_flags & IB_SEND_SOLICITED;
 	if (wqe->wr.opcode == IB_WR_SEND_WITH_IMM) {
+		packet->opcode = IB_OPCODE_UD_SEND_ONLY_WITH_IMMEDIATE;
 		packet->has_imm = true;
 		packet->imm = wqe->wr.ex.imm_data;
+		packet->extension_length += sizeof(packet->imm);
 	}
-	if (rdma_ah_get_ah_flags(to) & IB_AH_GRH)
-		fill_grh(hca, packet, to);
-	gather(wqe, packet->payload);
+	softib_packet_address(hca, packet, to);
+	packet->dest_qpn = softib_is_multicast(packet->dlid) ? SOFTIB_MCAST_QPN : rvt_get_swqe_remote_qpn(wqe);
+	softib_gather(&from, packet->payload, wqe->length, false);
 	return packet;
 }
 
-/* From a port of an HCA, or port 0 of a switch, to every HCA that it reaches. */
-void softib_transmit(struct softib_port *from, struct softib_packet *packet)
+static int send_ud(struct softib_hca *hca, struct rvt_qp *qp, struct rvt_swqe *wqe)
 {
-	DECLARE_BITMAP(reached, SOFTIB_HCAS) = { };
-	struct softib_hca *hca;
-	unsigned long flags, i;
+	struct softib_packet *packet;
 
-	rcu_read_lock();
-	spin_lock_irqsave(&softib.lock, flags);
-	softib_carry(from, packet, reached);
-	spin_unlock_irqrestore(&softib.lock, flags);
-	for_each_set_bit(i, reached, SOFTIB_HCAS) {
-		hca = READ_ONCE(softib.hca[i]);
-		if (hca)
-			softib_receive(hca, packet);
-	}
-	rcu_read_unlock();
-}
-
-static void send_one(struct softib_hca *hca, struct rvt_qp *qp, struct rvt_swqe *wqe)
-{
-	struct softib_packet *packet = make_packet(hca, qp, wqe);
-
+	if (qp->ibqp.qp_type == IB_QPT_GSI && READ_ONCE(hca->gsi_fails))
+		return IB_WC_LOC_QP_OP_ERR;
+	packet = make_packet(hca, qp, wqe);
 	/* Without memory the message is lost, as on a wire: UD promises no more. */
 	if (!packet)
-		return;
+		return IB_WC_SUCCESS;
 	softib_transmit(&hca->port[1], packet);
 	kfree(packet);
+	return IB_WC_SUCCESS;
+}
+
+/* A message that is begun is ended even where no other may begin. The caller has s_lock. */
+static bool may_send(struct rvt_qp *qp)
+{
+	int allowed = ib_rvt_state_ops[qp->state];
+
+	return allowed & RVT_PROCESS_NEXT_SEND_OK || (qp->s_cur != qp->s_last && allowed & RVT_PROCESS_SEND_OK);
+}
+
+/* The connection is broken: what else waits is flushed. rdmavt wants both locks, r_lock first. */
+static void break_connection(struct rvt_qp *qp, unsigned long *flags)
+{
+	spin_unlock_irqrestore(&qp->s_lock, *flags);
+	spin_lock_irqsave(&qp->r_lock, *flags);
+	rvt_rc_error(qp, IB_WC_WR_FLUSH_ERR);
+	spin_unlock_irqrestore(&qp->r_lock, *flags);
+	spin_lock_irqsave(&qp->s_lock, *flags);
 }
 
 /*
- * Sends what the queue holds. Called by a post and by the work queue, without locks, from any context; one of them
- * at a time does the work (RVT_S_BUSY) and takes along what is posted meanwhile.
+ * Sends what the queue holds. Called without locks, by a post from any context, and by the work queue, which alone
+ * sends of RC queue pairs; one of them at a time does the work (RVT_S_BUSY) and takes along what is posted meanwhile.
  */
 void softib_do_send(struct rvt_qp *qp)
 {
 	struct softib_hca *hca = container_of(ib_to_rvt(qp->ibqp.device), struct softib_hca, rdi);
+	bool connected = qp->ibqp.qp_type == IB_QPT_RC;
 	struct softib_qp *priv = qp->priv;
 	unsigned long flags;
+	int status;
 
 	spin_lock_irqsave(&qp->s_lock, flags);
 	if (qp->s_flags & RVT_S_BUSY) {
@@ -129,18 +86,24 @@ void softib_do_send(struct rvt_qp *qp)
 		return;
 	}
 	qp->s_flags |= RVT_S_BUSY;
-	while (qp->s_last != smp_load_acquire(&qp->s_head)) {
+	/* A timer that ran out while its message was still looked at has taken its flag away: on it goes. */
+	while (qp->s_last != smp_load_acquire(&qp->s_head) && !(qp->s_flags & (RVT_S_TIMER | RVT_S_ANY_WAIT_SEND))) {
 		struct rvt_swqe *wqe = rvt_get_swqe_ptr(qp, qp->s_last);
 
-		if (ib_rvt_state_ops[qp->state] & RVT_PROCESS_NEXT_SEND_OK) {
-			bool fails = qp->ibqp.qp_type == IB_QPT_GSI && READ_ONCE(hca->gsi_fails);
-
-			qp->s_cur = rvt_qp_swqe_incr(qp, qp->s_last);
+		if (may_send(qp)) {
+			if (qp->s_cur == qp->s_last) {
+				qp->s_cur = rvt_qp_swqe_incr(qp, qp->s_last);
+				if (connected)
+					softib_rc_begin(qp, wqe);
+			}
 			spin_unlock_irqrestore(&qp->s_lock, flags);
-			if (!fails)
-				send_one(hca, qp, wqe);
+			status = connected ? softib_rc_send(hca, qp, wqe) : send_ud(hca, qp, wqe);
 			spin_lock_irqsave(&qp->s_lock, flags);
-			rvt_send_complete(qp, wqe, fails ? IB_WC_LOC_QP_OP_ERR : IB_WC_SUCCESS);
+			if (status == SOFTIB_WAIT)
+				continue;
+			rvt_send_complete(qp, wqe, status);
+			if (connected && status != IB_WC_SUCCESS)
+				break_connection(qp, &flags);
 		} else if (ib_rvt_state_ops[qp->state] & RVT_FLUSH_SEND) {
 			rvt_send_complete(qp, wqe, IB_WC_WR_FLUSH_ERR);
 		} else {

@@ -45,7 +45,8 @@ static __be16 node_info(struct softib_port *at, struct ib_smp *smp, bool set)
 	info->class_version = 1;
 	info->node_type = at->node->type;
 	info->num_ports = at->node->ports;
-	info->sys_guid = info->node_guid = cpu_to_be64(at->node->guid);
+	info->sys_guid = cpu_to_be64(at->node->guid);
+	info->node_guid = info->sys_guid;
 	info->port_guid = cpu_to_be64(at->node->guid + 1);
 	info->partition_cap = cpu_to_be16(SOFTIB_PKEYS);
 	info->device_id = cpu_to_be16(softib_is_switch(at->node) ? 2 : 1);
@@ -72,7 +73,9 @@ static __be16 switch_info(struct softib_port *at, struct ib_smp *smp, bool set)
 	info->multicast_cap = cpu_to_be16(softib.mlids);
 	info->linear_top = cpu_to_be16(sw->linear_top);
 	/* There is no default: what no table has is dropped. */
-	info->default_port = info->default_primary = info->default_not_primary = SOFTIB_NO_PORT;
+	info->default_port = SOFTIB_NO_PORT;
+	info->default_primary = SOFTIB_NO_PORT;
+	info->default_not_primary = SOFTIB_NO_PORT;
 	info->life_time_state_change = sw->life_time << 3 | (sw->port_state_changed ? STATE_CHANGE : 0);
 	return OK;
 }
@@ -127,7 +130,7 @@ static __be16 linear_table(struct softib_port *at, struct ib_smp *smp, bool set)
 	entries = sw->written.linear + block * SOFTIB_LFT_BLOCK;
 	if (set) {
 		memcpy(entries, smp->data, SOFTIB_LFT_BLOCK);
-		softib_switch_written(sw);
+		softib_tables_written(sw);
 	} else {
 		memcpy(smp->data, entries, SOFTIB_LFT_BLOCK);
 	}
@@ -151,7 +154,7 @@ static __be16 multicast_table(struct softib_port *at, struct ib_smp *smp, bool s
 		values[i] = cpu_to_be16(entries[i]);
 	}
 	if (set)
-		softib_switch_written(sw);
+		softib_tables_written(sw);
 	return OK;
 }
 

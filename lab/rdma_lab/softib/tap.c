@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
 /*
- * A capture of every HCA's cable as a pcapng file: LRH, GRH, BTH, DETH, immediate, payload and both CRCs, in ERF
+ * A capture of every HCA's cable as a pcapng file: headers, payload and both CRCs, in ERF
  * records, because Wireshark 4.0 does not know InfiniBand's own link type. One reader at a time, who gets what is
  * sent from the opening on. What finds no room in the ring is counted in the next packet's epb_dropcount.
  */
@@ -16,7 +16,7 @@
 
 #define ROOM BIT(20)			/* bytes; a power of 2, so that the counts of bytes wrap with it */
 #define PAYLOAD 2048
-#define MOST_PACKET (8 + 40 + 12 + 8 + 4 + PAYLOAD + 4 + 2)
+#define MOST_PACKET (SOFTIB_LRH + SOFTIB_GRH + SOFTIB_BTH + sizeof(union ib_ehdrs) + PAYLOAD + 4 + SOFTIB_VCRC)
 #define MOST_BLOCK (MOST_PACKET + 128)	/* with the ERF header, the block's own, and its options */
 
 /* draft-ietf-opsawg-pcapng: blocks, options; Endace ERF */
@@ -155,21 +155,25 @@ static void add_packet(const struct softib_packet *packet, u32 length)
 		cpu_to_be16((length - 2) / 4),
 		cpu_to_be16(packet->slid),
 	};
-	const __be32 bth_deth[] = {
-		cpu_to_be32((packet->has_imm ? IB_OPCODE_UD_SEND_ONLY_WITH_IMMEDIATE : IB_OPCODE_UD_SEND_ONLY) << 24 |
-			    (packet->solicited ? IB_BTH_SOLICITED : 0) | pad << 20 | packet->pkey),
+	bool datagram = softib_is_datagram(packet);
+	const __be32 bth[] = {
+		cpu_to_be32(packet->opcode << 24 | (packet->solicited ? IB_BTH_SOLICITED : 0) |
+			    (datagram ? 0 : IB_BTH_MIG_REQ) | pad << 20 | packet->pkey),
 		cpu_to_be32(packet->dest_qpn & IB_QPN_MASK),
-		cpu_to_be32(packet->psn),
-		cpu_to_be32(packet->qkey),
-		cpu_to_be32(packet->src_qpn & IB_QPN_MASK),
+		cpu_to_be32((packet->wants_ack ? IB_BTH_REQ_ACK : 0) | packet->psn),
 	};
+	const __be32 deth[] = { cpu_to_be32(packet->qkey), cpu_to_be32(packet->src_qpn & IB_QPN_MASK) };
 	__le32 icrc;
 	__le16 vcrc;
 
 	add(lrh, sizeof(lrh));
 	if (packet->has_grh)
 		add(&packet->grh, sizeof(packet->grh));
-	add(bth_deth, sizeof(bth_deth));
+	add(bth, sizeof(bth));
+	if (datagram)
+		add(deth, sizeof(deth));
+	else
+		add(&packet->extension, packet->extension_length - sizeof(packet->imm) * packet->has_imm);
 	if (packet->has_imm)
 		add(&packet->imm, sizeof(packet->imm));
 	add(packet->payload, packet->length);
@@ -183,7 +187,7 @@ static void add_packet(const struct softib_packet *packet, u32 length)
 /* The caller has softib.lock. */
 void softib_tap_record(const struct softib_port *at, const struct softib_packet *packet, bool inbound)
 {
-	u32 length = 8 + 40 * packet->has_grh + 20 + 4 * packet->has_imm + ALIGN(packet->length, 4) + 6;
+	u32 length = softib_wire_length(packet);
 	const __be16 lengths[] = { cpu_to_be16(16 + length), 0, cpu_to_be16(length) };
 	u64 now = ktime_get_real_ns(), seconds, stamp;
 	u8 index = at->node->index;
@@ -226,9 +230,11 @@ static int tap_open(struct inode *inode, struct file *file)
 	}
 	spin_lock_irqsave(&softib.lock, flags);
 	ring = room;
-	written = taken = 0;
+	written = 0;
+	taken = 0;
 	memset(dropped, 0, sizeof(dropped));
-	given_at = given_length = 0;
+	given_at = 0;
+	given_length = 0;
 	begin_file();
 	spin_unlock_irqrestore(&softib.lock, flags);
 	return stream_open(inode, file);
@@ -253,7 +259,7 @@ static u32 take_block(void)
 	return length;
 }
 
-/* A read gives one block, or the rest of one: a reader that takes 4 kB at a time leaves a sound file, wherever it stops. */
+/* A read gives one block, or the rest of one: whoever reads 4 kB at a time leaves a sound file, wherever it stops. */
 static ssize_t tap_read(struct file *file, char __user *to, size_t length, loff_t *at)
 {
 	ssize_t result;

@@ -79,18 +79,3 @@ void softib_trap_init(struct softib_node *node)
 {
 	INIT_DELAYED_WORK(&node->trap_work, send_trap);
 }
-
-/* The caller has softib.lock. */
-void softib_trap(struct softib_node *node, __be16 number)
-{
-	node->trap = number;
-	node->trap_tries = 0;
-	node->trap_tid++;
-	mod_delayed_work(softib.work, &node->trap_work, 0);
-}
-
-void softib_trap_repress(struct softib_node *node, __be64 tid)
-{
-	if (be64_to_cpu(tid) == node->trap_tid)
-		node->trap = 0;
-}
