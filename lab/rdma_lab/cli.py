@@ -20,6 +20,7 @@ import typer
 
 from rdma_lab import LabError, LabMachine, LabResult, apt_line, kernels
 from rdma_lab import needs as look_up_needs
+from rdma_lab.cache_key import cache_key
 from rdma_lab.driver import MAX_SWITCHES
 from rdma_lab.host import kvm_works
 from rdma_lab.machine import BOOT_TIMEOUT, MAX_PORTS, MEMORY, PORTS, Accel, FabricKind
@@ -180,6 +181,9 @@ def shell(
 @app.command()
 def check(
     context: typer.Context,
+    fabric: Annotated[
+        FabricKind | None, typer.Option(help="Show what this fabric needs alone, not what both do.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Show what the lab needs, and the line that installs the rest.
@@ -187,7 +191,7 @@ def check(
     The exit status is 1 if something is missing.
     """
     with _plain_errors(context):
-        found = look_up_needs()
+        found = look_up_needs(fabric)
         missing = [need for need in found if need.found is None]
         kvm = not any(need.boots for need in missing) and kvm_works()
         if as_json:
@@ -222,6 +226,25 @@ def fetch_kernel(
         kernel = kernels.fetch(version)
     where = kernels.fetched_dir() / kernel.version
     typer.echo(f"{kernel.version} is in {where}: rdma-lab run --kernel {version} -- ...")
+
+
+@app.command("cache-key")
+def print_cache_key(
+    context: typer.Context,
+    ports: Ports = PORTS,
+    kernel: KernelSpec = None,
+    share: Share = None,
+    memory: Memory = MEMORY,
+    fabric: FabricName = "roce",
+    switches: Switches = 1,
+) -> None:
+    """Print a name for what the lab keeps, for the cache of a CI system.
+
+    Store ~/.cache/rdma-lab under it. It changes with rdma-lab, the kernel and QEMU; give the options of run.
+    """
+    with _plain_errors(context):
+        machine = LabMachine(ports, kernel, share or (), memory, fabric=fabric, switches=switches)
+        typer.echo(cache_key(machine))
 
 
 def _version(wanted: bool) -> None:

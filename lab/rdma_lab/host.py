@@ -100,6 +100,14 @@ def _library(pattern: str) -> Callable[[], str | None]:
     return probe
 
 
+def _header(name: str) -> Callable[[], str | None]:
+    def probe() -> str | None:
+        path = Path("/usr/include", name)
+        return str(path) if path.exists() else None
+
+    return probe
+
+
 TABLE: tuple[tuple[str, str, bool, Callable[[], str | None]], ...] = (
     ("qemu-system-x86_64", "qemu-system-x86", True, _tools("qemu-system-x86_64")),
     ("a kernel with rdma_rxe", "linux-image-amd64", True, _kernel),
@@ -111,21 +119,23 @@ TABLE: tuple[tuple[str, str, bool, Callable[[], str | None]], ...] = (
     ("librdmacm", "librdmacm1", False, _library("librdmacm.so.1")),
     ("libibverbs", "libibverbs1", False, _library("libibverbs.so.1")),
     ("Soft-RoCE's verbs provider", "ibverbs-providers", False, _library("libibverbs/librxe-rdmav*.so")),
+    ("ibv_devinfo", "ibverbs-utils", False, _tools("ibv_devinfo")),
 )
 
 
 INFINIBAND: tuple[tuple[str, str, Callable[[], str | None]], ...] = (
     ("InfiniBand: make", "make", _tools("make")),
     ("InfiniBand: gcc", "gcc", _tools("gcc")),
+    ("InfiniBand: libc's headers", "libc6-dev", _header("dlfcn.h")),
     ("InfiniBand: OpenSM", "opensm", _tools("opensm")),
 )
 """What an InfiniBand fabric needs besides the headers of its kernel."""
 
 
-def needs() -> tuple[Need, ...]:
-    """Every need, looked up now."""
-    roce = (Need(name, probe(), package, boots) for name, package, boots, probe in TABLE)
-    return (*roce, _headers(), *_infiniband())
+def needs(fabric: str | None = None) -> tuple[Need, ...]:
+    """Return every need of that fabric, or of both, looked up now."""
+    common = (Need(name, probe(), package, boots) for name, package, boots, probe in TABLE)
+    return (*common, *(() if fabric == "roce" else (_headers(), *_infiniband())))
 
 
 def _infiniband() -> tuple[Need, ...]:
@@ -137,7 +147,7 @@ def apt_line(missing: Iterable[Need]) -> str:
     missing = tuple(missing)
     packages = sorted({need.package for need in missing if need.package})
     sudo = "" if os.geteuid() == 0 else "sudo "
-    apt = [f"{sudo}apt-get install -y {' '.join(packages)}"] if packages else []
+    apt = [f"{sudo}apt-get install -y --no-install-recommends {' '.join(packages)}"] if packages else []
     pip = ["pip install virtme-ng"] if any(not need.package for need in missing) else []
     return " && ".join(apt + pip)
 

@@ -212,22 +212,29 @@ def boot_image(kernel: Kernel) -> Path:
     return unpacked
 
 
+def newest(wanted: str) -> str:
+    """Return the newest kernel version of the package sources that begins with `wanted`.
+
+    Raises LabUnavailableError.
+    """
+    images = re.findall(r"^linux-image-(\d+\.\d+\.\d[^-]*(?:-\d+)?-amd64) ", _listed(), re.M)
+    versions: list[str] = [version for version in images if matches(version, wanted)]
+    if not versions:
+        raise LabUnavailableError(
+            f"the package sources have no kernel {wanted}: run apt-get update, or add the backports source"
+        )
+    return max(versions, key=_age)
+
+
 def fetch(wanted: str) -> Kernel:
     """Download Debian's newest kernel of version `wanted` from the configured sources, and unpack it.
 
     The headers for modules come along if the sources have them. Nothing is installed, and what was fetched
     before is not fetched again. Raises LabUnavailableError.
     """
-    listed = _output(["apt-cache", "search", "--names-only", "^linux-(image|headers)-[0-9].*-amd64$"])
-    versions = re.findall(r"^linux-image-(\d+\.\d+\.\d[^-]*(?:-\d+)?-amd64) ", listed, re.M)
-    versions = [version for version in versions if matches(version, wanted)]
-    if not versions:
-        raise LabUnavailableError(
-            f"the package sources have no kernel {wanted}: run apt-get update, or add the backports source"
-        )
-    version = max(versions, key=_age)
+    version = newest(wanted)
     target = fetched_dir() / version
-    headers = _with_parts(f"linux-headers-{version}") if f"linux-headers-{version} " in listed else []
+    headers = _with_parts(f"linux-headers-{version}") if f"linux-headers-{version} " in _listed() else []
     if target.exists() and (not headers or headers_of(version, target)):
         return find(str(target))
     partial = target.with_name(f".{version}.{os.getpid()}")
@@ -251,6 +258,11 @@ def fetch(wanted: str) -> Kernel:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return find(str(target))
+
+
+def _listed() -> str:
+    """Return a line for each package of a kernel, or of its headers, in the configured sources."""
+    return _output(["apt-cache", "search", "--names-only", "^linux-(image|headers)-[0-9].*-amd64$"])
 
 
 def headers_of(version: str, root: Path) -> Path | None:

@@ -35,7 +35,8 @@ def test_one_line_installs_all_that_is_missing() -> None:
     missing = [need for need in host.needs() if need.boots]
     assert all(need.found is None for need in missing)
     sudo = "" if os.geteuid() == 0 else "sudo "
-    assert host.apt_line(missing) == f"{sudo}apt-get install -y {' '.join(PACKAGES)} && pip install virtme-ng"
+    install = f"{sudo}apt-get install -y --no-install-recommends {' '.join(PACKAGES)}"
+    assert host.apt_line(missing) == f"{install} && pip install virtme-ng"
 
 
 def test_no_line_when_nothing_is_missing() -> None:
@@ -45,7 +46,7 @@ def test_no_line_when_nothing_is_missing() -> None:
 @pytest.mark.usefixtures("bare")
 def test_a_boot_is_refused_with_that_line() -> None:
     with pytest.raises(
-        LabUnavailableError, match=r"qemu-system-x86_64.*: .*apt-get install -y busybox-static"
+        LabUnavailableError, match=r"qemu-system-x86_64.*: .*apt-get install -y \S+ busybox-static"
     ):
         host.require()
 
@@ -71,6 +72,17 @@ def test_check_lists_it_and_exits_1() -> None:
     assert all(package in told["fix"] for package in PACKAGES)
 
 
+@pytest.mark.usefixtures("bare")
+def test_check_of_one_fabric_asks_for_no_other() -> None:
+    def packages(*options: str) -> set[str]:
+        told = json.loads(CliRunner().invoke(app, ["check", "--json", *options]).stdout)
+        return {need["package"] for need in told["needs"]}
+
+    of_infiniband = {"gcc", "libc6-dev", "make", "opensm", "linux-headers-amd64"}
+    assert packages("--fabric", "infiniband") == packages()
+    assert packages() - packages("--fabric", "roce") == of_infiniband
+
+
 def test_check_is_content_here() -> None:
     done = CliRunner().invoke(app, ["check"])
     assert done.exit_code == 0, done.stdout
@@ -79,7 +91,7 @@ def test_check_is_content_here() -> None:
 
 def test_check_fits_80_columns_whatever_the_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [host.Need("libibverbs", f"/{'x' * size}", "", False) for size in (41, 42, 69)]
-    monkeypatch.setattr(cli, "look_up_needs", lambda: found)
+    monkeypatch.setattr(cli, "look_up_needs", lambda _: found)
     monkeypatch.setattr(cli, "kvm_works", lambda: False)
     lines = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["check"]).stdout.splitlines()
     assert [len(line) for line in lines[:5]] == [80, 19, 9 + 43, 19, 9 + 70]
