@@ -111,6 +111,28 @@ def test_a_sigterm_ends_all_and_leaves_nothing(tmp_path: Path, program: Program)
     assert not Path(f"/proc/{pid}").exists()
 
 
+def test_a_command_takes_the_place_of_make(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Debian has neither Python nor make, as the containers of Debian have neither."""
+    runs: list[object] = []
+
+    def run(*given: object) -> int:
+        runs.append(given)
+        return 0
+
+    monkeypatch.setattr(script, "run", run)
+    monkeypatch.setattr(script.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(script.shutil, "which", lambda _: "/usr/bin/mmdebstrap")
+    monkeypatch.setattr(script.signal, "signal", lambda *_: None)
+    for words in (["bookworm"], ["trixie", "lint"], ["bookworm", "--", "ls", "-l"]):
+        script.main(words)
+    with_make = ("ca-certificates", "python3", "make")
+    assert runs == [
+        ("bookworm", with_make, ["make", "demo", "test"]),
+        ("trixie", with_make, ["make", "lint"]),
+        ("bookworm", ("ca-certificates",), ["ls", "-l"]),
+    ]
+
+
 def test_without_a_release_it_says_how(program: Program) -> None:
     done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "")
