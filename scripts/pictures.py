@@ -155,6 +155,102 @@ def _draw(place: Place, x: float, y: float, width: float) -> tuple[float, list[s
     return height, [box(x, y, width, height, place.dashed), *parts]
 
 
+# --- the lab ------------------------------------------------------------------------------------
+
+
+class Passage(NamedTuple):
+    """What passes between this machine and a guest of the lab: what is here, by which way, what is there."""
+
+    here: Sequence[str]
+    way: Sequence[str]
+    ends: str
+    """Where the arrow has heads: "<", ">" or both."""
+    there: Sequence[str]
+
+
+PASSAGES = (
+    Passage(
+        ["a kernel", "of /boot, or fetched from the", "distribution; unpacked once"],
+        ["QEMU", "starts it"],
+        ">",
+        ["the kernel runs", "emulated, or by KVM", "where KVM works"],
+    ),
+    Passage(
+        ["an initramfs, made anew", "busybox, ip, rdma,", "the kernel's own modules"],
+        ["in its", "memory"],
+        ">",
+        ["guest.sh is init", "makes bridge, ports and", "Soft-RoCE devices; waits"],
+    ),
+    Passage(
+        ["~/.cache/rdma-lab/guests", "the guest as it waits,", "if it is emulated"],
+        ["kept;", "later resumed"],
+        "<>",
+        ["the guest goes on", "with the time of now, and", "random numbers of its own"],
+    ),
+    Passage(
+        ["the files of this machine", "as they are"],
+        ["9p,", "only read"],
+        ">",
+        ["an overlay on them", "what is written stays in", "the guest's memory"],
+    ),
+    Passage(["directories of --share"], ["9p"], "<>", ["the same directories", "written through"]),
+    Passage(
+        ["softib.ko", "built once for the kernel,", "from this package's sources"],
+        ["InfiniBand", "alone"],
+        ">",
+        ["HCAs and switches", "OpenSM, then IPoIB: ready", "when each port is active"],
+    ),
+    Passage(
+        ["rdma-lab run", "its output, its exit status,", "its limits in time"],
+        ["virtio ports", "out, err, ctl"],
+        "<",
+        ["your command", "in the same directory, with", "the same environment"],
+    ),
+    Passage(
+        ["its last lines", "are in the error, if", "the guest panics"],
+        ["serial line"],
+        "<",
+        ["the kernel's log", "an oops is a panic, and", "ends the run"],
+    ),
+)
+
+
+def lab_run(_: str) -> str:
+    """A run of the lab, from top to bottom: what passes between this machine and the guest."""
+    side, way = 270, WIDTH - 2 * 270
+    parts = [
+        text(PAD, 14, "this machine", "bold"),
+        text(side + way + PAD, 14, "the guest, in QEMU", "bold"),
+    ]
+    y = 24.0
+    for here, words, ends, there in PASSAGES:
+        tall = max(len(here), len(there)) * LINE + PAD
+        for x, lines in ((0.5, here), (side + way - 0.5, there)):
+            parts.append(box(x, y, side, tall))
+            parts += [
+                text(x + PAD, y + LINE * (line + 1), one, "" if line else "bold")
+                for line, one in enumerate(lines)
+            ]
+        middle = y + tall / 2
+        parts.append(arrow(side + 8, side + way - 8, middle, ends))
+        above, *below = words
+        parts.append(text(WIDTH / 2, middle - 6, above, anchor="middle"))
+        parts += [text(WIDTH / 2, middle + LINE, one, anchor="middle") for one in below]
+        y += tall + _GAP
+    return svg(y, "A run of the lab", parts)
+
+
+def arrow(left: float, right: float, y: float, ends: str) -> str:
+    """A level line with a head at the left ("<"), at the right (">"), or at both."""
+    heads = [(left, 7)] if "<" in ends else []
+    heads += [(right, -7)] if ">" in ends else []
+    shape = "".join(f"M{x + by:g} {y - 4:g}L{x:g} {y:g}L{x + by:g} {y + 4:g}" for x, by in heads)
+    return (
+        f'<path d="M{left:g} {y:g}H{right:g}{shape}" fill="none" stroke="currentColor" '
+        f'stroke-opacity="0.7" stroke-width="1.2"/>'
+    )
+
+
 def lab(kind: str) -> str:
     """What a guest of the lab consists of; `kind` is roce or infiniband."""
     from rdma_lab.machine import PORTS
