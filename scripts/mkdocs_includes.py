@@ -15,6 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import yaml
+
 ROOT = Path(__file__).parents[1]
 INCLUDE = re.compile(r"^<!-- include: (\w+) ?(.*?) -->$", re.M)
 
@@ -104,6 +106,16 @@ def help_of(words: str) -> str:
     if done.exit_code:
         raise ValueError(f"mcast {' '.join(arguments)}: status {done.exit_code}")
     return f"```text\n{done.output.strip()}\n```"
+
+
+def action_inputs(_: str) -> str:
+    """The inputs of the lab's GitHub action."""
+    inputs = yaml.safe_load((ROOT / "lab" / "action.yml").read_text("utf-8"))["inputs"]
+    rows = [
+        (f"`{name}`", one["description"], f"`{one['default']}`" if one.get("default") else "")
+        for name, one in inputs.items()
+    ]
+    return table(("input", "what it is", "default"), rows)
 
 
 def picture(words: str) -> str:
@@ -340,6 +352,7 @@ INCLUDES: dict[str, Callable[[str], str]] = {
         help_of,
         statuses,
         picture,
+        action_inputs,
         scenario,
         faults,
         errors,

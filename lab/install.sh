@@ -1,0 +1,33 @@
+#!/bin/sh
+# Install the rdma-lab of this folder into a virtual environment, and by apt what it needs. Run again, it installs what
+# is missing. action.yml and Containerfile run it.
+# usage: install.sh VENV [roce|infiniband]        (without a fabric: for both)
+set -eu
+
+venv=$1 fabric=${2:-}
+here=$(cd "$(dirname "$0")" && pwd)
+export DEBIAN_FRONTEND=noninteractive PIP_DISABLE_PIP_VERSION_CHECK=1
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
+
+fail() {
+    echo "rdma-lab: $1 failed: the lab needs Debian 12 or 13, or a container of it, such as debian:12" >&2
+    exit 1
+}
+
+if ! python3 -c 'import ensurepip, venv' 2>/dev/null; then
+    as_root apt-get update -q || fail "apt-get update"
+    as_root apt-get install -qy --no-install-recommends python3-venv ca-certificates || fail "apt-get install"
+fi
+if [ ! -x "$venv/bin/rdma-lab" ]; then
+    python3 -m venv "$venv"
+    "$venv/bin/pip" install -q "$here"
+fi
+
+status=0
+"$venv/bin/rdma-lab" check ${fabric:+--fabric "$fabric"} --json >"$venv/check.json" || status=$?
+[ "$status" -le 1 ] || exit "$status" # 1: something is missing
+line=$("$venv/bin/python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["fix"])' "$venv/check.json")
+if [ -n "$line" ]; then
+    as_root apt-get update -q || fail "apt-get update"
+    sh -c "$line" || fail "$line"
+fi
