@@ -97,7 +97,7 @@ def attach(
     try:
         backend = ServedBackend(path, "free" if host is None else host, address, seconds)
     except McastError as error:
-        raise unavailable(error.detail, _CURES.get(error.errno, _CURES[ENODEV])) from None
+        raise unavailable(error.detail, _CURES.get(error.errno or ENODEV, _CURES[ENODEV])) from None
     except PermissionError as error:
         fix = "run as the user who serves it, or serve it with --group"
         raise BackendUnavailable(name, UnavailableReason.NO_PERMISSION, str(error), fix) from None
