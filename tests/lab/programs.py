@@ -137,7 +137,7 @@ PROGRAMS: tuple[Program, ...] = (
         core=ROCE,
     ),
     _both_ends("ib_write_bw", "perftest", "{x} -F -n 100 -s 4096", r"\n 4096 +100 ", PERF, 100),
-    _both_ends("ib_send_lat", "perftest", "{x} -e -F -n 100", r"\n 2 +100 ", PERF, 100),
+    _both_ends("ib_send_lat", "perftest", "{x} -F -n 100", r"\n 2 +100 ", PERF, 100),
     _both_ends(
         "ib_send_bw -c UD",
         "perftest",
@@ -164,6 +164,7 @@ PROGRAMS: tuple[Program, ...] = (
         "libfabric-bin",
         "env FI_PROVIDER=verbs fi_pingpong -p verbs -e msg -I 20 -S 1024 {server}",
         r"1k +20 ",
+        ROCE,  # its client chooses the device of the server's address, and an HCA's counters leave out its own
         server="env FI_PROVIDER=verbs fi_pingpong -p verbs -e msg -I 20 -S 1024 -d {b}",
         ready=FI_PORT,
         packets=20,
@@ -174,7 +175,7 @@ PROGRAMS: tuple[Program, ...] = (
             "openmpi-bin",
             f"{MPI.replace('{tls}', tls)} -n 1 -x UCX_NET_DEVICES={{a}}:1 {ranks} :"
             f" -n 1 -x UCX_NET_DEVICES={{b}}:1 {ranks}",
-            r"\n1024 ",
+            r"\n +1024 ",
             packets=100,
         )
         for ranks in ("{python} -m mpi4py.bench pingpong --min-size 1024 --max-size 1024 --skip 5 --loop 50",)
@@ -185,6 +186,7 @@ PROGRAMS: tuple[Program, ...] = (
         "qperf",
         "qperf {server} -cm1 -t 1 rc_lat",
         r"latency +=",
+        ROCE,  # as fi_pingpong
         server="qperf -lp 19765",
         ready=QPERF_PORT,
         packets=10,
