@@ -164,7 +164,7 @@ PROGRAMS: tuple[Program, ...] = (
         "libfabric-bin",
         "env FI_PROVIDER=verbs fi_pingpong -p verbs -e msg -I 20 -S 1024 {server}",
         r"1k +20 ",
-        ROCE,  # its client chooses the device of the server's address, and an HCA's counters leave out its own
+        ROCE,  # its client takes the device of the server's address, and an HCA does not count for itself
         server="env FI_PROVIDER=verbs fi_pingpong -p verbs -e msg -I 20 -S 1024 -d {b}",
         ready=FI_PORT,
         packets=20,
