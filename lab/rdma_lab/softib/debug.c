@@ -5,7 +5,8 @@
  *             "softib2 down" and "softib2 up" disable and enable one end
  *   hcas      "softib2 remove" unregisters that HCA, which takes until every process has closed it; "softib2 add" makes
  *             it anew, "softib2 unicast" without multicast. Shown: each HCA, "here" or "gone"
- *   drop      "softib2 10" loses every tenth message that arrives there; 0 ends that. Shown: port, its state, number
+ *   drop      "softib2 10" loses every tenth message that arrives there, "softib2 3/10" three of ten; 0 ends that. Shown:
+ *             port, its state, and how many of how many
  *   gsi       "softib2 fail": what that HCA sends from QP 1 ends in an error; "softib2 send" ends that. Shown: each HCA
  *   tables    "switch1 500": what the subnet manager writes into that switch's forwarding tables takes effect 500 ms
  *             after the last write; "switch1 hold": not before "switch1 0". Shown: each switch, and its delay
@@ -22,6 +23,7 @@
 
 #define LINE 64
 #define WORD 16
+#define MOST_DROP_OF 1000000
 #define MOST_DELAY_MS (60 * 60 * 1000)
 
 static struct dentry *folder;
@@ -63,11 +65,20 @@ static int change_links(const char *who, const char *what)
 static int change_drop(const char *who, const char *what)
 {
 	struct softib_port *port = port_named(who);
-	u32 every;
+	u32 drop, of;
+	char more;
 
-	if (!port || kstrtou32(what, 10, &every))
+	if (sscanf(what, "%u/%u%c", &drop, &of, &more) != 2) {
+		if (kstrtou32(what, 10, &of))
+			return -EINVAL;
+		drop = of > 0;		/* one of so many; or none */
+	} else if (!of) {
 		return -EINVAL;
-	port->drop_every = every;
+	}
+	if (!port || drop > of || of > MOST_DROP_OF)
+		return -EINVAL;
+	port->drop = drop;
+	port->drop_of = of;
 	port->received = 0;
 	return 0;
 }
@@ -199,10 +210,10 @@ static int links_show(struct seq_file *file, void *unused)
 
 static void show_drop(struct seq_file *file, const struct softib_port *port)
 {
-	if (!port->drop_every)
+	if (!port->drop)
 		return;
 	show_port(file, port);
-	seq_printf(file, " %u\n", port->drop_every);
+	seq_printf(file, " %u/%u\n", port->drop, port->drop_of);
 }
 
 static int drop_show(struct seq_file *file, void *unused)

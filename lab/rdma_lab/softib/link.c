@@ -171,7 +171,9 @@ struct softib_port *softib_cross(struct softib_port *out, struct softib_packet *
 		softib_tap_record(out, packet, false);
 	if (!usable(in, packet))
 		return NULL;
-	if (in->drop_every && ++in->received % in->drop_every == 0) {
+	in->received += in->drop;
+	if (in->drop && in->received >= in->drop_of) {
+		in->received -= in->drop_of;
 		in->counters.rcv_errors++;
 		return NULL;
 	}

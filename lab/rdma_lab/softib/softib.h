@@ -99,7 +99,7 @@ struct softib_port {
 	struct softib_node *node;
 	u8 number;
 	bool unplugged;			/* a fault: no cable at this end, or at the other */
-	u32 drop_every, received;	/* a fault: of so many messages that arrive, one is lost */
+	u32 drop, drop_of, received;	/* a fault: of drop_of messages that arrive, drop are lost, evenly spread */
 	struct softib_port *peer;	/* the cable's other end; NULL where there is no cable */
 	struct ib_port_info info;	/* as the subnet manager reads it, but for what hca.c knows better */
 	u16 pkeys[SOFTIB_PKEYS];

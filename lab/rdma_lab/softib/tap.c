@@ -2,7 +2,8 @@
 /*
  * A capture of every HCA's cable as a pcapng file: headers, payload and both CRCs, in ERF
  * records, because Wireshark 4.0 does not know InfiniBand's own link type. One reader at a time, who gets what is
- * sent from the opening on. What finds no room in the ring is counted in the next packet's epb_dropcount.
+ * sent from the opening on. What finds no room in the ring is counted in the next packet's epb_dropcount; and in
+ * statistics of the interface, when the reader has emptied the ring, because there may be no next packet.
  */
 #include <linux/crc32.h>
 #include <linux/module.h>
@@ -22,12 +23,13 @@
 /* draft-ietf-opsawg-pcapng: blocks, options; Endace ERF */
 #define SECTION 0x0A0D0D0A
 #define INTERFACE 1
+#define STATISTICS 5
 #define PACKET 6
 #define LINKTYPE_ERF 197
 #define ERF_INFINIBAND 21
 #define ERF_VARYING_LENGTH 4
 #define NANOSECONDS 9
-enum { END, NAME = 2, FLAGS = 2, DROPPED = 4, RESOLUTION = 9 };
+enum { END, NAME = 2, FLAGS = 2, DROPPED = 4, ALL_DROPPED = 5, RESOLUTION = 9 };
 
 static unsigned long taken_by;		/* bit 0: there is a reader */
 static DECLARE_WAIT_QUEUE_HEAD(more);
@@ -40,7 +42,8 @@ static u32 given_at, given_length;
 /* Under softib.lock: */
 static u8 *ring;			/* NULL while nobody reads */
 static u32 written, taken;
-static u64 dropped[SOFTIB_HCAS];
+static u64 dropped[SOFTIB_HCAS];	/* since the last packet that had room */
+static u64 all_dropped[SOFTIB_HCAS], shown_dropped[SOFTIB_HCAS];
 static u8 block[MOST_BLOCK];		/* the one that is made */
 static u32 block_length;
 
@@ -213,6 +216,25 @@ void softib_tap_record(const struct softib_port *at, const struct softib_packet 
 		wake_up(&more);
 	} else {
 		dropped[index]++;
+		all_dropped[index]++;
+	}
+}
+
+/* Statistics of each interface that has dropped more than the reader knows of. The caller has softib.lock. */
+static void add_statistics(void)
+{
+	u64 now = ktime_get_real_ns();
+	unsigned int i;
+
+	for (i = 0; i < softib.hcas; i++) {
+		if (shown_dropped[i] == all_dropped[i])
+			continue;
+		begin_block(STATISTICS);
+		add((u32[]){ i, now >> 32, now }, 12);
+		add_option(ALL_DROPPED, &all_dropped[i], sizeof(all_dropped[i]));
+		add_option(END, NULL, 0);
+		end_block();
+		shown_dropped[i] = all_dropped[i];
 	}
 }
 
@@ -233,6 +255,8 @@ static int tap_open(struct inode *inode, struct file *file)
 	written = 0;
 	taken = 0;
 	memset(dropped, 0, sizeof(dropped));
+	memset(all_dropped, 0, sizeof(all_dropped));
+	memset(shown_dropped, 0, sizeof(shown_dropped));
 	given_at = 0;
 	given_length = 0;
 	begin_file();
@@ -254,6 +278,8 @@ static u32 take_block(void)
 		memcpy(given, ring + taken % ROOM, first);
 		memcpy(given + first, ring, length - first);
 		taken += length;
+		if (written == taken)
+			add_statistics();
 	}
 	spin_unlock_irqrestore(&softib.lock, flags);
 	return length;
