@@ -14,16 +14,19 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, BinaryIO, NoReturn
 
 import typer
 
-from rdma_lab import LabError, LabMachine, LabResult, apt_line, kernels
+from rdma_lab import LabError, LabMachine, LabResult, apt_line, faults, kernels
 from rdma_lab import needs as look_up_needs
 from rdma_lab.cache_key import cache_key
+from rdma_lab.control import connect
 from rdma_lab.driver import MAX_SWITCHES
+from rdma_lab.errors import FaultError
 from rdma_lab.host import kvm_works
 from rdma_lab.machine import BOOT_TIMEOUT, MAX_PORTS, MEMORY, PORTS, Accel, FabricKind
+from rdma_lab.tap import Tally, Tap, until_signalled
 
 FAILED, INTERRUPTED, UNREAD = 1, 128 + signal.SIGINT, 128 + signal.SIGPIPE
 """Exit statuses of the command itself; those of the lab are in `rdma_lab.errors`."""
@@ -247,6 +250,119 @@ def print_cache_key(
         typer.echo(cache_key(machine))
 
 
+GuestName = Annotated[
+    str | None, typer.Option("--guest", metavar="NAME", help="Which guest, where several are running.")
+]
+
+
+@app.command("break")
+def break_fabric(
+    context: typer.Context,
+    what: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FAULT", help="What to break, as above.", show_default=False),
+    ] = None,
+    guest: GuestName = None,
+    undo: Annotated[bool, typer.Option("--undo", help="Undo that fault, or, without one, all.")] = False,
+    seconds: Annotated[
+        float | None,
+        typer.Option(
+            "--for", parser=_seconds, metavar="SECONDS", help="Undo it after this time, or at Ctrl-C."
+        ),
+    ] = None,
+) -> None:
+    """Break the fabric of a running guest, from another terminal.
+
+    Without a FAULT, show what there is to break, and its state. A FAULT is one of:
+
+    \b
+    cable NAME...        take the cable out of a port
+    port NAME...         disable a port
+    device NAME...       remove a device
+    loss P [NAME...]     lose messages that arrive at ports: 0.1, 10%
+    sm stop              stop OpenSM
+    sm restart           stop OpenSM and start it again
+    sm failover          start a standby, and kill the master
+    """
+    words = what or []
+    with _plain_errors(context, "interrupted"):
+        if seconds is not None and (undo or not words or (words[0] == "sm" and words[1:] != ["stop"])):
+            raise FaultError("--for undoes a fault later: give it with cable, port, device, loss or sm stop")
+        with connect(guest) as running:
+            now = faults.status(running)
+            done = faults.changes(words, now, undo=undo) if words or undo else []
+            undone = [faults.opposite(change) for change in done] if seconds is not None else []
+            after = " ; ".join(faults.script(running.about, *change) for change in undone) or None
+            for change in done:
+                said = running.run(faults.script(running.about, *change), after=after)
+                after = None
+                if said.strip():
+                    _say(context, said.strip())
+            typer.echo(faults.status(running).table())
+            if seconds is None:
+                return
+            sys.stdout.flush()
+            try:
+                running.wait_for_end(seconds)
+            except KeyboardInterrupt:
+                _say(context, "interrupted; the fault is undone")
+                raise typer.Exit(INTERRUPTED) from None
+
+
+@app.command()
+def tap(
+    context: typer.Context,
+    write: Annotated[
+        Path | None, typer.Option("--write", "-w", metavar="FILE", help="Write to FILE, not to stdout.")
+    ] = None,
+    count: Annotated[
+        int | None, typer.Option("--count", "-c", parser=_whole, metavar="N", help="End after N packets.")
+    ] = None,
+    guest: GuestName = None,
+) -> None:
+    """Capture the packets of a running guest's fabric, as pcapng.
+
+    A packet is seen at each device that sends or receives it. Ctrl-C ends the capture, and the guest goes on.
+    Live: rdma-lab tap | wireshark -k -i -
+    """
+    if write is None and sys.stdout.isatty():
+        raise typer.BadParameter("a capture is no text: give -w FILE, or pipe it to `wireshark -k -i -`")
+    if count == 0:
+        raise typer.BadParameter("-c 0: give the number of packets to capture, 1 or more")
+    tally, status = Tally(limit=count), 0
+    with _plain_errors(context, "interrupted"), connect(guest) as running, _opened(write) as file:
+        capture = Tap(running)
+        try:
+            with until_signalled() as signalled:
+                _say(context, f"capturing the fabric of {running.about.name}; Ctrl-C ends it")
+                capture.copy(file, tally, signalled)
+        except BrokenPipeError:  # Wireshark was closed
+            _forget_stdout()
+            status = UNREAD
+        except KeyboardInterrupt:
+            status = INTERRUPTED
+        finally:
+            plural = "" if tally.packets == 1 else "s"
+            lost = f"{tally.lost} lost, because the reader was slow" if tally.lost else "none lost"
+            _say(context, f"{tally.packets} packet{plural} captured, {lost}")
+    raise typer.Exit(status)
+
+
+@contextmanager
+def _opened(path: Path | None) -> Iterator[BinaryIO]:
+    """The file to write to, without a buffer; stdout without a path. Raises FaultError."""
+    if path is None:
+        with open(sys.stdout.fileno(), "wb", buffering=0, closefd=False) as file:
+            yield file
+        return
+    try:
+        opened = path.open("wb", buffering=0)
+    except OSError as error:
+        raise FaultError(f"{path} cannot be written: {error.strerror}") from None
+    with opened as file:
+        yield file
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"rdma-lab {version_of('rdma-lab')}")
@@ -272,7 +388,9 @@ def _leave(context: typer.Context, result: LabResult, verbose: bool) -> NoReturn
 
 
 @contextmanager
-def _plain_errors(context: typer.Context) -> Iterator[None]:
+def _plain_errors(
+    context: typer.Context, interrupted: str = "interrupted; the guest is stopped"
+) -> Iterator[None]:
     """One sentence and the exit code of the error; a signal that ends us ends the guest first."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup(1) has SIGHUP
@@ -283,7 +401,7 @@ def _plain_errors(context: typer.Context) -> Iterator[None]:
         _say(context, str(error))
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
-        _say(context, "interrupted; the guest is stopped")
+        _say(context, interrupted)
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:  # nobody reads our output any more
         _forget_stdout()

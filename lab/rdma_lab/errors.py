@@ -12,6 +12,7 @@ class LabError(Exception):
       GuestStoppedError         125  the guest or QEMU ended before the command did
       LabTimeoutError           124  also a TimeoutError: not ready, or the command not done, in time
       CommandNotFoundError      127  also a FileNotFoundError: found before anything is booted
+      FaultError                  2  no such thing to break in a running guest
     """
 
     exit_code: ClassVar[int] = 125
@@ -49,3 +50,9 @@ class CommandNotFoundError(LabError, FileNotFoundError):
     """The command is not on the PATH; the guest has the same files, so nothing was booted."""
 
     exit_code = 127
+
+
+class FaultError(LabError):
+    """There is no such thing to break in the running guest; the message names what there is."""
+
+    exit_code = 2

@@ -5,10 +5,12 @@
 # then, and be resumed for other runs. virtme-ng's initramfs holds it, with these files added:
 #   /lab/settings  PORTS=, MODULES=      /lab/modules  what to insmod      /lab/bin, /lab/lib  ip and rdma
 # The host shares a directory, mounted on /run/rdma-lab, with these files:
-#   settings  MODULES_DIR=, TTY=    shares  directories to share, one a line    command  becomes the command
+#   settings  MODULES_DIR=, TTY=, MAX_SCRIPT_SECONDS=    shares  directories to share, one a line    command  becomes the command
 #   fabric    where it is there, a script for the copy-on-write view that makes another fabric
 # and uses the virtio ports lab.out, lab.err, and lab.ctl:
-#   from here  standing [keep] | ready | exit N | fail WHY      from the host  go SECONDS | wake SECONDS
+#   from here  standing [keep] | ready | exit N | fail WHY
+# and lab.go, where the host says once "go SECONDS" or "wake SECONDS", and from then on "ID SCRIPT", each of which
+# serve answers with "ID BASE64" there; and lab.tap, where capture.py writes packets (see control.py for both).
 
 /bin/busybox --install -s /bin
 export PATH=/bin
@@ -65,13 +67,23 @@ share() { # tag, directory, options
     mount -t 9p -o "trans=virtio,version=9p2000.L,msize=512000,$3" "$1" "$2"
 }
 
+serve() { # runs what other processes of the host's user ask for: rdma-lab break, rdma-lab tap
+    while read -r id script; do
+        answer=$({
+            timeout -s KILL "$MAX_SCRIPT_SECONDS" chroot /run/root /usr/bin/env /bin/sh -c "$script" 2>&1 </dev/null 4>&-
+            printf '\n%d\n' $?
+        } | base64 -w 0)
+        echo "$id $answer" >&4
+    done <&4
+}
+
 ours() { # one of the tools that came along
     LD_LIBRARY_PATH=/lab/lib "/lab/bin/$1" "$2" "$3"
 }
 
 . /modules/load_all.sh
 . /lab/settings
-exec 3>"$(port lab.ctl)"
+exec 3>"$(port lab.ctl)" 4<>"$(port lab.go)" # for good: a port that is closed forgets what the host has written
 for module in $MODULES; do
     insmod "$module" || fail "the module $module cannot be loaded"
 done
@@ -111,7 +123,7 @@ head -c 1 /dev/random >/dev/null
 set -- /sys/bus/*/drivers/vmgenid/*:00
 if [ -d "$1" ]; then echo "standing keep" >&3; else echo standing >&3; fi
 
-read -r how now <"$(port lab.go)"
+read -r how now <&4
 date -s "@$now" >/dev/null || fail "the clock cannot be set"
 tries=0
 while [ "$how" = wake ] && ! dmesg | grep -q "reseeded due to virtual machine fork"; do
@@ -155,12 +167,15 @@ if [ -e /run/rdma-lab/fabric ]; then
     why=$(chroot /run/root /usr/bin/env /bin/sh /run/rdma-lab/fabric 2>&1) || fail "${why##*
 }"
 fi
+mkdir -p /dev/virtio-ports # as udev names them
+ln -s "$(port lab.tap)" /dev/virtio-ports/lab.tap
+serve 3>&- &
 echo ready >&3
 if [ -n "$TTY" ]; then
-    chroot /run/root /usr/bin/env setsid -c /bin/sh /run/rdma-lab/command <>/dev/ttyS0 >&0 2>&0 3>&-
+    chroot /run/root /usr/bin/env setsid -c /bin/sh /run/rdma-lab/command <>/dev/ttyS0 >&0 2>&0 3>&- 4>&-
 else
     out=$(port lab.out) err=$(port lab.err)
-    chroot /run/root /usr/bin/env /bin/sh /run/rdma-lab/command </dev/null >"$out" 2>"$err" 3>&-
+    chroot /run/root /usr/bin/env /bin/sh /run/rdma-lab/command </dev/null >"$out" 2>"$err" 3>&- 4>&-
 fi
 echo "exit $?" >&3
 stop

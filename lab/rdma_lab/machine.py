@@ -1,5 +1,6 @@
 """Boots the guest, runs one command in it, and limits every step in time."""
 
+import logging
 import os
 import re
 import selectors
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, get_args
 
 from rdma_lab import driver, host, kept, kernels
+from rdma_lab.control import MAX_SCRIPT_SECONDS, About, ControlServer
 from rdma_lab.errors import (
     CommandNotFoundError,
     GuestPanicError,
@@ -54,6 +56,8 @@ ENVIRONMENT = (
     *("MCAST_*", "RDMAV_*", "IBV_*", "?SAN_OPTIONS", "UBSAN_OPTIONS", "LD_LIBRARY_PATH", "LD_PRELOAD"),
 )
 """The variables, as shell patterns, that the command inherits. It also gets RDMA_LAB=1."""
+
+logger: logging.Logger = logging.getLogger("rdma_lab")
 
 Accel = Literal["auto", "kvm", "tcg"]
 FabricKind = Literal["roce", "infiniband"]
@@ -174,7 +178,7 @@ class LabMachine:
             "lab.err": _writer(sys.stderr.buffer if stderr is None else stderr),
         }
         limits = _Limits(self.boot_timeout, timeout, silence)
-        return self._boot(_command_script(command, cwd, env), sinks, limits, tty=False)
+        return self._boot(command, _command_script(command, cwd, env), sinks, limits, tty=False)
 
     def shell(self) -> LabResult:
         """A prompt in the guest, on this terminal; ends when the shell does (or at once with Ctrl-A X)."""
@@ -184,7 +188,7 @@ class LabMachine:
         size = shutil.get_terminal_size()
         command = ["sh", "-c", f'stty rows {size.lines} cols {size.columns}; exec "${{SHELL:-/bin/sh}}" -i']
         limits = _Limits(self.boot_timeout)
-        return self._boot(_command_script(command, Path.cwd(), env), {}, limits, tty=True)
+        return self._boot(["shell"], _command_script(command, Path.cwd(), env), {}, limits, tty=True)
 
     def _look_up(self, command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
         if not command:
@@ -196,16 +200,23 @@ class LabMachine:
             )
 
     def _boot(
-        self, script: str, sinks: Mapping[str, Callable[[bytes], None]], limits: _Limits, *, tty: bool
+        self,
+        command: Sequence[str],
+        script: str,
+        sinks: Mapping[str, Callable[[bytes], None]],
+        limits: _Limits,
+        *,
+        tty: bool,
     ) -> LabResult:
         started = time.monotonic()
         try:
-            return self._attempt(script, sinks, limits, tty, started)
+            return self._attempt(command, script, sinks, limits, tty, started)
         except _NotResumedError:
-            return replace(self, anew=True)._attempt(script, sinks, limits, tty, started)
+            return replace(self, anew=True)._attempt(command, script, sinks, limits, tty, started)
 
     def _attempt(
         self,
+        command: Sequence[str],
         script: str,
         sinks: Mapping[str, Callable[[bytes], None]],
         limits: _Limits,
@@ -226,8 +237,9 @@ class LabMachine:
                 _write(job / "fabric", driver.guest_script(kernel, self.ports, self.switches))
             _write_job(job, kernel, shares, script, tty)
             names = ("lab.ctl", *sinks)
-            pipes = {name: os.pipe() for name in (*names, "console")}
+            pipes = {name: os.pipe() for name in (*names, "lab.tap", "console")}
             ends = {name: stack.enter_context(os.fdopen(read, "rb", 0)) for name, (read, _) in pipes.items()}
+            tap = ends.pop("lab.tap")  # for the clients of the control server alone
             (go, their_go), (monitor, their_monitor) = socket.socketpair(), socket.socketpair()
             stack.enter_context(go)
             stack.enter_context(monitor)
@@ -235,7 +247,7 @@ class LabMachine:
             with ExitStack() as writing:
                 for _, write in pipes.values():
                     writing.callback(os.close, write)
-                fds = {name: pipes[name][1] for name in names}
+                fds = {name: pipes[name][1] for name in (*names, "lab.tap")}
                 lines = [writing.enter_context(line).fileno() for line in (their_go, their_monitor)]
                 argv = plan(
                     kernel,
@@ -266,9 +278,19 @@ class LabMachine:
                     kind.keep(monitor)
                 send("go")
 
+            def ready() -> None:
+                shape = (self.fabric, self.ports, self.switches)
+                about = About(
+                    f"{self.fabric}-{process.pid}", *shape, kernel.version, shlex.join(command)[:60]
+                )
+                try:
+                    stack.enter_context(ControlServer(about, go, tap.fileno()))
+                except (OSError, LabError) as error:
+                    logger.warning("no other process can break or tap this guest: %s", error)
+
             if state:
                 send("wake")
-            watch = _Watch(process, started, limits, stands)
+            watch = _Watch(process, started, limits, stands, ready)
             handlers = {name: watch.heeding(sink) for name, sink in sinks.items()}
             handlers |= {"lab.ctl": watch.control, "console": watch.hear}
             try:
@@ -307,7 +329,11 @@ def _command_script(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -
 
 
 def _write_job(job: Path, kernel: kernels.Kernel, shares: Sequence[Path], script: str, tty: bool) -> None:
-    settings = {"MODULES_DIR": str(kernel.modules), "TTY": "1" if tty else ""}
+    settings = {
+        "MODULES_DIR": str(kernel.modules),
+        "TTY": "1" if tty else "",
+        "MAX_SCRIPT_SECONDS": str(MAX_SCRIPT_SECONDS),
+    }
     files = {
         "settings": [f"{name}={shlex.quote(value)}" for name, value in settings.items()],
         "shares": [str(path) for path in shares],
@@ -356,6 +382,8 @@ class _Watch:
     limits: _Limits
     stands: Callable[[str], None]
     """Called when the guest waits to be told to go on, with what the guest says of itself."""
+    ready: Callable[[], None]
+    """Called when the fabric stands and the command is about to start."""
     console: bytearray = field(default_factory=bytearray)
     words: bytearray = field(default_factory=bytearray)
     ready_after: float | None = None
@@ -388,6 +416,7 @@ class _Watch:
             elif verb == "ready":
                 self.last_output = time.monotonic()
                 self.ready_after = self.last_output - self.started
+                self.ready()
             elif verb == "exit":
                 self.exit_code, self.ended = int(argument), time.monotonic()
             elif verb == "fail":

@@ -29,7 +29,7 @@ NO_TIMER_CHECK = ("no_timer_check",)
 """The kernel panics ("IO-APIC + timer doesn't work!") if it sees too few ticks in a while that it counts in
 instructions; an emulator that other programs hold up delivers too few."""
 
-FEW_QUEUES = ("-global", "virtio-serial-device.max_ports=5")
+FEW_QUEUES = ("-global", "virtio-serial-device.max_ports=6")
 """A serial device has 64 queues unless told otherwise, each with a descriptor that QEMU's main loop polls."""
 NO_IOEVENTFD = ("-global", "virtio-serial-pci.ioeventfd=off", "-global", "virtio-9p-pci.ioeventfd=off")
 """Let an emulated processor serve a request itself, instead of waking the main loop by a descriptor."""

@@ -343,7 +343,8 @@ def test_every_command_prints_by_what_makes_names_plain() -> None:
 
 def test_the_lab_ends_with_statuses_of_the_table() -> None:
     found: list[type[LabError]] = [LabError, *LabError.__subclasses__()]
-    assert {one.exit_code for one in found} == {ExitStatus.TIME_LIMIT, ExitStatus.LAB, ExitStatus.NOT_FOUND}
+    statuses = {ExitStatus.REFUSED, ExitStatus.TIME_LIMIT, ExitStatus.LAB, ExitStatus.NOT_FOUND}
+    assert {one.exit_code for one in found} == statuses
     assert set(MEANINGS) == set(ExitStatus)
 
 

@@ -54,6 +54,7 @@ NOT_RUN = {
     "mpirun sudo",
     "it fetches packages": "make mkdir cd . pip podman python3 sudo MCAST_RDMA=1",
     "it takes minutes": "make mcast rdma-lab pre-commit .venv/bin/pytest",
+    "it needs a running guest": "rdma-lab",
     "it is a prompt": "mcast",
 }
 """Why a block may stay unrun -> the commands that such a block may name."""
