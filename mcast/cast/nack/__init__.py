@@ -3,8 +3,9 @@
 This is the protocol, without I/O and clock. `mcast sim cast` plays it.
 
 An object is cut into pieces, and the pieces into blocks of at most `MOST_WIDTH`. All messages go to the
-group. A message is a header (magic `mcC1`, kind, session) and a body in network order; `messages` has the
-table.
+group. A message is a header (`mcC2`, of which the last byte is the protocol's version, kind, session)
+and a body in network order; `messages` has the table. Messages of other versions are refused, and counted as
+such.
 
 ```
 sender                                                  receivers
@@ -18,6 +19,7 @@ SEAL     pieces, bytes, BLAKE3 of the last blocks   ->
 PIECE    parity, one for different losses           ->
 FLUSH    blocks sent, BLAKE3 of all, who answers    ->
                                                     <-  HAVE    all blocks before; all; failed; left; on disk
+BEHIND   object, who is too slow for the strategy   ->
 OVER     object, who has it whole                   ->
 BYE      to one receiver, or to everybody           ->
 ```
@@ -55,7 +57,9 @@ BYE      to one receiver, or to everybody           ->
   of the last one what has become of it. A session is known by its number and nonce, and a driver remembers
   some thousand of them.
 - A receiver that is left behind, by the strategy or because it is silent, stands still or asks for too much,
-  is named in the sender's report, and learns it by OVER or BYE.
+  is named in the sender's report, and learns it by OVER or BYE. One that is too slow for a deadline or a
+  quorum (`stragglers`) learns it by BEHIND as soon as the sender goes on without it, takes part in the next
+  object, and hears BEHIND again if it still asks for this one.
 - An object may go round and round (`carousel`), which its DESCRIBE says. Its sender says OFFER, DESCRIBE and
   FLUSH again and again, and needs no answer. A receiver takes part without an ADMIT, takes blocks in any
   order, and says nothing. It gives up when it has heard `ROUNDS` times the object's pieces, or `INVITED`

@@ -22,7 +22,7 @@ from blake3 import blake3
 from typing_extensions import Buffer
 
 from mcast.api import Headed, rows_of
-from mcast.cast.nack.header import HEADER, Rejected, number_at
+from mcast.cast.nack.header import HEADER, VERSION, Rejected, number_at
 from mcast.cast.nack.messages import (
     MOST_MEMBERS,
     OF_A_MEMBER,
@@ -35,7 +35,7 @@ from mcast.cast.nack.messages import (
 
 LEAST_KEY = 16
 """The fewest bytes of a key."""
-CLOSED_SIGN = b"mcK1"
+CLOSED_SIGN = b"mcK2"
 STRANGERS = "without the key of this group"
 REPLAYED = "replayed"
 CLOSED = "of a closed group: this end has no key"
@@ -79,8 +79,11 @@ class Letters:
 
     def read(self, message: Buffer, address: str) -> Spoken:
         """The values in a message that came from that address. Raises Rejected as `messages.told` does."""
-        if bytes(memoryview(message)[:4]) == CLOSED_SIGN:
+        sign = bytes(memoryview(message)[: len(SIGN)])
+        if sign == CLOSED_SIGN:
             raise Rejected(CLOSED)
+        if _other_version(sign):
+            raise Rejected(VERSION)
         return told(message, address)
 
 
@@ -187,7 +190,7 @@ class ClosedLetters(Letters):
         """As without a key. Raises Rejected, too, for what has no right tag, or was heard before."""
         raw = bytes(message)
         if raw[: len(SIGN)] != CLOSED_SIGN or len(raw) < HEADER.size + self.around:
-            raise Rejected(STRANGERS)
+            raise Rejected(VERSION if _other_version(raw) else STRANGERS)
         body, tag = raw[:-_TAG], raw[-_TAG:]
         spoken = told(SIGN + body[len(SIGN) : -_COUNT.size], address)
         session = self._sessions.get(spoken.session)
@@ -208,6 +211,12 @@ class ClosedLetters(Letters):
     def _tag(self, body: bytes, nonce: bytes) -> bytes:
         found: bytes = blake3(body + nonce, key=self._key).digest(length=_TAG)
         return found
+
+
+def _other_version(raw: bytes) -> bool:
+    """Return True for a message of this protocol, with a key or without, in another version."""
+    sign = raw[: len(SIGN)]
+    return sign[:-1] in (SIGN[:-1], CLOSED_SIGN[:-1]) and sign[-1:] != SIGN[-1:]
 
 
 def _session_of(raw: bytes) -> int:

@@ -18,6 +18,7 @@ class Rejected(Exception):
 
 
 FOREIGN, MALFORMED, FORGED = "foreign", "malformed", "another's number"
+VERSION = "of another version of this protocol: install the same mcast at both ends"
 
 
 @lru_cache(maxsize=4096)

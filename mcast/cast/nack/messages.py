@@ -11,9 +11,20 @@ from typing import Any, NamedTuple
 from typing_extensions import Buffer
 
 from mcast.arguments.rows import copy_rows
-from mcast.cast.nack.header import FOREIGN, FORGED, HEADER, MALFORMED, TEXT, Rejected, number_at, printable
+from mcast.cast.nack.header import (
+    FOREIGN,
+    FORGED,
+    HEADER,
+    MALFORMED,
+    TEXT,
+    VERSION,
+    Rejected,
+    number_at,
+    printable,
+)
 
-SIGN = b"mcC1"
+SIGN = b"mcC2"
+"""Protocol and its version: ends of different versions do not understand each other."""
 MOST_WIDTH = 128
 """The most pieces of data in a block."""
 MOST_SPARE = 32
@@ -217,6 +228,16 @@ class Over(NamedTuple):
     whole: int
 
 
+class Behind(NamedTuple):
+    """The sender leaves the members first+i whose bit i is set behind in this object: they are too slow for
+    its strategy."""
+
+    session: int
+    object: int
+    first: int
+    slow: int
+
+
 class Bye(NamedTuple):
     """The sender is done with one receiver, or with ALL, and says why."""
 
@@ -225,7 +246,7 @@ class Bye(NamedTuple):
     words: str
 
 
-Spoken = Offer | Enter | Admit | Describe | Piece | Seal | Flush | Lack | Have | Over | Bye
+Spoken = Offer | Enter | Admit | Describe | Piece | Seal | Flush | Lack | Have | Over | Bye | Behind
 
 
 class _Tail(NamedTuple):
@@ -346,6 +367,7 @@ _FORMS: dict[type[Spoken], tuple[struct.Struct, _Tail]] = {
     Have: (struct.Struct("!IQIQIB"), _WORDS),
     Over: (struct.Struct("!II"), _BITMAP),
     Bye: (struct.Struct("!Q"), _WORDS),
+    Behind: (struct.Struct("!II"), _BITMAP),
 }
 _NUMBERS = {kind: number for number, kind in enumerate(_FORMS, 1)}
 
@@ -392,6 +414,7 @@ _BOUNDS: dict[type[Spoken], Callable[[Any], bool]] = {
     ),
     Have: lambda it: it.base <= MOST_BLOCKS and it.state <= DONE,
     Over: lambda it: it.first + it.whole.bit_length() <= MOST_MEMBERS,
+    Behind: lambda it: it.first + it.slow.bit_length() <= MOST_MEMBERS,
 }
 """What is not between its bounds is malformed, before an end sees it."""
 
@@ -462,7 +485,7 @@ def unpacked(message: Buffer) -> Spoken:
     """The values in a message. Raises Rejected if the bytes are none of the protocol, or out of bounds."""
     raw = bytes(message)
     if raw[: len(SIGN)] != SIGN:
-        raise Rejected(FOREIGN)
+        raise Rejected(VERSION if raw[: len(SIGN) - 1] == SIGN[:-1] else FOREIGN)
     try:
         _, number, session = HEADER.unpack_from(raw)
         kind, fixed, read, is_bounded = _READERS[number]

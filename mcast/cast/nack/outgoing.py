@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from mcast.cast.nack.messages import MOST_SEALS, NO_DIGEST, OPEN, Describe, Flush, Seal, Sealed
 from mcast.cast.nack.repairs import Repairs, Run
+from mcast.cast.nack.shape import Shape
 from mcast.cast.nack.strategy import Strategy
 
 AHEAD = 4
@@ -55,6 +56,8 @@ class Outgoing:
         """How many pieces were not sent, because all have them already."""
         self.rounds: int = 0
         """How often all of it has been sent, of what goes round and round."""
+        self.blocks: int | None = Shape.of(about).blocks
+        """Number of blocks; None where only the end tells."""
         self._sealed: list[Sealed] = []
         self._waiting = deque[Sealed]()
         self._block = self._at = 0

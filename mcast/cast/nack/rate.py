@@ -43,6 +43,15 @@ class Rate:
         self._since, self._sent, self._rate = -inf, 0, _SLOWEST
         self._loss = 0.0
 
+    @property
+    def slowed(self) -> bool:
+        """Whether losses have made the sender slower than it may be."""
+        return self.pace < self.limit
+
+    def restart(self) -> None:
+        """Forget the losses: those who reported them are no receivers any more."""
+        self.pace, self._loss = self.limit, 0.0
+
     def allowed(self, now: float) -> int:
         """How many messages may be sent now."""
         if self.pace == inf:
@@ -125,6 +134,11 @@ class Window:
     def due(self) -> float:
         """When to ask again; inf unless answers are waited for."""
         return self._again
+
+    @property
+    def awaited(self) -> Collection[int]:
+        """Numbers of those for whose answer the sender waits before it sends on."""
+        return self._open[0][2] if self._open and not self.room else ()
 
     @property
     def asks(self) -> bool:

@@ -26,6 +26,7 @@ from mcast.cast.nack.messages import (
     WANTS_AT,
     WHOLE,
     Admit,
+    Behind,
     Bye,
     Describe,
     Enter,
@@ -542,7 +543,8 @@ class ObjectReceiver:
             if self._asking.due is None and arriving.lacking:
                 self._wake(now)
         elif self._state == UNDECIDED:
-            self._settle(BROKEN, "left behind: this receiver came too late for the object", now)
+            came = "came too late for the object" if self.late else "lacks what the sender has no more"
+            self._settle(BROKEN, f"left behind: this receiver {came}", now)
 
     def _on_lack(self, lack: Lack, now: float) -> None:
         arriving = self._takes_part(lack.object)
@@ -558,6 +560,11 @@ class ObjectReceiver:
                 one._behind("the carousel has ended" if one._mute else words)
                 one._answers.have = inf
         self._last = max(self._last, over.object)
+
+    def _on_behind(self, behind: Behind, now: float) -> None:
+        named = self.index is not None and behind.slow << behind.first >> self.index & 1
+        if named and behind.object == self._number:
+            self._behind("left behind: this receiver is too slow for what the sender promises")
 
     def _on_bye(self, bye: Bye, now: float) -> None:
         if bye.member == ALL:
@@ -605,4 +612,5 @@ _STEPS: dict[type[Spoken], Callable[[ObjectReceiver, Any, float], None]] = {
     Flush: ObjectReceiver._on_flush,
     Over: ObjectReceiver._on_over,
     Bye: ObjectReceiver._on_bye,
+    Behind: ObjectReceiver._on_behind,
 }

@@ -6,14 +6,14 @@ What comes out is bytes, or a `Run`: pieces whose bytes the driver has.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
 from mcast.cast.nack.backoff import RoundTrip, patience
 from mcast.cast.nack.header import printable
-from mcast.cast.nack.members import Attendance, Lot, Member
+from mcast.cast.nack.members import BEHIND, Attendance, Lot, Member
 from mcast.cast.nack.messages import (
     ALL,
     DONE,
@@ -31,6 +31,7 @@ from mcast.cast.nack.messages import (
     UNTOLD,
     WHOLE,
     Admit,
+    Behind,
     Bye,
     Describe,
     Enter,
@@ -45,8 +46,9 @@ from mcast.cast.nack.messages import (
     piece_size,
 )
 from mcast.cast.nack.outgoing import Outgoing, Rounds, Terms
-from mcast.cast.nack.rate import BURST, FEW, Rate, Window
+from mcast.cast.nack.rate import BURST, FEW, TOLERATED, Rate, Window
 from mcast.cast.nack.repairs import Run
+from mcast.cast.nack.stragglers import Stragglers
 from mcast.cast.nack.strategy import Standing, Strategy
 
 _SAID = 3
@@ -131,6 +133,7 @@ class Settled(NamedTuple):
     parity  whether parity could be sent
     spared  how many pieces were not sent, because all receivers had them from an earlier run
     rounds  how often a carousel has sent the whole object
+    digest  the object's, as the receivers were told; None if they were not, because it was cut short
     """
 
     object: int
@@ -141,6 +144,7 @@ class Settled(NamedTuple):
     receivers: tuple[Account, ...]
     spared: int = 0
     rounds: int = 0
+    digest: bytes | None = None
 
 
 class ObjectSender:
@@ -171,6 +175,8 @@ class ObjectSender:
         self._trip = RoundTrip(min(manners.trip, MOST_ROUND_TRIP))
         self._rounds = Rounds()
         self._window = Window()
+        self._stragglers: Stragglers | None = None
+        """Of the object on its way, unless it goes round: nobody holds that up."""
         self._plan = _Plan(now, printable(name))
 
     # --- what the driver does --------------------------------------------------------------------
@@ -234,6 +240,7 @@ class ObjectSender:
         self._plan.judged = False
         self._circle, self._rounds = [Outgoing(about, Terms(strategy, now)) for about in abouts], Rounds()
         self.outgoing = self._circle[0]
+        self._stragglers = None if strategy.carousel else Stragglers(strategy, now)
         self._widen()
         for _ in range(_SAID):  # all that follows is lost on an end that has not heard it
             self._plan.say(now, packed(abouts[0]))
@@ -266,7 +273,7 @@ class ObjectSender:
 
     def close(self, now: float, why: str = "") -> None:
         """End the session: all are told."""
-        self._plan.often(packed(Bye(self.session, ALL, printable(why))), now, self._trip.seconds)
+        self._plan.often(packed(Bye(self.session, ALL, printable(why))), now, self._round_trip)
         self.abandon(now)  # said after the BYE, whose reason is the better one
         self._plan.closed = True
 
@@ -302,6 +309,9 @@ class ObjectSender:
                     self._on_holds(outgoing, member, spoken.base, now)
                 elif member.owes:
                     self._on_answer(outgoing, member, spoken, now)
+                elif member.state == BEHIND:  # it has not heard so, or it would be silent
+                    behind = Behind(self.session, outgoing.about.object, member.index, 1)
+                    self._plan.part(member.number, packed(behind))
 
     def _on_enter(self, enter: Enter, address: str, now: float) -> None:
         member = self.members.get(enter.member)
@@ -338,7 +348,7 @@ class ObjectSender:
             self._widen()
         if member.owes:
             # What comes late says more than what came before; what it takes back was not lost on the way.
-            member.held = held if member.held is None else min(member.held, held)
+            self.members.holds(member, held if member.held is None else min(member.held, held))
             member.judged = max(member.judged, outgoing.sent)
             outgoing.held = self.members.held()
 
@@ -363,7 +373,7 @@ class ObjectSender:
         self._rounds.news()
         late = not member.asks
         member.asks += 1
-        at = now + (self._trip.seconds if self._rounds.at < inf else self._patience)
+        at = now + (self._round_trip if self._rounds.at < inf else self._patience)
         lost = charged = 0
         width, repairs = outgoing.about.width, outgoing.repairs
         for want in lack.wants:
@@ -382,7 +392,10 @@ class ObjectSender:
             charged += more
         span = (outgoing.sent - member.judged) * width + repairs.sent(member.stamp, lack.stamp)
         if lost >= _FREE // width and span:
-            self.rate.lost(min(1.0, lost / span))
+            part = min(1.0, lost / span)
+            self.rate.lost(part)
+            if part > TOLERATED:
+                member.loss, member.lossy = part, now
         member.judged, member.stamp = outgoing.sent, max(member.stamp, lack.stamp)
         member.charged += charged
         if member.charged > _FREE + _SHARE * (outgoing.pieces + outgoing.spared):
@@ -401,6 +414,8 @@ class ObjectSender:
         ready = min(self._window.due, self.rate.next(self._plan.now) if self._window.room else inf)
         found = min(found, max(paced, ready), self._plan.offer)
         found = min(found, self._ends_at(outgoing))
+        if self._stragglers is not None:
+            found = min(found, self._stragglers.at)
         if self._plan.runs or outgoing.about.around or not outgoing.waits:
             found = min(found, ready)
         return found
@@ -414,6 +429,8 @@ class ObjectSender:
         """What to send now, in order: bytes as they are, and runs of pieces; some `most` messages."""
         plan, outgoing = self._plan, self.outgoing
         plan.now = now
+        if outgoing is not None and self._stragglers is not None:
+            self._leave_behind(outgoing, self._stragglers, now)
         out: list[bytes | Run] = list(
             plan.pop(now, self.session, packed(outgoing.about) if outgoing else b"")
         )
@@ -429,10 +446,10 @@ class ObjectSender:
         if outgoing is not None and outgoing.about.around:
             if allowed := min(most, self.rate.allowed(now)):
                 self._go_round(outgoing, out, allowed, now)
-            self.rate.judge(now, self._trip.seconds)
+            self.rate.judge(now, self._round_trip)
         elif outgoing is not None:
             before, allowed = outgoing.pieces, int(min(most, self.rate.allowed(now), self._window.room))
-            self.rate.judge(now, self._trip.seconds)
+            self.rate.judge(now, self._round_trip)
             if allowed:
                 self._repair(outgoing, now)
                 allowed = self._runs(outgoing, out, allowed, now)
@@ -494,13 +511,20 @@ class ObjectSender:
         return packed(Offer(self.session, number, *self._pulse(now), self.nonce, self._plan.name))
 
     @property
+    def _round_trip(self) -> float:
+        """Seconds of the longest round trip. That of a slow receiver keeps no repair from the others for
+        longer than the strategy allows."""
+        longest = inf if self._stragglers is None else self._stragglers.longest(self._plan.now)
+        return min(self._trip.seconds, longest)
+
+    @property
     def _patience(self) -> float:
         """Seconds in which the requests for the same come."""
-        return patience(len(self.members)) * self._trip.seconds
+        return patience(len(self.members)) * self._round_trip
 
     def _pulse(self, now: float) -> tuple[int, int, int]:
         """The stamp, the number of receivers, the round trip."""
-        return micros(now), len(self.members), micros(self._trip.seconds)
+        return micros(now), len(self.members), micros(self._round_trip)
 
     def _repair(self, outgoing: Outgoing, now: float) -> None:
         if now >= outgoing.repairs.at and not self._plan.runs:
@@ -589,6 +613,28 @@ class ObjectSender:
         self._widen()
         self._plan.judged = False
 
+    def _leave_behind(self, outgoing: Outgoing, stragglers: Stragglers, now: float) -> None:
+        """Go on without the receivers that hold up others for longer than the strategy allows."""
+        members = self.members
+        awaited, slowed = self._window.awaited, self.rate.slowed
+        slow = stragglers.look(now, outgoing, members.whole, members, awaited, slowed)
+        if stragglers.asks:
+            for first, part in _parts(_bits(stragglers.asks)):
+                self._plan.say(now, packed(outgoing.flush(*self._pulse(now), first, part)))
+        if not slow:
+            return
+        for member in slow:
+            members.answer(member, BEHIND, stragglers.words, now)
+            self._window.answered(member.number, inf)
+        for first, part in _parts(_bits(slow)):
+            behind = packed(Behind(self.session, outgoing.about.object, first, part))
+            self._plan.often(behind, now, self._round_trip)
+        # Pace and round trip were those of the slow ones.
+        self.rate.restart()
+        self._trip = RoundTrip(min(self._manners.trip, MOST_ROUND_TRIP))
+        self._widen()
+        self._plan.judged = False
+
     def _part(self, member: Member) -> None:
         words = f"given up: this receiver {member.lot.value}"
         self._plan.part(member.number, packed(Bye(self.session, member.number, words)))
@@ -627,12 +673,13 @@ class ObjectSender:
                     accounts,
                     one.spared,
                     one.rounds,
+                    one.digest if one.all_sent else None,
                 )
             )
         whole = members.bits(lambda it: it.part and it.state == WHOLE)
         for first, bits in _parts(whole):
             over = packed(Over(self.session, self._plan.objects - 1, first, bits))
-            self._plan.often(over, now, self._trip.seconds)
+            self._plan.often(over, now, self._round_trip)
         self.outgoing, self._circle, self._plan.runs, self._plan.seals = None, [], [], []
         self._rounds.end()
         members.end()
@@ -705,6 +752,14 @@ def _parts(bits: int) -> list[tuple[int, int]]:
     """The bits in parts that fit into messages: first and bits; at least one part."""
     parts = [(first, bits >> first & (1 << _BITS) - 1) for first in range(0, bits.bit_length(), _BITS)]
     return [part for part in parts if part[1]] or [(0, 0)]
+
+
+def _bits(members: Iterable[Member]) -> int:
+    """Return a bit for each of these receivers, by its index."""
+    bits = 0
+    for member in members:
+        bits |= 1 << member.index
+    return bits
 
 
 def _account(member: Member, begun: float, behind: str) -> Account:

@@ -24,7 +24,7 @@ from mcast.cast.files import Sink, native
 from mcast.cast.nack import parity
 from mcast.cast.nack.arriving import Ready
 from mcast.cast.nack.closed import CLOSED, STRANGERS, letters_of
-from mcast.cast.nack.header import Rejected
+from mcast.cast.nack.header import TEXT, VERSION, Rejected
 from mcast.cast.nack.messages import (
     MOST_ROOM,
     MOST_WIDTH,
@@ -381,6 +381,7 @@ class ObjectsIn:
     memory  about how many bytes of each sender's object may be under way here
     alone   take the objects of one sender alone: the first that begins one
     progress  is called when more of an object has come, with how many bytes of it are right
+    name    what the senders call this receiver; None: host and device
     """
 
     def __init__(
@@ -395,7 +396,10 @@ class ObjectsIn:
         model: type[BaseModel] | None,
         alone: bool = False,
         progress: Callable[[Offered, int], object] | None = None,
+        name: str | None = None,
     ) -> None:
+        if name is not None and not 0 < len(name.encode()) <= TEXT:
+            raise ValueError(f"name={name!r}: a receiver's name has 1 to {TEXT} bytes")
         self.sessions: dict[int, _Incoming] = {}
         """The sessions in which this receiver takes part, by number."""
         if not (into is None or callable(into) or isinstance(into, os.PathLike | Sink)):
@@ -410,7 +414,7 @@ class ObjectsIn:
         together = TOGETHER if into is None or callable(into) else 1
         self._self = Self(
             seat.number,
-            seat.name,
+            seat.name if name is None else name,
             room,
             largest,
             able,
@@ -524,7 +528,7 @@ class ObjectsIn:
 
     def _refuse(self, why: str, address: str) -> None:
         self.rejected[why] += 1
-        if why in (CLOSED, STRANGERS) and self.rejected[why] == 1:
+        if why in (CLOSED, STRANGERS, VERSION) and self.rejected[why] == 1:
             logger.warning("%s: a message of %s was refused: %s", self._seat.whose, address, why)
 
     # --- what comes ------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ Lie = Callable[[Random, bytes], list[bytes]]
 
 def address(end: int) -> str:
     """Where an end is (0: the sender, n: receiver n)."""
-    return f"10.0.0.{end + 1}"
+    return f"10.0.{end // 250}.{end % 250 + 1}"
 
 
 def number(end: int, run: int = 0) -> int:

@@ -8,7 +8,7 @@ import pytest
 
 from mcast.cast.nack import closed
 from mcast.cast.nack.closed import CLOSED, ELSEWHERE, REPLAYED, STRANGERS, ClosedLetters, Letters
-from mcast.cast.nack.header import Rejected
+from mcast.cast.nack.header import VERSION, Rejected
 from mcast.cast.nack.messages import LEFT, Admit, Have, Offer, Spoken, packed
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 
@@ -18,7 +18,7 @@ KEY = bytes(range(32))
 SESSION, MEMBER = number(0), number(1)
 OFFER = Offer(SESSION, 0, 5, 3, 1000, 77, "sender")
 LEAVES = Have(SESSION, 0, MEMBER, 0, 0, 0, LEFT, "")
-TAGGED = "000000000000000136b5fcfaca23706748b50c6f974278f1"
+TAGGED = "00000000000000011d80a0a81c727f6ef6627a220d781272"
 """The end of that message, the first of its end."""
 
 
@@ -96,6 +96,13 @@ def test_a_recorded_admission_admits_nobody() -> None:
 def test_a_tag_is_the_keyed_blake3_of_the_message() -> None:
     """The bytes are a format: other programs write them."""
     assert written(end(), LEAVES).hex()[-48:] == TAGGED
+
+
+@pytest.mark.parametrize("sign", [b"mcC1", b"mcK1"])
+def test_another_version_is_refused_as_such(sign: bytes) -> None:
+    """Both by an end with a key and by one without."""
+    old = sign + written(end(), LEAVES)[4:]
+    assert {refusal(by, old, 1) for by in (end(), Letters())} == {VERSION}
 
 
 def test_receivers_may_come_and_go_for_ever_and_count_once_all_the_same(

@@ -17,6 +17,7 @@ from mcast.cast.nack.messages import (
     MOST_SPARE,
     MOST_WIDTH,
     Admit,
+    Behind,
     Bye,
     Describe,
     Enter,
@@ -52,6 +53,7 @@ GOOD: dict[str, Spoken] = {
     "lack": Lack(S, 0, R, 1, 5, 100, (Want(1, MOST_WIDTH, (1 << MOST_WIDTH) - 1), Want(4, 0, 0))),
     "have": Have(S, 0, R, 6, 5, 10, 1, ""),
     "over": Over(S, 0, 0, 7),
+    "behind": Behind(S, 0, 3, 5),
     "bye": Bye(S, 0, "done"),
 }
 LONGEST: dict[str, Spoken] = {
@@ -92,6 +94,7 @@ BAD: dict[str, Spoken] = {
     "lacking more than a block": Lack(S, 0, R, 1, 5, 100, (Want(1, MOST_WIDTH + 1, 1),)),
     "a state that is none": Have(S, 0, R, 6, 5, 10, 6, ""),
     "whole beyond the bitmap": Over(S, 0, MOST_MEMBERS, 1),
+    "slow beyond the bitmap": Behind(S, 0, MOST_MEMBERS, 1),
 }
 
 
@@ -158,6 +161,8 @@ def test_pieces_that_follow_one_another_are_found_together(apart: int) -> None:
 def test_foreign_and_cut_bytes_are_rejected() -> None:
     with pytest.raises(Rejected, match="foreign"):
         unpacked(b"mcF1" + bytes(40))
+    with pytest.raises(Rejected, match="another version of this protocol: install the same mcast"):
+        unpacked(b"mcC1" + packed(GOOD["lack"])[4:])
     for at in range(4, len(packed(GOOD["lack"])) - 21):
         with pytest.raises(Rejected, match="malformed"):
             unpacked(packed(GOOD["lack"])[:at])
