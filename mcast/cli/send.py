@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, nullcontext
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -144,7 +144,6 @@ def _bundle(files: list[str]) -> Bundle:
 
 def _gather(session: ObjectSession, receivers: int | None, wait: float) -> None:
     from mcast.api import TimedOut
-    from mcast.cast.nack.messages import MOST_MEMBERS
 
     try:
         session.gather(receivers or 1, wait)
@@ -154,8 +153,7 @@ def _gather(session: ObjectSession, receivers: int | None, wait: float) -> None:
         found = ": ".join(filter(None, [few, ", ".join(here)]))
         raise Failure(f"{found}; start `mcast recv` at the others, or give a longer --wait") from error
     if receivers is None:
-        with suppress(TimedOut):
-            session.gather(MOST_MEMBERS + 1, _LINGER)
+        session.gather(timeout=_LINGER)
 
 
 def _sent(session: ObjectSession, bundle: Bundle, strategy: Any, watch: SendWatch) -> Iterator[ObjectReport]:
@@ -172,7 +170,7 @@ def _sent(session: ObjectSession, bundle: Bundle, strategy: Any, watch: SendWatc
             raise
         except (OSError, ValueError) as error:
             raise Failure(f"{path}: {getattr(error, 'strerror', None) or error}") from error
-        watch.before += report.size
+        watch.before += report.offered
         yield report
 
 
@@ -209,7 +207,7 @@ def outcome_of(
 ) -> dict[str, Any]:
     """What happened, as JSON shows it."""
     endpoint = member.endpoint
-    sent, rounds = sum(report.size for report in reports), min(report.rounds for report in reports)
+    sent, rounds = sum(report.offered for report in reports), min(report.rounds for report in reports)
     names = [item.label.name for item in bundle.items]
     receivers = _receivers_of(dict(zip(names, reports, strict=True)))
     return {
@@ -229,7 +227,13 @@ def outcome_of(
         "seconds": seconds,
         "bytes_per_second": sent * max(1, rounds) / seconds if seconds > 0 else 0.0,
         "files": [
-            {"name": name, "size": one.size, "blake3": one.digest.hex(), "kept": one.kept}
+            {
+                "name": name,
+                "size": one.size,
+                "offered": one.offered,
+                "blake3": one.digest and one.digest.hex(),
+                "kept": one.kept,
+            }
             for name, one in zip(names, reports, strict=True)
         ],
         "receivers": receivers,

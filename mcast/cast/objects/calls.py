@@ -52,6 +52,7 @@ class _ObjectSession(Handle):
         silence: float,
         key: bytes | None,
         progress: Callable[[Progress], object] | None,
+        call: str,
     ) -> None:
         self._closed = False
         self._guard = Guard("session")
@@ -59,7 +60,7 @@ class _ObjectSession(Handle):
         """The claim of the call that is running, which holds it."""
         self._hold = Hold()
         try:
-            seat = take_seat(group, "cast.send", self._hold)
+            seat = take_seat(group, call, self._hold)
             self._now = seat.now
             self._sending = ObjectsOut(seat, memory, rate, silence, key, progress)
         except BaseException:
@@ -69,7 +70,7 @@ class _ObjectSession(Handle):
     @property
     def receivers(self) -> int:
         """How many receivers take part now."""
-        return len(self._sending.receivers)
+        return self._sending.core.members.living
 
     @property
     def addresses(self) -> dict[str, list[str]]:
@@ -128,15 +129,23 @@ class ObjectSession(_ObjectSession):
         self._group = group
         super().__init__(group, *options)
 
-    def gather(self, receivers: int, timeout: float | None = None) -> None:
-        """Wait until so many receivers take part.
+    def gather(self, receivers: int | None = None, timeout: float | None = None) -> int:
+        """Wait until so many receivers take part; return how many do.
 
-        Raises TimedOut when `timeout` seconds have passed; the error says how many there are.
+        receivers  None: let in those that come within `timeout` seconds, and return also if nobody has
+        timeout    after so many seconds raise TimedOut, which says how many there are, if `receivers` are
+                   wanted; None: wait for them without end
+
+        Receivers are let in during the calls of a session alone. Between two objects, such as updates every
+        few seconds, `gather(timeout=...)` is the pause that lets them in. Raises ValueError without both.
         """
+        return self._gather(receivers, timeout, "session.gather")
+
+    def _gather(self, receivers: int | None, timeout: float | None, call: str) -> int:
         with (claim := Lock()):
             self._begin(claim)
             self._require_open()
-            self._carry_out(self._sending.gather(receivers, timeout))
+            return self._carry_out(self._sending.gather(receivers, timeout, call))
 
     def send(
         self,
@@ -212,12 +221,15 @@ class AsyncObjectSession(_ObjectSession):
         self._group = group
         super().__init__(group, *options)
 
-    async def gather(self, receivers: int, timeout: float | None = None) -> None:
+    async def gather(self, receivers: int | None = None, timeout: float | None = None) -> int:
         """As `ObjectSession.gather`."""
+        return await self._gather(receivers, timeout, "session.gather")
+
+    async def _gather(self, receivers: int | None, timeout: float | None, call: str) -> int:
         with (claim := Lock()):
             self._begin(claim)
             self._require_open()
-            await self._carry_out(self._sending.gather(receivers, timeout))
+            return await self._carry_out(self._sending.gather(receivers, timeout, call))
 
     async def send(
         self,
@@ -303,9 +315,10 @@ def open_session(
     Raises TypeError for what is no membership, RuntimeError if it sends or receives objects already, and
     ValueError for a rate or a key that cannot be.
     """
+    options = memory, rate, silence, key, progress, "cast.open_session"
     if isinstance(group, awaiting.Membership):
-        return AsyncObjectSession(group, memory, rate, silence, key, progress)
-    return ObjectSession(group, memory, rate, silence, key, progress)
+        return AsyncObjectSession(group, *options)
+    return ObjectSession(group, *options)
 
 
 class _SendOptions(TypedDict, total=False):
@@ -361,16 +374,16 @@ def send(
     which drop what they have, unless it was in the middle of a turn; what came for a path stays hidden there
     for the next `receive`.
     """
-    session_options: _SessionOptions = {"rate": rate, "silence": silence, "key": key}
+    session_options = MEMORY, rate, silence, key, None, "cast.send"
     if receivers is None:
         receivers = 0 if strategy.carousel else 1
     options: dict[str, Any] = {"name": name, "metadata": metadata, "strategy": strategy}
     if isinstance(group, awaiting.Membership):
         return _sent(group, data, receivers, timeout, session_options, options)
-    opened = open_session(group, **session_options)
+    opened = ObjectSession(group, *session_options)
     try:
         with opened as session:
-            session.gather(receivers, timeout)
+            session._gather(receivers, timeout, "cast.send")
             return session.send(data, **options)
     finally:
         opened._hold.taken = False  # also if an interrupt came before the first line of `__exit__`
@@ -381,11 +394,11 @@ async def _sent(
     data: Sendable,
     receivers: int,
     timeout: float | None,
-    session_options: _SessionOptions,
+    session_options: tuple[Any, ...],
     options: dict[str, Any],
 ) -> ObjectReport:
-    async with open_session(group, **session_options) as session:
-        await session.gather(receivers, timeout)
+    async with AsyncObjectSession(group, *session_options) as session:
+        await session._gather(receivers, timeout, "cast.send")
         return await session.send(data, **options)
 
 
@@ -399,6 +412,7 @@ class _ReceiveOptions(TypedDict, total=False):
     model: type[BaseModel] | None
     alone: bool
     progress: Callable[[Offered, int], object] | None
+    name: str | None
 
 
 @overload
@@ -422,6 +436,7 @@ def receive(
     model: type[BaseModel] | None = None,
     alone: bool = False,
     progress: Callable[[Offered, int], object] | None = None,
+    name: str | None = None,
 ) -> Generator[Received, None, None] | AsyncGenerator[Received, None]:
     """Receive objects, of all senders in the group; each is whole and right when it comes out.
 
@@ -443,6 +458,7 @@ def receive(
     alone    take what one sender sends, the first that begins an object, and end when it ends its session,
              or when all objects of a carousel are here; `timeout` holds until it begins. Others are told
     progress  is called with each object that is under way, and how many bytes of it are right and written
+    name     what reports call this receiver, 1 to 64 bytes; None: the names of the host and its device
 
     Each object of a sender's session comes out or is missed, once, also if the sender falls silent meanwhile
     and is heard again. What was missed does not come later: give more `silence` where the network may be cut
@@ -454,7 +470,7 @@ def receive(
     undefined until the object comes out. Raises TypeError for a buffer that cannot be written, and what
     `Membership.recv` raises.
     """
-    options = (into, missed, most, memory, silence, key, model, alone, progress)
+    options = (into, missed, most, memory, silence, key, model, alone, progress, name)
     if isinstance(group, awaiting.Membership):
         return _awaited(group, timeout, *options)
     return _blocked(group, timeout, *options)

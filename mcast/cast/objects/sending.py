@@ -18,7 +18,7 @@ from mcast.arguments.copies import remade
 from mcast.arguments.seconds import seconds_of
 from mcast.cast.nack import parity
 from mcast.cast.nack.closed import CLOSED, STRANGERS, letters_of
-from mcast.cast.nack.header import Rejected
+from mcast.cast.nack.header import VERSION, Rejected
 from mcast.cast.nack.members import Member
 from mcast.cast.nack.messages import MOST_SPARE, MOST_WIDTH, UNTOLD, Enter, piece_size
 from mcast.cast.nack.payload import Frames
@@ -50,8 +50,9 @@ class Object(NamedTuple):
 class ObjectReport(NamedTuple):
     """What became of one object.
 
-    name, size   as the receivers were told; the size in bytes
-    digest       the BLAKE3 digest of the object's bytes, with which each receiver compared what it has
+    name, size   as the receivers were told; the size in bytes, None for a stream that was cut short
+    digest       the BLAKE3 digest of the object's bytes, with which each receiver compared what it has; None
+                 if the object was cut short, by a deadline or `stop`, before the receivers were told
     kept         whether the strategy's promise was kept
     seconds      from the first message of the object until the sender was done with it
     pieces       how many the object has, each sent once in a message
@@ -62,11 +63,12 @@ class ObjectReport(NamedTuple):
     refused      messages that changed nothing, by reason, since the session began: strangers', replayed ones
     spared       how many of the pieces were not sent, because all receivers had them from an earlier run
     rounds       how often a carousel has sent the whole object
+    offered      how many bytes were read and offered to the receivers: fewer than `size` if it was cut short
     """
 
     name: str
-    size: int
-    digest: bytes
+    size: int | None
+    digest: bytes | None
     kept: bool
     seconds: float
     pieces: int
@@ -76,6 +78,7 @@ class ObjectReport(NamedTuple):
     refused: dict[str, int]
     spared: int = 0
     rounds: int = 0
+    offered: int = 0
 
 
 class Progress(NamedTuple):
@@ -137,28 +140,38 @@ class ObjectsOut:
         """Those that take part now."""
         return [member for member in self.core.members if member.lives]
 
-    def gather(self, receivers: int, timeout: float | None) -> Turns[None]:
-        """Wait until so many receivers take part. Raises TimedOut, which says how many there are."""
+    def gather(
+        self, receivers: int | None, timeout: float | None, call: str = "session.gather"
+    ) -> Turns[int]:
+        """Wait until so many receivers take part, or let in those that come within `timeout` seconds.
+
+        Returns how many there are. Raises TimedOut, in the name of the call, if they are too few.
+        """
+        if receivers is None and timeout is None:
+            raise ValueError(f"{call}: say how many receivers to wait for, or a timeout, or both")
         if timeout is not None:
             timeout = seconds_of(timeout)
         end = inf if timeout is None else self._seat.now() + timeout
         core = self.core
-        while (here := len(self.receivers)) < receivers or core.admits:
-            if self._seat.now() >= end and here < receivers:
+        while (here := core.members.living) < (inf if receivers is None else receivers) or core.admits:
+            if self._seat.now() >= end and receivers is None:
+                break
+            if self._seat.now() >= end and here < (receivers or 0):
                 raise TimedOut(
                     ETIMEDOUT,
-                    "cast.send",
+                    call,
                     Phase.RECV,
                     detail=f"{here} of {receivers} receivers take part after {timeout:g} s: is cast.receive "
                     f"running on the others, in the same group?{self._of_keys()}",
                 )
             yield from self._turn(end)
+        return core.members.living
 
     def _of_keys(self) -> str:
-        """A hint, if it may be the keys that differ."""
+        """A hint, if it may be the keys or the versions that differ."""
         told = [
             f" {count} messages were {why}."
-            for why in (CLOSED, STRANGERS)
+            for why in (CLOSED, STRANGERS, VERSION)
             if (count := self.core.rejected[why])
         ]
         return "".join(told)
@@ -204,10 +217,7 @@ class ObjectsOut:
             core.abandon(self._seat.now())  # if it is not settled
             settled, core.settled = core.settled, []
             took = self._seat.now() - begun
-        return tuple(
-            self._report(about.name, outflow, one, took)
-            for about, outflow, one in zip(abouts, outflows, settled, strict=True)
-        )
+        return tuple(self._report(outflow, one, took) for outflow, one in zip(outflows, settled, strict=True))
 
     def _opened(self, stack: ExitStack, data: Sendable, again: bool, rests: bool) -> Origin:
         """Where the bytes of an object come from; the stack closes that."""
@@ -228,11 +238,13 @@ class ObjectsOut:
         """Nothing is on its way any more."""
         self._stopped, self._outflow, self._round = False, None, ()
 
-    def _report(self, name: str, outflow: Outflow, settled: Settled, took: float) -> ObjectReport:
+    def _report(self, outflow: Outflow, settled: Settled, took: float) -> ObjectReport:
+        about = outflow.about
+        of_stream = None if settled.digest is None else outflow.size
         return ObjectReport(
-            name,
-            outflow.size,
-            outflow.digest,
+            about.name,
+            of_stream if about.size == UNTOLD else about.size,
+            settled.digest,
             settled.kept,
             took,
             settled.pieces,
@@ -242,6 +254,7 @@ class ObjectsOut:
             dict(self.core.rejected),
             settled.spared,
             settled.rounds,
+            outflow.size,
         )
 
     def stop(self) -> None:
@@ -291,7 +304,7 @@ class ObjectsOut:
     def _tell(self) -> None:
         if self._progress is None:
             return
-        now = Progress(None, None, 0, len(self.receivers))
+        now = Progress(None, None, 0, self.core.members.living)
         if self.core.outgoing is not None and self._outflow is not None:
             about = self._outflow.about
             size, before = None if about.size == UNTOLD else about.size, 0
