@@ -188,7 +188,8 @@ def test_send_as_json(with_others: Run) -> None:
         21,
         0,
     )
-    assert outcome["files"] == [{"name": "file", "size": 20_000, "blake3": BLAKE3, "kept": True}]
+    sent = {"name": "file", "size": 20_000, "offered": 20_000, "blake3": BLAKE3, "kept": True}
+    assert outcome["files"] == [sent]
     assert sorted(receiver["address"] for receiver in outcome["receivers"]) == ["10.0.0.2", "10.0.0.3"]
     assert all(receiver["verified"] and not receiver["missed"] for receiver in outcome["receivers"])
 

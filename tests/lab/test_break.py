@@ -26,7 +26,7 @@ MESSAGES = Path(__file__).with_name("messages.sh")
 OPTIONS = {"roce": (), "infiniband": ("--fabric", "infiniband", "--ports", "2")}
 DEVICE = {"roce": "rxe", "infiniband": "softib"}
 
-pytestmark = [pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.long]  # some minutes for each fabric, emulated
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
