@@ -41,7 +41,8 @@ class _Stopped(Exception):
     """SIGTERM has come."""
 
 
-stopping, may_raise = False, False
+stopping: bool = False
+may_raise: bool = False
 
 
 def _stop(*_: object) -> None:
@@ -73,7 +74,7 @@ def _option(code: int, value: bytes) -> bytes:
     return struct.pack("<HH", code, len(value)) + value + bytes(-len(value) % 4)
 
 
-END_OF_OPTIONS = _option(0, b"")
+END_OF_OPTIONS: bytes = _option(0, b"")
 
 
 class Ethernet:

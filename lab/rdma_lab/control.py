@@ -284,7 +284,8 @@ class Guest:
     """A connection to a running guest."""
 
     def __init__(self, sock: socket.socket, about: About) -> None:
-        self.sock, self.about = sock, about
+        self.sock: socket.socket = sock
+        self.about: About = about
 
     def __enter__(self) -> "Guest":
         return self

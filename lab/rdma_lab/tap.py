@@ -84,7 +84,7 @@ class Stream:
         self._mark = mark
         self._data = bytearray()
         self._began = False
-        self.ended = False
+        self.ended: bool = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield the blocks that `data` completes."""

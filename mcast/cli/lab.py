@@ -9,8 +9,8 @@ from mcast.errors import install
 try:
     from rdma_lab import LabError, LabMachine
     from rdma_lab.cli import app
-except ModuleNotFoundError as error:
-    if error.name != "rdma_lab":
+except ModuleNotFoundError as _error:
+    if _error.name != "rdma_lab":
         raise
     raise Failure(
         f"the lab is a package of its own, rdma-lab, and not here: {install.line('lab')}", ExitStatus.LAB
