@@ -5,8 +5,8 @@
  *             "softib2 down" and "softib2 up" disable and enable one end
  *   hcas      "softib2 remove" unregisters that HCA, which takes until every process has closed it; "softib2 add" makes
  *             it anew, "softib2 unicast" without multicast. Shown: each HCA, "here" or "gone"
- *   drop      "softib2 10" loses every tenth message that arrives there, "softib2 3/10" three of ten; 0 ends that. Shown:
- *             port, its state, and how many of how many
+ *   drop      "softib2 10" loses every tenth message that arrives there, "softib2 3/10" three of ten; 0 ends that.
+ *             Shown: port, its state, and how many of how many
  *   gsi       "softib2 fail": what that HCA sends from QP 1 ends in an error; "softib2 send" ends that. Shown: each HCA
  *   tables    "switch1 500": what the subnet manager writes into that switch's forwarding tables takes effect 500 ms
  *             after the last write; "switch1 hold": not before "switch1 0". Shown: each switch, and its delay
