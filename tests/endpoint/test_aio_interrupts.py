@@ -106,7 +106,7 @@ def test_handlers_that_raise_hang_nothing(monkeypatch: pytest.MonkeyPatch) -> No
                 loop.run_until_complete(asyncio.wait({task}, timeout=1.0))
                 if not task.done():  # asyncio has forgotten it: it ends here, and not in another test
                     with suppress(RuntimeError):
-                        task.get_coro().close()  # type: ignore[union-attr]
+                        task.get_coro().close()
                 elif not task.cancelled():
                     task.exception()
                 backend.close()
