@@ -73,6 +73,7 @@ def test_broken_endpoint_wakes_its_tasks(backend: Backend, monkeypatch: pytest.M
     asyncio.run(main())
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a handler in a finalizer
 def test_handlers_that_raise_hang_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """At random moments of a program that sends and receives; then its loop and its backend are closed.
 

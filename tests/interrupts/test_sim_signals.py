@@ -74,6 +74,7 @@ LOOPS: dict[str, Callable[[World], object]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a handler in a finalizer
 @pytest.mark.parametrize("clock", ["virtual", "wall"])
 @pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband], ids=["roce", "infiniband"])
 @pytest.mark.parametrize("name", LOOPS)

@@ -78,6 +78,7 @@ def works(one: End) -> bool:
     return True
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a handler in a finalizer
 @pytest.mark.parametrize("name", ["send", "join", "recv", "get_event", "counters"])
 def test_an_interrupted_call_leaves_all_usable_or_broken(
     server: FabricServer, path: Path, name: str, long: bool
