@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mcast import McastError, cast, open_endpoint
+from mcast.backends.net.netlink import rdma_objects
 from mcast.backends.rdma import PROVIDER
 from mcast.backends.rdma.infiniband_bed import InfinibandTestbed
-from mcast.backends.rdma.net.netlink import rdma_objects
 from mcast.backends.sim.served.attach import VARIABLE, attach
 
 GROUPS = tuple(f"239.1.1.{number}" for number in range(1, 9))

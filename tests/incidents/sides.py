@@ -15,10 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mcast.api import Backend
+from mcast.backends.net import hostnet
 from mcast.backends.rdma import PROVIDER
 from mcast.backends.rdma.backend import RdmaBackend
 from mcast.backends.rdma.infiniband_bed import InfinibandTestbed, add_hca
-from mcast.backends.rdma.net import hostnet
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.wire.addresses import Gid
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mcast.api import DeviceInfo, GroupInfo, LinkLayer, PortInfo, PortState
-from mcast.backends.rdma.net import groups
+from mcast.backends.net import groups
+from mcast.backends.rdma.devices import netdevs_of
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import JoinState, McMask, McMemberRecord, SaMethod
 
@@ -59,7 +60,7 @@ def test_the_groups_that_opensm_has_are_shown(
         mask = McMask.MGID | McMask.PORT_GID | McMask.JOIN_STATE | creation
         made = sm.ask(host.name, SaMethod.SET, mask, record).records[0]
         sm.lend(monkeypatch, subnet.hosts[3].name)
-        table = groups.group_table([DEVICE])
+        table = groups.group_table([DEVICE], netdevs_of)
     found = {info.mgid: info for info in table.groups}
     assert found[MGID] == GroupInfo(MGID, (), made.mlid)
     assert any(mgid[2:4] == b"\x40\x1b" for mgid in found), "the IPoIB broadcast group"
@@ -81,7 +82,7 @@ def test_what_an_sa_that_trusts_us_prints_is_read() -> None:
 
 def test_a_fabric_that_does_not_answer_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    table = groups.group_table([DEVICE.model_copy(update={"name": "none0"})])
+    table = groups.group_table([DEVICE.model_copy(update={"name": "none0"})], netdevs_of)
     assert table.groups == ()
     (sentence,) = table.unseen
     assert sentence.startswith("groups on InfiniBand: saquery -C none0 -P 1 MCMR: ")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mcast.api import DeviceInfo, GroupMember, GroupSource, LinkLayer, PortInfo, PortState
-from mcast.backends.rdma.net import groups, hostnet, netlink
-from mcast.backends.rdma.net.netlink import SnoopingEntry
+from mcast.api import DeviceInfo, GroupMember, GroupSource, GroupTable, LinkLayer, PortInfo, PortState
+from mcast.backends.net import groups, hostnet, netlink
+from mcast.backends.net.netlink import SnoopingEntry
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import JoinState
 
@@ -47,7 +47,6 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
                 raise mdb
             return mdb
 
-        monkeypatch.setattr(groups, "netdevs_of", lambda device, port: ("eth0",))
         monkeypatch.setattr(hostnet, "igmp_memberships", lambda: igmp)
         monkeypatch.setattr(netlink, "snooping_table", snooping_table)
         monkeypatch.setattr(hostnet, "bridge_port_of", veths.get)
@@ -58,12 +57,16 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 ETHERNET = [device("mlx0", LinkLayer.ETHERNET)]
 
 
+def group_table(devices: list[DeviceInfo]) -> GroupTable:
+    return groups.group_table(devices, lambda device, port: ("eth0",))
+
+
 def entry(port: str, group: str = str(GROUP)) -> SnoopingEntry:
     return SnoopingEntry("br0", port, ip_address(group))
 
 
 def members(devices: list[DeviceInfo]) -> dict[str, frozenset[GroupSource]]:
-    table = groups.group_table(devices)
+    table = group_table(devices)
     assert {info.mgid for info in table.groups} <= {Gid(GROUP)}
     return {member.port: member.seen_in for info in table.groups for member in info.members}
 
@@ -75,7 +78,7 @@ def test_other_interfaces_are_not_ours(host: Callable[..., None]) -> None:
 
 def test_without_a_bridge_the_switch_is_out_of_sight(host: Callable[..., None]) -> None:
     host({}, [entry("veth7")], {})
-    table = groups.group_table(ETHERNET)
+    table = group_table(ETHERNET)
     assert table.groups == ()
     assert groups.NO_BRIDGE in table.unseen
 
@@ -83,7 +86,7 @@ def test_without_a_bridge_the_switch_is_out_of_sight(host: Callable[..., None]) 
 def test_our_own_end_of_a_veth_is_us_and_others_are_named(host: Callable[..., None]) -> None:
     host({"eth0": {GROUP}}, [entry("p1"), entry("p2"), entry("p2", "ff02::1")], {"eth0": "p1"})
     assert members(ETHERNET) == {"mlx0/1": {HOST, SWITCH}, "br0/p2": {SWITCH}}
-    assert groups.NO_BRIDGE not in groups.group_table(ETHERNET).unseen
+    assert groups.NO_BRIDGE not in group_table(ETHERNET).unseen
 
 
 def test_behind_a_bridged_port_of_ours_are_others(host: Callable[..., None]) -> None:
@@ -94,7 +97,7 @@ def test_behind_a_bridged_port_of_ours_are_others(host: Callable[..., None]) -> 
 def test_a_bridge_that_cannot_be_asked_is_said(host: Callable[..., None]) -> None:
     error = PermissionError("Operation not permitted")
     host({"eth0": {GROUP}}, error, {})
-    table = groups.group_table(ETHERNET)
+    table = group_table(ETHERNET)
     assert table.groups[0].members == (GroupMember("mlx0/1", frozenset({HOST})),)
     assert f"what bridges of this host know: {error}" in table.unseen
 
@@ -106,7 +109,7 @@ def test_an_sa_that_names_members_is_believed(monkeypatch: pytest.MonkeyPatch) -
         groups.SaRecord(mgid, 0xC001, Gid("fe80::2"), JoinState.SEND_ONLY_FULL),
     )
     monkeypatch.setattr(groups, "ask_sa", lambda device, number: records)
-    table = groups.group_table([device("mlx0", LinkLayer.INFINIBAND)])
+    table = group_table([device("mlx0", LinkLayer.INFINIBAND)])
     (info,) = table.groups
     assert (info.mgid, info.mlid) == (mgid, 0xC001)
     assert info.members == (
@@ -123,7 +126,7 @@ def test_what_saquery_prints_and_nobody_knows_is_not_seen(
     monkeypatch: pytest.MonkeyPatch, record: str, what: str
 ) -> None:
     monkeypatch.setattr(hostnet, "run", lambda *words: f"MCMember Record dump:\n{record}")
-    (unseen,) = groups.group_table([device("mlx0", LinkLayer.INFINIBAND)]).unseen
+    (unseen,) = group_table([device("mlx0", LinkLayer.INFINIBAND)]).unseen
     assert unseen.startswith("groups on InfiniBand: saquery prints records of another form: ")
     assert what in unseen
 
@@ -136,8 +139,8 @@ def test_without_saquery_it_is_named_and_a_port_that_is_down_not_asked(
 
     monkeypatch.setattr(groups, "ask_sa", missing)
     up, down = (device("mlx0", LinkLayer.INFINIBAND, state) for state in (PortState.ACTIVE, PortState.DOWN))
-    assert groups.group_table([up]).unseen == (groups.NO_SAQUERY,)
-    assert groups.group_table([down]) == ((), ())
+    assert group_table([up]).unseen == (groups.NO_SAQUERY,)
+    assert group_table([down]) == ((), ())
 
 
 def test_the_name_of_an_interface_may_be_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ from typing import Any, cast
 import pytest
 
 from mcast.api import Gid
+from mcast.backends.net.groups import SaRecord, read_records
+from mcast.backends.net.hostnet import InterfaceAddress
 from mcast.backends.rdma import infiniband_bed
 from mcast.backends.rdma.host_bed import of_one_network
 from mcast.backends.rdma.infiniband_bed import (
@@ -18,8 +20,6 @@ from mcast.backends.rdma.infiniband_bed import (
     InfinibandTestbed,
     with_more_ids,
 )
-from mcast.backends.rdma.net.groups import SaRecord, read_records
-from mcast.backends.rdma.net.hostnet import InterfaceAddress
 from mcast.backends.rdma.roce_bed import RocePort
 from mcast.backends.rdma.sa.umad import Silent
 from mcast.wire import mad

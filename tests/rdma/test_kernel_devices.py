@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from mcast.backends.net import netlink
+from mcast.backends.net.netlink import RdmaDevice
 from mcast.backends.rdma import kernel_devices
 from mcast.backends.rdma.drivers import DRIVERS, RDMA_CORE, is_newer
 from mcast.backends.rdma.kernel_devices import KernelDevice, why_closed
-from mcast.backends.rdma.net import netlink
-from mcast.backends.rdma.net.netlink import RdmaDevice
 
 RXE, SIW = 14, 18
 

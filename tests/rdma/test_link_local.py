@@ -6,8 +6,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import pytest
 
+from mcast.backends.net import hostnet
 from mcast.backends.rdma import devices
-from mcast.backends.rdma.net import hostnet
 from mcast.wire.addresses import needs_interface
 
 

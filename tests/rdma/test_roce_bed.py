@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mcast.api import Gid
+from mcast.backends.net import hostnet
 from mcast.backends.rdma import roce_bed
-from mcast.backends.rdma.net import hostnet
 from mcast.backends.rdma.roce_bed import REPORTED, RoceObserver, RocePort
 
 HERE, GROUP = IPv4Address("10.0.0.1"), IPv4Address("239.1.1.1")

@@ -10,8 +10,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 import pytest
 
 from mcast.api import QpInit
+from mcast.backends.net.igmp_listener import querier, reports
 from mcast.backends.rdma import slab, sockaddr
-from mcast.backends.rdma.net.igmp_listener import querier, reports
 from mcast.wire.addresses import AF_IB, AF_UNIX, McastAddress, Mgid
 
 

@@ -81,8 +81,8 @@ class Addresses(Protocol):
 class Reports(Protocol):
     """IGMP: announces the full members of RoCE groups."""
 
-    def join(self, port: Port, group: Gid) -> None:
-        """Count a full member; announce the port's first one."""
+    def join(self, port: Port, group: Gid) -> int:
+        """Count a full member; announce the port's first one. Return the errno of a host that cannot."""
 
     def leave(self, port: Port, group: Gid) -> None:
         """Undo `join`."""
@@ -275,14 +275,16 @@ class CmaId:
     # --- bind and resolve ----------------------------------------------------------------
 
     def bind(self, source: IPv4Address | IPv6Address) -> int:
-        """Bind the id to the device with that address; the wildcard and loopback leave the id without a
-        device."""
+        """Bind the id to the device with that address.
+
+        The wildcard leaves the id without a device, and so does a loopback address that no device has.
+        """
         if self.state is not IdState.IDLE:
             return errno.EINVAL
-        if not (source.is_unspecified or source.is_loopback):
-            interface = self.network.hosts.interface(self.hosts, source)
-            if interface is None:
-                return errno.EADDRNOTAVAIL
+        interface = None if source.is_unspecified else self.network.hosts.interface(self.hosts, source)
+        if interface is None and not (source.is_unspecified or source.is_loopback):
+            return errno.EADDRNOTAVAIL
+        if interface is not None:
             if self.port_space is PortSpace.IPOIB and not interface.port.is_infiniband:
                 return errno.EINVAL
             self._take(interface)
@@ -394,7 +396,9 @@ class CmaId:
             self.channel.put(QueuedEvent(_ERROR, self, membership))
             return 0
         if bits == _FULL:
-            self.network.igmp.join(port, mgid)
+            if refused := self.network.igmp.join(port, mgid):
+                del self.groups[address]
+                return refused
             membership.igmp = True
         self._joined(membership, _roce_ud(mgid, port.sgid_index(self.source)))
         return 0

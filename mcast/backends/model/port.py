@@ -40,16 +40,18 @@ class Interface:
 
     __slots__ = ("broadcast", "ipv4", "ipv6", "pkey", "port")
 
-    def __init__(self, port: Port, pkey: int, ipv4: IPv4Address | None, ipv6: IPv6Address) -> None:
+    def __init__(
+        self, port: Port, pkey: int, ipv4: IPv4Address | None, ipv6: IPv6Address | None = None
+    ) -> None:
         self.port: Port = port
         self.pkey: int = pkey
         self.ipv4: IPv4Address | None = ipv4
-        self.ipv6: IPv6Address = ipv6
+        self.ipv6: IPv6Address | None = ipv6
         self.broadcast: McMemberRecord | None = None
 
     @property
     def addresses(self) -> tuple[IPv4Address | IPv6Address, ...]:
-        return (self.ipv6,) if self.ipv4 is None else (self.ipv4, self.ipv6)
+        return tuple(one for one in (self.ipv4, self.ipv6) if one is not None)
 
 
 class Bound(Protocol):
@@ -76,7 +78,7 @@ class Port:
         rate: float,
         limits: Limits,
         ipv4: IPv4Address | None,
-        ipv6: IPv6Address,
+        ipv6: IPv6Address | None,
         multicast: bool = True,
     ) -> None:
         self.index: int = index

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from mcast.api import Destination, Leases, PortEvent, QpCounters, QpInit, QpState, QpType, WcStatus
 from mcast.backends.model.port import Port
-from mcast.wire.addresses import Gid
+from mcast.wire.addresses import IPV4_MAPPED, Gid
 from mcast.wire.partition import partners
 
 _S = QpState
@@ -223,6 +223,28 @@ class Qp:
         self.news = True
         if self.on_readable is not None:
             self.on_readable()
+
+    def address_handle(self, to: Destination) -> int:
+        """The errno of making an address handle (K-DATA-21). A handle outlives its source GID."""
+        if to.port_num != 1 or not to.is_global:
+            return errno.EINVAL
+        if (to.gid, to.sgid_index) not in self.handles:
+            if to.sgid_index not in self.port.gids:
+                return errno.ENODATA
+            self.handles.add((to.gid, to.sgid_index))
+        return 0
+
+    def source_of(self, to: Destination) -> Gid | None:
+        """The source GID of messages to that destination; None if the device cannot send them.
+
+        On RoCE it is of the destination's IP version.
+        """
+        port = self.port
+        source = port.gids.get(to.sgid_index)
+        if self.gone or not port.up or source is None:
+            return None
+        same_ip = (source[:12] == IPV4_MAPPED) == (to.gid[:12] == IPV4_MAPPED)
+        return source if port.is_infiniband or same_ip else None
 
     def deliver(self, burst: Burst, start: int, stop: int) -> None:
         """Messages start..stop of the burst arrive at the port for this QP."""

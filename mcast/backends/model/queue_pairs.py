@@ -47,9 +47,13 @@ class QueuePairs:
 
     def create(self, port: Port, init: QpInit, qkey: int, pkey_index: int) -> Qp:
         """Make a queue pair with a number of its own, in RESET."""
-        qp = self._by_number[self._next] = Qp(port, self._next, init, qkey, pkey_index)
-        self._next += 1
+        number = self._new_number(port)
+        qp = self._by_number[number] = Qp(port, number, init, qkey, pkey_index)
         return qp
+
+    def _new_number(self, port: Port) -> int:
+        self._next += 1
+        return self._next - 1
 
     def destroy(self, qp: Qp) -> None:
         """Detach the queue pair from everything and forget it."""

@@ -19,11 +19,11 @@ from mcast.api import (
     UnavailableReason,
     UnusableDevice,
 )
+from mcast.backends.net.groups import group_table
 from mcast.backends.rdma import native
 from mcast.backends.rdma.availability import gather, judge
-from mcast.backends.rdma.devices import read_counters, read_devices, survey
+from mcast.backends.rdma.devices import netdevs_of, read_counters, read_devices, survey
 from mcast.backends.rdma.ending import Ending
-from mcast.backends.rdma.net.groups import group_table
 from mcast.backends.rdma.pds import ProtectionDomains
 from mcast.backends.rdma.process import OwnedByProcess, Process
 
@@ -71,7 +71,7 @@ class RdmaBackend(OwnedByProcess, Backend):
 
     def groups(self) -> GroupTable:
         self._require_open("groups", Phase.OPEN)
-        return group_table(read_devices(self._native))
+        return group_table(read_devices(self._native), netdevs_of)
 
     def _port_counters(self, device: str, port_num: int) -> Mapping[str, int]:
         is_name = "/" not in device and "\0" not in device and device not in ("", ".", "..")

@@ -11,8 +11,8 @@ from time import monotonic, sleep
 from typing import Protocol, TypeVar
 
 from mcast.api import Testbed
+from mcast.backends.net import hostnet
 from mcast.backends.rdma.native import Native
-from mcast.backends.rdma.net import hostnet
 
 SETTLE = 60.0
 """Seconds that the kernel and the fabric may take to carry a change through."""

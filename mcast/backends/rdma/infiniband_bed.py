@@ -20,6 +20,9 @@ from time import monotonic, sleep
 from typing import NamedTuple
 
 from mcast.api import Backend, Feature, Gid, LinkLayer, Observer, PortState
+from mcast.backends.net import hostnet
+from mcast.backends.net.groups import SaRecord, read_records
+from mcast.backends.net.netlink import more_objects, rdma_objects
 from mcast.backends.rdma.devices import read_devices
 from mcast.backends.rdma.host_bed import (
     SETTLE,
@@ -31,10 +34,7 @@ from mcast.backends.rdma.host_bed import (
     qkey_violations,
 )
 from mcast.backends.rdma.native import Native
-from mcast.backends.rdma.net import hostnet
-from mcast.backends.rdma.net.groups import SaRecord, read_records
 from mcast.backends.rdma.net.ipoib import interfaces_of
-from mcast.backends.rdma.net.netlink import more_objects, rdma_objects
 from mcast.backends.rdma.sa.umad import Silent, SubnetAdministrator, subnet_administrator
 from mcast.wire.mcmember import RECEIVING, JoinState
 from mcast.wire.partition import DEFAULT_PKEY, PARTITION

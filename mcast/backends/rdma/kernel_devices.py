@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from mcast.backends.net import netlink
 from mcast.backends.rdma.drivers import DRIVERS, Driver
-from mcast.backends.rdma.net import netlink
 
 SYSFS = Path("/sys/class/infiniband")
 VERBS = Path("/sys/class/infiniband_verbs")

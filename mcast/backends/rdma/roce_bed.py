@@ -13,12 +13,12 @@ from time import monotonic
 from typing import NamedTuple
 
 from mcast.api import Backend, Feature, Gid, LinkLayer, Observer, PortState
+from mcast.backends.net import hostnet
+from mcast.backends.net.netlink import more_objects
 from mcast.backends.rdma.devices import netdevs_of, read_devices
 from mcast.backends.rdma.host_bed import HostTestbed, of_one_network, own_objects, qkey_violations
 from mcast.backends.rdma.kernel_devices import SYSFS
 from mcast.backends.rdma.native import Native
-from mcast.backends.rdma.net import hostnet
-from mcast.backends.rdma.net.netlink import more_objects
 
 OVER_LO = {
     "test_a_reply_goes_to_the_source_of_a_message_alone": "all ports are in one network namespace: the "

@@ -25,20 +25,20 @@ from mcast.api import (
     Testbed,
     UnavailableReason,
 )
-from mcast.backends.rdma.backend import RdmaBackend
-from mcast.backends.rdma.devices import read_devices
-from mcast.backends.rdma.host_bed import SETTLE, HostTestbed, eventually, qkey_violations
-from mcast.backends.rdma.infiniband_bed import find_infiniband_ports, infiniband_testbed
-from mcast.backends.rdma.native import Native, load
-from mcast.backends.rdma.net import hostnet
-from mcast.backends.rdma.net.igmp_listener import IgmpListener
-from mcast.backends.rdma.net.netlink import (
+from mcast.backends.net import hostnet
+from mcast.backends.net.igmp_listener import IgmpListener
+from mcast.backends.net.netlink import (
     SnoopingEntry,
     forget,
     more_objects,
     rdma_objects,
     snooping_table,
 )
+from mcast.backends.rdma.backend import RdmaBackend
+from mcast.backends.rdma.devices import read_devices
+from mcast.backends.rdma.host_bed import SETTLE, HostTestbed, eventually, qkey_violations
+from mcast.backends.rdma.infiniband_bed import find_infiniband_ports, infiniband_testbed
+from mcast.backends.rdma.native import Native, load
 from mcast.backends.rdma.roce_bed import OVER_LO, RoceTestbed, find_roce_ports
 from mcast.wire.units import MTU
 

@@ -98,7 +98,9 @@ class SimTestbed(Testbed):
         self.features: frozenset[Feature] = _COMMON | shown
 
     def ipv6_of(self, port: IPv4Address) -> IPv6Address:
-        return self.fabric.port_of(port).interfaces[0].ipv6
+        address = self.fabric.port_of(port).interfaces[0].ipv6
+        assert address is not None
+        return address
 
     @contextmanager
     def route(self, network: IPv4Network, port: IPv4Address) -> Iterator[None]:

@@ -16,7 +16,7 @@ from time import monotonic, sleep
 import pytest
 
 from mcast.api import Capability, Testbed
-from mcast.backends.rdma.net.groups import UNTRUSTED
+from mcast.backends.net.groups import UNTRUSTED
 from mcast.capture.player import Recorded, messages_of
 from mcast.capture.recorder import recorder_of
 from mcast.endpoint.blocking import open_endpoint

@@ -20,8 +20,8 @@ from typing import NamedTuple
 import pytest
 
 from mcast.api import Finding, Level, OutOfResources, Testbed
+from mcast.backends.net.igmp_listener import hear_queriers
 from mcast.backends.rdma import PROVIDER
-from mcast.backends.rdma.net.igmp_listener import hear_queriers
 
 from .conftest import sh
 

@@ -17,7 +17,7 @@ import pytest
 
 from mcast import Endpoint, Lost, Rejoined, RejoinPolicy, aio, open_endpoint
 from mcast.api import Closed, McastError, Testbed, TimedOut
-from mcast.backends.rdma.net import hostnet
+from mcast.backends.net import hostnet
 from mcast.backends.rdma.testbed import RdmaTestbed
 
 BOUND = 100.0

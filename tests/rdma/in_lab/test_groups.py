@@ -9,8 +9,8 @@ from ipaddress import IPv4Address
 from time import monotonic, sleep
 
 from mcast.api import GroupMember, GroupSource, Testbed
-from mcast.backends.rdma.net import hostnet
-from mcast.backends.rdma.net.netlink import forget, rdma_objects, snooping_table
+from mcast.backends.net import hostnet
+from mcast.backends.net.netlink import forget, rdma_objects, snooping_table
 from mcast.wire.addresses import Gid
 from mcast.wire.mapping import group_mac, roce_v1_mgid
 

@@ -12,7 +12,7 @@ import pytest
 
 import mcast
 from mcast.api import JoinAttrEx, Testbed
-from mcast.backends.rdma.net.netlink import rdma_objects
+from mcast.backends.net.netlink import rdma_objects
 
 from ...waiting import descriptors
 

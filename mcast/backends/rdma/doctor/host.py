@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mcast.api import DeviceInfo, LinkLayer, PortInfo
+from mcast.backends.net import hostnet
+from mcast.backends.net.hostnet import NET
+from mcast.backends.net.igmp_listener import hear_queriers
 from mcast.backends.rdma import availability
 from mcast.backends.rdma.kernel_devices import SYSFS, kernel_devices
-from mcast.backends.rdma.net import hostnet
-from mcast.backends.rdma.net.hostnet import NET
-from mcast.backends.rdma.net.igmp_listener import hear_queriers
 from mcast.backends.rdma.net.ipoib import IFF_UP, IpoibInterface, interfaces_of
 from mcast.backends.rdma.sa.refusal import broadcast_causes
 from mcast.backends.rdma.sa.umad import NoAnswer, Silent, subnet_administrator

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from mcast.backends.rdma.net.hostnet import NET
+from mcast.backends.net.hostnet import NET
 from mcast.wire.addresses import Gid
 from mcast.wire.mapping import mgid_fields
 

@@ -24,7 +24,6 @@ from mcast.backends.sim.faults.rules import (
     Reorder,
     Rules,
 )
-from mcast.wire.addresses import IPV4_MAPPED, Gid
 from mcast.wire.probe import is_probe
 
 _RTS = QpState.RTS
@@ -72,7 +71,7 @@ class Wire:
         """
         path = qp.path
         known = path is not None and path.to is to and path.version == self._receivers.version
-        if not known and (refused := _refused(qp, to)):
+        if not known and (refused := qp.address_handle(to)):
             return refused
         if qp.state is not _RTS:
             return 0 if qp.state is QpState.ERR else errno.EINVAL
@@ -96,11 +95,10 @@ class Wire:
     def _path(self, qp: Qp, to: Destination) -> Path | None:
         """The path of a message; None if the device cannot send it.
 
-        `Receivers.version` changes with everything that the path depends on; on RoCE it also needs a source
-        GID of the group's IP version.
+        `Receivers.version` changes with everything that the path depends on.
         """
-        port, source = qp.port, qp.port.gids.get(to.sgid_index)
-        if qp.gone or not port.up or source is None or not (port.is_infiniband or _same_ip(source, to.gid)):
+        port, source = qp.port, qp.source_of(to)
+        if source is None:
             return None
         header = Header(source, qp.number, to.gid, to.dlid, to.qkey, qp.pkey, port.lid)
         targets = self._switching.targets(port, to)
@@ -192,18 +190,3 @@ class Wire:
             self._log.deliver(qp, burst, start, stop)
         else:
             qp.deliver(burst, start, stop)
-
-
-def _refused(qp: Qp, to: Destination) -> int:
-    """The errno of making an address handle. A handle that was made outlives its source GID."""
-    if to.port_num != 1 or not to.is_global:
-        return errno.EINVAL
-    if (to.gid, to.sgid_index) not in qp.handles:
-        if to.sgid_index not in qp.port.gids:
-            return errno.ENODATA
-        qp.handles.add((to.gid, to.sgid_index))
-    return 0
-
-
-def _same_ip(source: Gid, gid: Gid) -> bool:
-    return (source[:12] == IPV4_MAPPED) == (gid[:12] == IPV4_MAPPED)

@@ -32,12 +32,13 @@ class Igmp:
         self.querier: bool = True
         self._ages: dict[tuple[Gid, int], int] = {}
 
-    def join(self, port: Port, group: Gid) -> None:
+    def join(self, port: Port, group: Gid) -> int:
         """A full member joined on the port; the first one is announced to the switches (JEX-10)."""
         members = self._topology.ports[port.index].igmp
         count = members[group] = members.get(group, 0) + 1
         if count == 1:
             self.report(port, group)
+        return 0
 
     def leave(self, port: Port, group: Gid) -> None:
         """A full member left; when the last one leaves, that is announced."""

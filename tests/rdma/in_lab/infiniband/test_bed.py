@@ -7,8 +7,8 @@ import re
 import pytest
 
 from mcast.api import Testbed
+from mcast.backends.net import hostnet
 from mcast.backends.rdma.infiniband_bed import SM_KEY, InfinibandTestbed, cables, trusted_records
-from mcast.backends.rdma.net import hostnet
 from mcast.conformance.peers import Application, new_group
 
 

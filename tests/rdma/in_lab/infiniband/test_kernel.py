@@ -32,9 +32,9 @@ from mcast.api import (
     Testbed,
     TimedOut,
 )
+from mcast.backends.net import hostnet
 from mcast.backends.rdma import PROVIDER
 from mcast.backends.rdma.infiniband_bed import SM_KEY, InfinibandTestbed, pkeys_of, trusted_records
-from mcast.backends.rdma.net import hostnet
 from mcast.backends.rdma.net.ipoib import interfaces_of
 from mcast.conformance.peers import Application, eventually, new_group, raw_address, readable
 from mcast.wire.addresses import Gid, McastAddress, Mgid

@@ -11,6 +11,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mcast.backends.net import netlink
 from mcast.wire.addresses import needs_interface
 
 NET = Path("/sys/class/net")
@@ -71,13 +72,14 @@ def addresses() -> dict[str, list[InterfaceAddress]]:
 
 
 def bridge_port_of(netdev: str) -> str | None:
-    """The other end of a veth, if that is a port of a bridge."""
+    """The other end of a veth, if that is a port of a bridge of this network namespace."""
     try:
-        peer = int((NET / netdev / "iflink").read_text())
-        names = (path.name for path in NET.iterdir() if int((path / "ifindex").read_text()) == peer)
-        return next((name for name in names if name != netdev and (NET / name / "brport").exists()), None)
+        there = netlink.links()
     except OSError:
         return None
+    peers = [one.peer for one in there.values() if one.name == netdev]
+    other = there.get(peers[0]) if peers else None
+    return other.name if other is not None and other.is_bridge_port and other.name != netdev else None
 
 
 def igmp_versions() -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""Asks the kernel by netlink for three tables: a bridge's multicast database, RDMA devices, and RDMA objects.
+"""Asks the kernel by netlink: interfaces, multicast databases of bridges, RDMA devices, RDMA objects.
 
-`bridge mdb show`, `rdma dev` and `rdma resource show` show the same, but starting a process costs more than
-the question itself. The numbers are those of <linux/if_bridge.h>, <linux/rtnetlink.h> and
+`ip link`, `bridge mdb show`, `rdma dev` and `rdma resource show` show the same, but starting a process costs
+more than the question itself. The numbers are those of <linux/if_bridge.h>, <linux/rtnetlink.h> and
 <rdma/rdma_netlink.h>.
 """
 
@@ -25,8 +25,11 @@ _DUMP, _ACK = 0x301, 0x5
 _ERROR, _DONE = 2, 3
 _HEADER = 16
 """Bytes of struct nlmsghdr."""
-_DELMDB, _GETMDB = 85, 86
-"""Requests: RTM_DELMDB, RTM_GETMDB."""
+_GETLINK, _DELMDB, _GETMDB = 18, 85, 86
+"""Requests: RTM_GETLINK, RTM_DELMDB, RTM_GETMDB."""
+_LINK = struct.Struct("@BxHiII")
+"""struct ifinfomsg: family, type, index, flags, change."""
+_IFNAME, _IFLA_LINK, _LINKINFO, _SLAVE_KIND = 3, 5, 18, 4
 _DEV_GET, _RES_GET, _GET_CHARDEV = (5 << 10 | command for command in (1, 9, 15))
 """Requests of the client RDMA_NL_NLDEV: RDMA_NLDEV_CMD_GET, _RES_GET, _GET_CHARDEV."""
 _BRIDGE, _ENTRY = struct.Struct("@B3xI"), struct.Struct("@IBBH16sH2x")
@@ -54,6 +57,17 @@ class SnoopingEntry(NamedTuple):
     vlan: int = 0
 
 
+class Link(NamedTuple):
+    """An interface. `peer` is the number of a veth's other end, or of what the interface lies on; 0 if none.
+
+    `is_bridge_port`  True if a bridge has it as a port
+    """
+
+    name: str
+    peer: int
+    is_bridge_port: bool
+
+
 class RdmaDevice(NamedTuple):
     """An RDMA device of this network namespace.
 
@@ -72,6 +86,19 @@ def snooping_table() -> list[SnoopingEntry]:
     """
     request = _BRIDGE.pack(socket.AF_BRIDGE, 0)
     return list(_snooping_entries(_ask(_ROUTE, _GETMDB, _DUMP, request)))
+
+
+def links() -> dict[int, Link]:
+    """Number -> interface, of this network namespace. Raises OSError with the kernel's answer."""
+    found = {}
+    for message in _ask(_ROUTE, _GETLINK, _DUMP, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
+        _, _, number, _, _ = _LINK.unpack_from(message)
+        told = message[_LINK.size :]
+        fields = dict(_attributes(told))
+        peer = int.from_bytes(fields.get(_IFLA_LINK, b""), sys.byteorder)
+        kinds = [_text(kind) for kind in _nested(told, _LINKINFO, _SLAVE_KIND)]
+        found[number] = Link(_text(fields.get(_IFNAME, b"")), peer, kinds == ["bridge"])
+    return found
 
 
 def rdma_devices() -> dict[str, RdmaDevice]:

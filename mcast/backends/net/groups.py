@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from ipaddress import IPv4Address
 from typing import NamedTuple
 
@@ -20,10 +20,10 @@ from mcast.api import (
     GroupSource,
     GroupTable,
     LinkLayer,
+    PortInfo,
     PortState,
 )
-from mcast.backends.rdma.devices import netdevs_of
-from mcast.backends.rdma.net import hostnet, netlink
+from mcast.backends.net import hostnet, netlink
 from mcast.wire.addresses import ZERO_GID, Gid
 from mcast.wire.mcmember import JoinState
 
@@ -70,8 +70,13 @@ class _Table:
         return GroupTable(tuple(groups), tuple(self.unseen))
 
 
-def group_table(devices: Iterable[DeviceInfo]) -> GroupTable:
-    """The groups that the ports of these devices, and the tables around them, know now."""
+def group_table(
+    devices: Iterable[DeviceInfo], netdevs_of: Callable[[str, PortInfo], Iterable[str]]
+) -> GroupTable:
+    """The groups that the ports of these devices, and the tables around them, know now.
+
+    `netdevs_of` returns the interfaces of a device's port.
+    """
     ports = [(device.name, port) for device in devices for port in device.ports]
     table = _Table()
     ethernet = {

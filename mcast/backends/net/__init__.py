@@ -1,0 +1,1 @@
+"""What the providers on real networks ask of the host: its interfaces, bridges, IGMP and groups."""
