@@ -25,6 +25,7 @@ BUILTIN = {
     "sim-ib": "mcast.backends.sim:INFINIBAND",
     "sim-shared": "mcast.backends.sim:SHARED_ROCE",
     "sim-shared-ib": "mcast.backends.sim:SHARED_INFINIBAND",
+    "udp": "mcast.backends.udp:PROVIDER",
     "rdma": "mcast.backends.rdma:PROVIDER",
 }
 """Name -> "module:value" of the provider. `sim` is the served fabric of MCAST_SIM, else `sim-roce`."""

@@ -334,6 +334,7 @@ class UnavailableReason(Enum):
     MEMLOCK = "locked-memory limit too small"
     PORT_DOWN = "port down"
     NO_ADDRESS = "no address"
+    PORT_IN_USE = "UDP port in use"
 
 
 class BackendError(Exception):

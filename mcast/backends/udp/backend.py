@@ -1,0 +1,684 @@
+"""The contract over sockets: each call is a change under the backend's guard, and turns errnos into errors.
+
+All objects of a backend share its guard, as those of a simulated fabric do. No call waits under it: system
+calls there are made with MSG_DONTWAIT, and a call that has to wait sleeps on descriptors outside.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping, Sequence
+from ipaddress import IPv4Address, IPv6Address
+from math import inf
+from time import monotonic
+from types import MappingProxyType
+from typing import Any, NoReturn
+
+from mcast.api import (
+    JOIN_MASK,
+    RECHECK,
+    Backend,
+    Batch,
+    Capability,
+    CmEvent,
+    CmId,
+    CopiedBatch,
+    Destination,
+    DeviceBytes,
+    DeviceInfo,
+    EventChannel,
+    Gid,
+    GroupTable,
+    Guard,
+    Headed,
+    JoinAttrEx,
+    JoinFlag,
+    LinkLayer,
+    McastAddress,
+    McastError,
+    Phase,
+    PortEvent,
+    PortSpace,
+    QpCounters,
+    QpError,
+    QpInit,
+    QpState,
+    QpType,
+    QueuePair,
+    Refused,
+    Region,
+    TimedOut,
+    Waiters,
+    WcStatus,
+    mcast_error,
+    require_comp_vector,
+)
+from mcast.backends.model import cm
+from mcast.backends.model.qp import Qp
+from mcast.backends.net.groups import group_table
+from mcast.backends.udp import _native, sockets
+from mcast.backends.udp.availability import why_refused
+from mcast.backends.udp.datapath import DataPath
+from mcast.backends.udp.network import UdpNetwork
+from mcast.backends.udp.readiness import Readiness
+from mcast.backends.udp.watcher import Watcher
+from mcast.wire.packets import ROCE_UDP_PORT
+
+CAPABILITIES = frozenset({Capability.IGMP, Capability.CONNECTED_QP, Capability.GROUP_TABLE})
+_UNUSABLE = frozenset(
+    {errno.ENETUNREACH, errno.ENETDOWN, errno.ENODEV, errno.EADDRNOTAVAIL, errno.EINVAL, errno.EHOSTUNREACH}
+)
+"""Errnos of a send from a port whose link or address is gone, or to where no route leads."""
+_JOIN_MASK, _FULL_MEMBER = int(JOIN_MASK), JoinFlag.FULLMEMBER
+_AGAIN = errno.EAGAIN
+
+
+class UdpBackend(Backend):
+    """The host's IPv4 interfaces."""
+
+    _strict = True
+
+    def __init__(self) -> None:
+        self.name: str = "udp"
+        self.capabilities: frozenset[Capability] = CAPABILITIES
+        self._guard = Guard("udp backend", "close the backend and open another one")
+        self.waiters: Waiters = Waiters()
+        self._guard.settle = lambda call: self.waiters.wake()
+        self.network: UdpNetwork = UdpNetwork()
+        self._channels: dict[UdpEventChannel, None] = {}
+        self._watcher = Watcher(self._turn)
+        self._watcher.add(self.network.hosts.netlink.fileno())
+        self.network.queue_pairs.on_door = self._open_door
+
+    def _open_door(self, address: IPv4Address) -> None:
+        """Take unicast to port 4791 of the address, for queue pairs of any process."""
+        if address not in self.network.doors:
+            door = self.network.doors[address] = sockets.open_door(address)
+            self._watcher.add(door.fileno())
+
+    def _turn(self, readable: list[int]) -> None:
+        """Do the thread's part."""
+        self._guard.run("a report of the kernel", Phase.EVENT, self._hear, readable)
+
+    def _hear(self, readable: list[int]) -> None:
+        if self._closed:
+            return
+        self.network.look()
+        for address, door in self.network.doors.items():
+            if door.fileno() in readable:
+                passed, lost = _native.forward(door.fileno(), int(address))
+                self.network.passed_on.update(forwarded=passed, not_forwarded=lost)
+
+    def devices(self) -> tuple[DeviceInfo, ...]:
+        return self._change("devices", Phase.OPEN, self._devices)
+
+    def _devices(self) -> tuple[DeviceInfo, ...]:
+        self.network.look()
+        return tuple(port.info() for port in self.network.hosts.ports)
+
+    def _port_counters(self, device: str, port_num: int) -> Mapping[str, int]:
+        pairs = self.network.queue_pairs
+        found = dict(pairs.counted.get(device, {}))
+        for path in list(pairs.paths.values()):
+            if path.port.name == device:
+                path.look_for_overflow()
+                for name, count in path.counts()[4].items():
+                    found[name] = found.get(name, 0) + count
+        return found | dict(self.network.passed_on)
+
+    def groups(self) -> GroupTable:
+        return group_table(self._change("groups", Phase.OPEN, self._devices), lambda device, port: (device,))
+
+    def event_channel(self) -> EventChannel:
+        return self._change("event_channel", Phase.OPEN, self._event_channel)
+
+    def _event_channel(self) -> EventChannel:
+        channel = UdpEventChannel(self, self._channels)
+        self._channels[channel] = None
+        return channel
+
+    def _close(self) -> None:
+        if self._freed:
+            return
+        self._closed = True
+        for channel in list(self._channels):
+            channel._close()
+        self._watcher.close()
+        self.network.close()
+        self._freed = True
+
+
+class UdpEventChannel(EventChannel):
+    """An event channel; its descriptor is readable while an event waits."""
+
+    _strict = True
+
+    def __init__(self, backend: UdpBackend, siblings: dict[UdpEventChannel, None]) -> None:
+        self.backend: UdpBackend = backend
+        self._siblings = siblings
+        self._guard = backend._guard
+        self.ids: dict[UdpCmId, None] = {}
+        self.core: cm.CmChannel = cm.CmChannel()
+        self.readiness: Readiness = Readiness(lambda: bool(self.core.queue) or self._closed)
+        self.core.on_event = self.readiness.show
+
+    def fileno(self) -> int:
+        self._require_open("fileno", Phase.EVENT)
+        return self.readiness.fd
+
+    @property
+    def pending(self) -> bool:
+        self._require_open("pending", Phase.EVENT)
+        return bool(self.core.queue)
+
+    def _create_id(self, port_space: PortSpace) -> CmId:
+        core = cm.CmaId(self.backend.network, frozenset(), self.core, port_space)
+        cm_id = UdpCmId(self, core)
+        self.ids[cm_id] = None
+        return cm_id
+
+    def _get_event(self, timeout: float | None) -> CmEvent | None:
+        end = inf if timeout is None else monotonic() + timeout
+        while True:
+            event = self._guard.run("get_event", Phase.EVENT, self._next)
+            left = end - monotonic() if timeout != 0 else 0.0
+            if event is not None or left <= 0:
+                return event
+            _native.wait(self.readiness.fd, -1, False, min(left, RECHECK))
+
+    def _next(self) -> CmEvent | None:
+        if self._closed:
+            self._refuse_closed()
+        if not self.core.queue:
+            return None
+        event = self.core.get()
+        context = None if event.membership is None else event.membership.context
+        return CmEvent(
+            event.type, event.status, event.errno, context, event.id.owner, event.ud, event.detail, ()
+        )
+
+    def _refuse_closed(self) -> NoReturn:
+        try:
+            self._require_open("get_event", Phase.EVENT)
+        except McastError as error:
+            raise Refused(error) from None
+        raise AssertionError
+
+    def _close(self) -> None:
+        if self._freed:
+            return
+        self._closed = True
+        self.readiness.show()
+        for cm_id in list(self.ids):
+            cm_id._close()
+        self.readiness.close()
+        self._siblings.pop(self, None)
+        self._freed = True
+
+
+class UdpCmId(CmId):
+    """An id of a channel."""
+
+    _strict = True
+
+    def __init__(self, channel: UdpEventChannel, core: cm.CmaId) -> None:
+        super().__init__()
+        self.core: cm.CmaId = core
+        core.owner = self
+        self.channel: UdpEventChannel = channel
+        self._guard = channel._guard
+        self._qp: UdpQueuePair | None = None
+
+    @property
+    def device(self) -> str | None:
+        return None if self.core.interface is None else self.core.interface.port.name
+
+    @property
+    def link_layer(self) -> LinkLayer | None:
+        return None if self.core.interface is None else LinkLayer.ETHERNET
+
+    @property
+    def qp(self) -> QueuePair | None:
+        return self._qp
+
+    def _bind_addr(self, src: IPv4Address | IPv6Address) -> None:
+        self.channel.backend.network.look()
+        detail = ""
+        if isinstance(src, IPv6Address):
+            detail = "a RoCEv2 group is an IPv4 group here: bind to an IPv4 address of the interface"
+        _check(self.core.bind(src), "bind_addr", Phase.BIND, detail, src=src)
+
+    def _resolve_addr(self, dst: McastAddress, src: IPv4Address | IPv6Address | None, timeout: float) -> None:
+        self.channel.backend.network.look()
+        _check(self.core.resolve(dst, src), "resolve_addr", Phase.RESOLVE, dst=dst, src=src)
+
+    def _create_qp(self, init: QpInit) -> QueuePair:
+        name = self.device or "a UDP socket"
+        try:
+            require_comp_vector(init.comp_vector, 1, name)
+            if init.timestamps:
+                _cannot(name, "stamp completions with the time: do without timestamps", timestamps=True)
+            if init.moderation is not None:
+                _cannot(name, "moderate completions: do without", moderation=init.moderation)
+        except McastError as error:
+            raise Refused(error) from None
+        pairs, source = self.channel.backend.network.queue_pairs, self.core.source
+        pairs.source = source if isinstance(source, IPv4Address) else None
+        try:
+            failed = self.core.create_qp(init)
+        except OSError as error:
+            about = {"qp_type": init.qp_type.name, "source": source}
+            why = why_refused(error)
+            raise Refused(
+                mcast_error(error.errno or errno.EIO, "create_qp", Phase.CREATE_QP, about, why)
+            ) from error
+        _check(failed, "create_qp", Phase.CREATE_QP, qp_type=init.qp_type.name)
+        assert self.core.qp is not None
+        self._qp = UdpQueuePair(self, self.core.qp, pairs.paths[self.core.qp], init)
+        return self._qp
+
+    def forget_qp(self, qp: UdpQueuePair) -> None:
+        """The QP is closed: detached from everything, and gone."""
+        if self._qp is qp:
+            if self._guard.torn:
+                self.channel.backend.network.queue_pairs.forget(qp.core)
+                self.core.qp = None
+            else:
+                self.core.destroy_qp()
+            self._qp = None
+
+    def _join_multicast_ex(self, attr: JoinAttrEx, context: object) -> None:
+        mask, flags = int(attr.comp_mask), attr.join_flags
+        self._join_multicast(attr.addr, context, "join_multicast_ex", mask, flags)
+
+    def _join_multicast(
+        self,
+        addr: McastAddress,
+        context: object,
+        call: str = "join_multicast",
+        mask: int = _JOIN_MASK,
+        flags: int = _FULL_MEMBER,
+    ) -> None:
+        self.channel.backend.network.look()
+        failed, detail, at = 0, "", self.core.interface
+        if at is not None and not at.port.multicast and self.core.port_space is not PortSpace.TCP:
+            name = at.port.name
+            failed, detail = errno.EOPNOTSUPP, f"{name} has no multicast: ip link set {name} multicast on"
+        failed = failed or self.core.join(mask, flags, addr, context)
+        if failed == errno.ENODEV and at is not None:
+            detail = f"{at.port.name} is down: ip link set {at.port.name} up"
+        _check(failed, call, Phase.JOIN, detail, addr=addr, join_flags=flags)
+
+    def _leave_multicast(self, addr: McastAddress) -> None:
+        _check(self.core.leave(addr), "leave_multicast", Phase.LEAVE, addr=addr)
+
+    def _destroy(self) -> None:
+        if self._guard.torn:
+            self.core.drop()
+        else:
+            self.core.destroy()
+        if self._qp is not None:
+            self._qp._close()
+        self.channel.ids.pop(self, None)
+
+
+class UdpRegion(Region):
+    """Memory of the program. `end` stops its use as receive memory."""
+
+    _strict = True
+
+    def __init__(self, guard: Guard, buffer: memoryview, end: Callable[[], None]) -> None:
+        self._guard, self._buffer, self._end = guard, buffer, end
+
+    @property
+    def buffer(self) -> memoryview:
+        self._require_open("buffer", Phase.REGISTER)
+        return self._buffer
+
+    def _close(self) -> None:
+        if not self._freed:
+            if not self._guard.torn:
+                self._end()
+            self._closed = self._freed = True
+
+
+class UdpQueuePair(QueuePair):
+    """The QP of an id."""
+
+    _strict = True
+
+    def __init__(self, owner: UdpCmId, core: Qp, path: DataPath, init: QpInit) -> None:
+        self.core: Qp = core
+        self.path: DataPath = path
+        self._owner = owner
+        self._guard = owner._guard
+        self._closed = False
+        self._busy_poll = init.busy_poll
+        core.on_readable = path.readiness.show
+        path.leases.on_release = self._on_release
+
+    @property
+    def link_layer(self) -> LinkLayer:
+        return LinkLayer.ETHERNET
+
+    @property
+    def qp_num(self) -> int:
+        return self.core.number
+
+    @property
+    def qp_type(self) -> QpType:
+        return self.core.type
+
+    @property
+    def state(self) -> QpState:
+        self._require_open("state", Phase.MODIFY)
+        self._look()  # a message may have come that puts the queue pair into ERR
+        return self.core.state
+
+    @property
+    def max_message_size(self) -> int:
+        if self._closed:
+            self._require_open("max_message_size", Phase.SEND)
+        return self.core.port.mtu
+
+    @property
+    def attachments(self) -> Mapping[Gid, int]:
+        return MappingProxyType(self.core.attached.copy())
+
+    @property
+    def counters(self) -> QpCounters:
+        core, path = self.core, self.path
+        self._look()
+        received, free, low, empty, fates = path.counts()
+        return QpCounters(
+            core.sent,
+            received,
+            fates["no_receive"] + fates["overflow"],
+            fates["too_long"],
+            fates["qkey_violations"],
+            free,
+            low,
+            empty,
+            dropped_mtu=fates["oversized"],
+            dropped_reset=core.dropped_reset,
+        )
+
+    def _look(self) -> None:
+        """Receive what has come, and count; on a broken backend, all stays as it was left."""
+        guard, path = self._guard, self.path
+        with guard.lock:
+            if not guard.amid and not self._closed:
+                guard.amid = "counters"
+                path.pump()
+                path.settle()
+                path.look_for_overflow()
+                guard.amid = ""
+
+    def _on_release(self) -> None:
+        """Post the receives of a batch that was released, unless this comes amid another call."""
+        guard = self._guard
+        with guard.lock:
+            if not guard.amid and not self._closed:
+                guard.amid = "release"
+                self.path.settle()
+                guard.amid = ""
+
+    def _modify(self, state: QpState) -> None:
+        _check(self.path.modify(state), "modify", Phase.MODIFY, state=state.name)
+        self.path.readiness.show()
+
+    def port_events(self) -> tuple[PortEvent, ...]:
+        return self._change("port_events", Phase.EVENT, self._port_events)
+
+    def _port_events(self) -> tuple[PortEvent, ...]:
+        core = self.core
+        self._owner.channel.backend.network.look()
+        found, core.port_events, core.news = core.port_events, (), False
+        self.path.readiness.show()
+        return found
+
+    @property
+    def has_port_events(self) -> bool:
+        return bool(self.core.port_events)
+
+    def _attach_mcast(self, gid: Gid, lid: int) -> None:
+        failed = self._owner.channel.backend.network.queue_pairs.attach(self.core, gid, lid)
+        _check(failed, "attach_mcast", Phase.ATTACH, gid=gid, lid=f"{lid:#x}")
+
+    def _detach_mcast(self, gid: Gid, lid: int) -> None:
+        failed = self._owner.channel.backend.network.queue_pairs.detach(self.core, gid, lid)
+        _check(failed, "detach_mcast", Phase.DETACH, gid=gid, lid=f"{lid:#x}")
+
+    # --- sending -------------------------------------------------------------------------
+
+    def _send(
+        self,
+        destination: Destination,
+        payloads: Sequence[bytes | memoryview | DeviceBytes],
+        imm: int | None,
+        timeout: float | None,
+    ) -> None:
+        batch: list[Any] = payloads if isinstance(payloads, list) else list(payloads)
+
+        def post(to: tuple[object, ...], begin: int) -> tuple[int, int]:
+            return self.path.ring.send(to, batch, begin)
+
+        self._send_all(destination, post, len(batch), imm, timeout)
+
+    def _send_rows(
+        self, destination: Destination, rows: memoryview, imm: int | None, timeout: float | None
+    ) -> None:
+        count = len(rows)
+        size, flat = rows.nbytes // count, rows.cast("B")
+
+        def post(to: tuple[object, ...], begin: int) -> tuple[int, int]:
+            return self.path.ring.send_rows(to, flat, size, b"", 0, count, begin)
+
+        self._send_all(destination, post, count, imm, timeout)
+
+    def _send_headed(
+        self, destination: Destination, batch: Headed, imm: int | None, timeout: float | None
+    ) -> None:
+        count, heads, bodies = len(batch), batch.heads, batch.bodies
+        head, body = heads.nbytes // count, bodies.nbytes // count
+        flat_heads, flat_bodies = heads.cast("B"), bodies.cast("B")
+
+        def post(to: tuple[object, ...], begin: int) -> tuple[int, int]:
+            return self.path.ring.send_rows(to, flat_heads, head, flat_bodies, body, count, begin)
+
+        self._send_all(destination, post, count, imm, timeout)
+
+    def _send_all(
+        self,
+        to: Destination,
+        post: Callable[[tuple[object, ...], int], tuple[int, int]],
+        count: int,
+        imm: int | None,
+        timeout: float | None,
+    ) -> None:
+        """Post all messages; wait while the socket has no room for more, or the queue pair is in SQD."""
+        end, posted = None, 0
+        try:
+            while True:
+                posted, failed, waiter = self._guard.run(
+                    "send", Phase.SEND, self._post, to, post, posted, imm, count
+                )
+                if not failed:
+                    return
+                now = monotonic()
+                if end is None:
+                    end = inf if timeout is None else now + timeout
+                if now >= end:
+                    about = {"gid": to.gid, "messages": count}
+                    raise mcast_error(errno.ETIMEDOUT, "send", Phase.SEND, about)
+                left = min(end - now, RECHECK)
+                if waiter is not None:
+                    Waiters.sleep(waiter, left)
+                else:
+                    _native.wait(self.path.own.fileno(), -1, True, left)
+        except TimedOut as error:
+            error.posted = posted
+            raise
+
+    def _post(
+        self,
+        to: Destination,
+        post: Callable[[tuple[object, ...], int], tuple[int, int]],
+        begin: int,
+        imm: int | None,
+        count: int,
+    ) -> tuple[int, int, Any]:
+        """Post messages from `begin` on; return how many are posted, what hinders more, and a waiter."""
+        core = self.core
+        if self._closed:
+            self._refuse_closed("send", Phase.SEND)
+        if refused := core.address_handle(to):
+            self._fail_send(refused, to, begin, count)
+        if core.state is QpState.SQD:
+            return begin, _AGAIN, self._owner.channel.backend.waiters.add()
+        if core.state is not QpState.RTS:
+            if core.error is None:
+                self._fail_send(errno.EINVAL, to, begin, count)
+            self._refuse(begin, to)
+        source = core.source_of(to)
+        if source is None or source != self.path.own_sockname[0] or to.gid.ipv4 is None:
+            self._break(begin, to)
+        dest = int.from_bytes(to.gid[12:])
+        where = (
+            self.path.own.fileno(),
+            self.path.own_port,
+            dest,
+            ROCE_UDP_PORT,
+            to.qp_num,
+            to.qkey,
+            to.traffic_class,
+            to.hop_limit,
+            imm,
+        )
+        posted, failed = post(where, begin)
+        core.sent += posted - begin
+        if failed in _UNUSABLE:
+            self._break(posted, to)
+        if failed and failed != _AGAIN:
+            self._fail_send(failed, to, posted, count)
+        return posted, failed, None
+
+    def _break(self, posted: int, to: Destination) -> NoReturn:
+        """The port cannot send: as a device does, the queue pair goes into ERR (K-DATA-16)."""
+        self.path.pump()
+        if self.core.error is None:
+            self.core.fail(WcStatus.LOC_QP_OP_ERR)
+        self._refuse(posted, to)
+
+    def _refuse(self, posted: int, to: Destination) -> NoReturn:
+        assert self.core.error is not None
+        error = QpError(self.core.error, "send", Phase.SEND, {"gid": to.gid})
+        error.posted = posted
+        raise Refused(error)
+
+    def _fail_send(self, failed: int, to: Destination, posted: int, count: int) -> NoReturn:
+        detail = ""
+        if failed in (errno.EPERM, errno.EACCES):
+            detail = "the kernel does not let this process send there: look at its firewall: nft list ruleset"
+        error = mcast_error(failed, "send", Phase.SEND, {"gid": to.gid, "messages": count}, detail)
+        error.posted = posted
+        raise Refused(error)
+
+    def send_fileno(self) -> int | None:
+        self._require_open("send_fileno", Phase.SEND)
+        return None
+
+    # --- receiving -----------------------------------------------------------------------
+
+    def _recv(self, max: int, timeout: float | None, events: bool) -> Batch:
+        guard, path, other = self._guard, self.path, -1
+        if events:
+            other = self._owner.channel.readiness.fd
+        batch, over = guard.run("recv", Phase.RECV, self._take, max, events, timeout == 0)
+        if over:
+            return batch
+        now = monotonic()
+        end = inf if timeout is None else now + timeout
+        polls_until = now + self._busy_poll
+        while not over:
+            now = monotonic()
+            if now >= polls_until:
+                _native.wait(path.readiness.fd, other, False, min(end - now, RECHECK) if now < end else 0.0)
+            batch, over = guard.run("recv", Phase.RECV, self._take, max, events, monotonic() >= end)
+        return batch
+
+    def _take(self, max: int, events: bool, last: bool) -> tuple[Batch, bool]:
+        """Look for messages once; return a batch, and whether the call is over."""
+        core, path = self.core, self.path
+        if self._closed:
+            self._refuse_closed("recv", Phase.RECV)
+        batch = path.take(max)
+        if batch is None:
+            if core.error is not None:
+                raise Refused(QpError(core.error, "recv", Phase.RECV))
+            if events and (core.news or self._owner.channel.core.queue):
+                last = True
+            if last:
+                core.news = False
+        path.readiness.show()
+        return (CopiedBatch(), last) if batch is None else (batch, True)
+
+    def _refuse_closed(self, call: str, phase: Phase) -> NoReturn:
+        try:
+            self._require_open(call, phase)
+        except McastError as error:
+            raise Refused(error) from None
+        raise AssertionError
+
+    def fileno(self) -> int:
+        return self._change("fileno", Phase.RECV, self._fileno)
+
+    def _fileno(self) -> int:
+        self.path.readiness.show()
+        return self.path.readiness.fd
+
+    # --- memory --------------------------------------------------------------------------
+
+    def _register(
+        self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool, constant: bool
+    ) -> Region:
+        if recv_slot is None:
+            return UdpRegion(self._guard, buffer, lambda: None)
+        core, path = self.core, self.path
+        if core.error is not None:
+            raise Refused(QpError(core.error, "register", Phase.REGISTER))
+        path.pump()
+        path.settle()
+        if path.ring.free != path.depth:
+            detail = "messages are queued or leased: register receive memory before the QP joins"
+            _check(errno.EBUSY, "register", Phase.REGISTER, detail, recv_slot=recv_slot)
+        path.post(buffer, buffer.nbytes // recv_slot, recv_slot, recv_slot)
+        memory = path.memory
+
+        def end() -> None:
+            if path.memory is memory and not self._closed:
+                path.pump()
+                path.drop_queue()
+                path.post_own()
+                path.readiness.show()
+
+        return UdpRegion(self._guard, buffer, end)
+
+    def _close(self) -> None:
+        if self._freed:
+            return
+        self._closed = True
+        self.path.is_closed = True
+        self.path.readiness.show()
+        self._owner.forget_qp(self)
+        self.core.on_readable = None
+        self._freed = True
+
+
+def _check(failed: int, call: str, phase: Phase, detail: str = "", **arguments: object) -> None:
+    if failed:
+        raise Refused(mcast_error(failed, call, phase, arguments, detail))
+
+
+def _cannot(device: str, what: str, **arguments: object) -> NoReturn:
+    raise mcast_error(errno.EOPNOTSUPP, "create_qp", Phase.CREATE_QP, arguments, f"{device} cannot {what}")

@@ -1,0 +1,212 @@
+/* The rules by which a datagram is delivered or counted; tests/udp/oracle.py has them in Python. */
+#include "ring.h"
+
+#include "crc.h"
+
+#include <string.h>
+
+enum { SEND_ONLY = 0x64, SEND_ONLY_IMM = 0x65, FULL_MEMBER = 0x8000, PARTITION = 0x7FFF, MULTICAST_QP = 0xFFFFFF };
+
+static uint32_t get24(const uint8_t *at)
+{
+	return (uint32_t)at[0] << 16 | (uint32_t)at[1] << 8 | at[2];
+}
+
+static uint32_t get32(const uint8_t *at)
+{
+	return (uint32_t)at[0] << 24 | get24(at + 1);
+}
+
+static void put16(uint8_t *at, uint32_t value)
+{
+	at[0] = (uint8_t)(value >> 8);
+	at[1] = (uint8_t)value;
+}
+
+static void put32(uint8_t *at, uint32_t value)
+{
+	put16(at, value >> 16);
+	put16(at + 2, value);
+}
+
+void put_head(uint8_t *at, int has_imm, uint32_t pad, uint16_t pkey, uint32_t dest_qp, uint32_t psn, uint32_t qkey,
+	      uint32_t src_qp)
+{
+	at[0] = has_imm ? SEND_ONLY_IMM : SEND_ONLY;
+	at[1] = (uint8_t)(pad << 4);
+	put16(at + 2, pkey);
+	put32(at + 4, dest_qp);
+	put32(at + 8, psn & 0xFFFFFF);
+	put32(at + 12, qkey);
+	put32(at + 16, src_qp);
+}
+
+uint32_t icrc_of_addresses(uint32_t source, uint32_t dest, uint16_t source_port, uint16_t dest_port, uint32_t size,
+			   uint16_t identification)
+{
+	uint8_t masked[8 + IP_BYTES + UDP_BYTES];
+	uint8_t *ip = masked + 8, *udp = ip + IP_BYTES;
+
+	memset(masked, 0xFF, sizeof(masked)); /* no LRH; and ones for TOS, TTL and checksums */
+	ip[0] = 0x45;
+	put16(ip + 2, IP_BYTES + UDP_BYTES + size);
+	put16(ip + 4, identification);
+	put16(ip + 6, 0x4000); /* DF: a socket with IP_PMTUDISC_DO, and RoCEv2, never send without */
+	ip[9] = 17;
+	put32(ip + 12, source);
+	put32(ip + 16, dest);
+	put16(udp, source_port);
+	put16(udp + 2, dest_port);
+	put16(udp + 4, UDP_BYTES + size);
+	return crc_more(CRC_BEGIN, masked, sizeof(masked));
+}
+
+uint32_t icrc_of_head(uint32_t crc, const uint8_t *head)
+{
+	uint8_t masked[HEAD_BYTES];
+
+	memcpy(masked, head, HEAD_BYTES);
+	masked[4] = 0xFF;
+	return crc_more(crc, masked, HEAD_BYTES);
+}
+
+int ring_is_in(const struct ring *ring, uint32_t group)
+{
+	uint32_t begin = 0, end = ring->group_count;
+
+	while (begin < end) {
+		uint32_t middle = begin + (end - begin) / 2;
+
+		if (ring->groups[middle] == group)
+			return 1;
+		if (ring->groups[middle] < group)
+			begin = middle + 1;
+		else
+			end = middle;
+	}
+	return 0;
+}
+
+static uint32_t place_of(uint32_t address, uint32_t qp_num)
+{
+	return ((address * 0x9E3779B1u) ^ (qp_num * 0x85EBCA6Bu)) >> 16 & (PEERS - 1);
+}
+
+int ring_is_peer(const struct ring *ring, uint32_t address, uint32_t qp_num)
+{
+	const struct peer *known = &ring->peers[place_of(address, qp_num)];
+
+	return known->address == address && known->qp_num == qp_num;
+}
+
+/* Copy of the bytes from `at` on, which lie in the receive as far as that goes, and then behind it. */
+static void copy(const struct datagram *it, uint8_t *to, uint32_t at, uint32_t size)
+{
+	uint32_t inside = at < it->body_room ? it->body_room - at : 0;
+
+	if (inside > size)
+		inside = size;
+	memmove(to, it->body + at, inside);
+	if (size > inside)
+		memcpy(to + inside, it->tail + (at + inside - it->body_room), size - inside);
+}
+
+/* Whether an identification exists with which the ICRC is right. A socket does not see the one that was sent. */
+static int has_icrc(const struct datagram *it)
+{
+	uint32_t size = it->size - HEAD_BYTES - ICRC_BYTES; /* all between: immediate, payload, padding */
+	uint32_t crc = icrc_of_addresses(it->source, it->dest, it->source_port, it->dest_port, it->size, 0);
+	uint32_t inside = size < it->body_room ? size : it->body_room;
+	uint8_t sent[ICRC_BYTES];
+	uint32_t wanted;
+
+	crc = icrc_of_head(crc, it->head);
+	crc = crc_more(crc, it->body, inside);
+	crc = ~crc_more(crc, it->tail, size - inside);
+	copy(it, sent, size, ICRC_BYTES);
+	wanted = sent[0] | (uint32_t)sent[1] << 8 | (uint32_t)sent[2] << 16 | (uint32_t)sent[3] << 24;
+	/* behind the identification: the rest of both headers, and the message */
+	return crc_differs_by_two_bytes(crc ^ wanted, IP_BYTES - 6 + UDP_BYTES + it->size - ICRC_BYTES);
+}
+
+static int is_partner(uint16_t own, uint16_t theirs)
+{
+	return (own & PARTITION) && !((own ^ theirs) & PARTITION) && ((own | theirs) & FULL_MEMBER);
+}
+
+static enum fate judge(const struct ring *ring, const struct datagram *it, uint32_t *length)
+{
+	int has_imm = it->head[0] == SEND_ONLY_IMM;
+	uint32_t pad = it->head[1] >> 4 & 3, dest_qp = get24(it->head + 5);
+	uint32_t beside = HEAD_BYTES + ICRC_BYTES + (has_imm ? 4 : 0) + pad;
+	int is_group = it->dest >> 28 == 0xE;
+
+	if (it->size < HEAD_BYTES + ICRC_BYTES || it->size % 4 || (it->head[0] != SEND_ONLY && !has_imm) || it->head[1] & 0xF ||
+	    it->size < beside)
+		return MALFORMED;
+	*length = it->size - beside;
+	if (!it->is_cut && !has_icrc(it))
+		return ICRC;
+	if (is_group ? dest_qp != MULTICAST_QP || !ring_is_in(ring, it->dest) : dest_qp != ring->qp_num || it->dest != ring->address)
+		return FOREIGN;
+	if (!is_partner(ring->pkey, (uint16_t)(get32(it->head) & 0xFFFF)))
+		return PKEY;
+	if (get32(it->head + 12) != ring->qkey)
+		return QKEY;
+	if (*length > ring->mtu)
+		return OVERSIZED;
+	if (ring->blocks_own && is_group && it->source == ring->address && get24(it->head + 17) == ring->qp_num)
+		return OWN;
+	if (*length > ring->room)
+		return TOO_LONG;
+	return it->slot != NO_SLOT ? DELIVERED : NO_RECEIVE;
+}
+
+static void keep(struct ring *ring, const struct datagram *it, uint32_t length)
+{
+	struct record *record = &ring->queue[(ring->first + ring->queued) % ring->depth];
+	struct peer *peer;
+	uint32_t free;
+
+	record->has_imm = it->head[0] == SEND_ONLY_IMM;
+	record->imm = 0;
+	if (record->has_imm) {
+		uint8_t imm[4];
+
+		copy(it, imm, 0, 4);
+		record->imm = get32(imm);
+		copy(it, it->body, 4, length);
+	}
+	record->slot = it->slot;
+	ring->lent--;
+	free = ring->free_count + ring->lent;
+	record->length = length;
+	record->src_qp = get24(it->head + 17);
+	record->source = it->source;
+	record->dest = it->dest;
+	ring->queued++;
+	ring->received++;
+	if (free < ring->low_water)
+		ring->low_water = free;
+	if (!free)
+		ring->empty++;
+	if (record->src_qp >> 8 == it->source_port) {
+		peer = &ring->peers[place_of(it->source, record->src_qp)];
+		peer->address = it->source;
+		peer->qp_num = record->src_qp;
+	}
+}
+
+enum fate ring_take(struct ring *ring, const struct datagram *it)
+{
+	uint32_t length = 0;
+	enum fate fate = it->size < HEAD_BYTES ? MALFORMED : judge(ring, it, &length);
+
+	ring->fates[fate]++;
+	if (fate == DELIVERED)
+		keep(ring, it, length);
+	/* As a device does: a message that its receive has no room for is an error of the queue pair (K-DATA-7). */
+	if (fate == TOO_LONG && it->slot != NO_SLOT)
+		ring->is_failed = 1;
+	return fate;
+}
