@@ -220,8 +220,10 @@ class Destination(_Model):
         changed = {name: value for name, value in wanted.items() if value is not None}
         return Destination(**{**dict(self), **changed}) if changed else self
 
-    def can_reply_to(self, message: Message) -> bool:
+    def can_reply_to(self, message: Message, on_loopback: bool = False) -> bool:
         """Whether the sender of a message that came over this group has an address that can be answered.
+
+        `on_loopback`: the own port is a loopback interface, where every sender has such an address.
 
         The sender's address stands in the message, so it may be forged. An address of the other IP version
         would put the own queue pair into ERR on RoCE, and an answer to a multicast address would reach
@@ -235,7 +237,7 @@ class Destination(_Model):
         return (
             not source.is_multicast
             and (source.ipv4 is None) == (self.gid.ipv4 is None)
-            and not (source.ipv4 is not None and _is_nobody(source.ipv4))
+            and not (source.ipv4 is not None and _is_nobody(source.ipv4, on_loopback))
         )
 
     def reply_to(self, message: Message) -> Destination:
@@ -255,8 +257,8 @@ class Destination(_Model):
         return self.model_copy(update=sender)
 
 
-def _is_nobody(address: IPv4Address) -> bool:
-    return address.is_unspecified or address.is_loopback or address.is_reserved
+def _is_nobody(address: IPv4Address, on_loopback: bool) -> bool:
+    return address.is_unspecified or address.is_loopback is not on_loopback or address.is_reserved
 
 
 class UdParam(NamedTuple):

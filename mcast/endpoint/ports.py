@@ -70,7 +70,7 @@ def choose(backend: Backend, bind: LocalAddress | str | None, device: str | None
         if not fits:
             left_out = (one for one in backend.unusable_devices() if one.name == device)
     else:
-        fits = [place for place in _places(backend) if _is_active(place)]
+        fits = _outward([place for place in _places(backend) if _is_active(place)])
         if len({(place.device.name, place.port.port_num) for place in fits}) != 1:
             raise ValueError(f"several ports could be meant, or none: give bind=ADDRESS; {_listing(backend)}")
         logger.info("the only active port is %s port %d, %s", fits[0].device.name, *_where(fits[0]))
@@ -111,9 +111,15 @@ def active(backend: Backend, group: McastAddress | None = None) -> list[Place]:
         for port in device.ports
         if port.state is PortState.ACTIVE and port.addresses and not device.why_no_multicast
     ]
+    places = _outward(places)
     if not places:
         raise ValueError(f"backend {backend.name!r} has no active port with an address: see `mcast info`")
     return places
+
+
+def _outward(places: list[Place]) -> list[Place]:
+    """The ports that lead to other hosts, if there are any: loopback is meant where it is named, or alone."""
+    return [place for place in places if not place.address.is_loopback] or places
 
 
 def _where(place: Place) -> tuple[int, LocalAddress]:

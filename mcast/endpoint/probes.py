@@ -120,7 +120,7 @@ class Prober:
             self._drop(group, "probe: too many at once")
             return
         alone = found.kind is Kind.ASK_ALONE
-        if alone and not destination.can_reply_to(message):
+        if alone and not destination.can_reply_to(message, self._station.place.address.is_loopback):
             self._drop(group, "probe: the asker's address cannot be answered")
             return
         self.echoes_left -= 1

@@ -233,7 +233,7 @@ class Sending:
         if not isinstance(message, Message):
             why = ", as recv returns when its time is over" if message is None else ""
             raise TypeError(f"reply: the message is {message!r}{why}: give the Message to answer")
-        if not destination.can_reply_to(message):
+        if not destination.can_reply_to(message, self._station.place.address.is_loopback):
             raise ValueError(f"reply: {message.source} QP {message.src_qp} is nobody who can be answered")
         size = _size(payload)
         qp.require_fits(destination, [size], self._station.max_message_to(qp, destination))

@@ -154,6 +154,14 @@ def test_only_an_address_like_the_groups_own_is_answered(
     assert to.can_reply_to(message) is answered
 
 
+def test_loopback_is_answered_on_loopback_alone() -> None:
+    """A message from a network that names 127.0.0.1 as its sender is forged."""
+    to = Destination(gid=Gid("::ffff:239.1.1.1"))
+    for source, there in (("::ffff:127.0.0.1", True), ("::ffff:10.0.0.2", False)):
+        message = Message(memoryview(b""), Gid(source), 17, to.gid, None, False)
+        assert [to.can_reply_to(message, on_loopback) for on_loopback in (True, False)] == [there, not there]
+
+
 @pytest.mark.parametrize("network", ["card-roce", "card-infiniband"], indirect=True)
 def test_a_message_without_a_grh_is_answered_by_lid(network: Network, backend: Backend) -> None:
     assert isinstance(network, CardNetwork)
