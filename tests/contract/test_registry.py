@@ -31,12 +31,12 @@ SIMULATORS = ("sim", "sim-roce", "sim-ib", "sim-shared", "sim-shared-ib")
 
 
 def test_the_built_in_names_come_first() -> None:
-    assert backend_names()[:6] == tuple(registry.BUILTIN) == (*SIMULATORS, "rdma")
+    assert backend_names()[:7] == tuple(registry.BUILTIN) == (*SIMULATORS, "udp", "rdma")
 
 
 @pytest.mark.usefixtures("entry_point")
 def test_an_installed_backend_opens_under_its_name() -> None:
-    assert backend_names()[6:] == ("broken", "good", "wrong")
+    assert backend_names()[7:] == ("broken", "good", "wrong")
     assert registry.provider("good").name == "good"
     with open_backend("good", ports=2) as backend:
         assert len(backend.devices()) == 2
@@ -62,7 +62,7 @@ def test_a_broken_package_is_told_with_a_fix(name: str, detail: str) -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(UnknownBackend, match=f"there are {', '.join(SIMULATORS)}, rdma"):
+    with pytest.raises(UnknownBackend, match=f"there are {', '.join(SIMULATORS)}, udp, rdma"):
         backend_status("nope")
 
 

@@ -68,8 +68,9 @@ class Host:
     def route(self, hosts: frozenset[int], address: object) -> Interface | None:
         return self.port.interfaces[0]
 
-    def join(self, port: Port, group: Gid) -> None:
+    def join(self, port: Port, group: Gid) -> int:
         self.reported.append(group)
+        return 0
 
     def leave(self, port: Port, group: Gid) -> None:
         self.reported.remove(group)

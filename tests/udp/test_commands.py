@@ -1,0 +1,109 @@
+"""Commands and the awaiting endpoints on `udp`, on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import mcast.aio
+from mcast import Endpoint, LoopbackPolicy, open_endpoint
+from mcast.conformance.peers import BOUND
+
+from ..commands import MCAST, Run
+from .test_processes import GROUP, LO, UDP, echo
+
+
+def test_demo_verifies_every_copy(mcast: Run) -> None:
+    done = mcast("demo", *UDP, "--size", "200K")
+    assert done.returncode == 0, done.stderr
+    assert "3/3 receivers verified" in done.stdout
+
+
+def test_bench_measures(mcast: Run) -> None:
+    done = mcast("bench", *UDP, "--seconds", "0.1", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)
+
+
+def test_ping_is_answered_by_another_process(mcast: Run) -> None:
+    with echo("other") as other, open_endpoint("udp", bind="127.0.0.1") as endpoint:
+        done = mcast("ping", GROUP, *UDP, *LO, "-c", "2")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "127.0.0.1" in done.stdout
+        with endpoint.sender(GROUP) as sender:
+            sender.send(b"")
+        assert other.wait(BOUND) == 0
+
+
+def test_groups_lists_a_membership(mcast: Run) -> None:
+    with open_endpoint("udp", bind="127.0.0.1") as endpoint, endpoint.join("239.1.1.77"):
+        done = mcast("groups", *UDP)
+    assert done.returncode == 0, done.stderr
+    assert "239.1.1.77" in done.stdout
+
+
+def test_messages_of_another_process_are_recorded(tmp_path: Path) -> None:
+    taken = tmp_path / "taken.pcapng"
+    command: list[str | Path] = [MCAST, "record", "239.1.1.5", "-o", taken, "-C", "5", *UDP, *LO]
+    with subprocess.Popen(command) as recording:
+        try:
+            with open_endpoint("udp", bind="127.0.0.1") as endpoint, endpoint.join("239.1.1.5") as group:
+                group.ready(timeout=BOUND)
+                for number in range(5):
+                    group.send(b"message %d" % number)
+            assert recording.wait(BOUND) == 0
+        finally:
+            recording.kill()
+    found = taken.read_bytes()
+    assert all(b"message %d" % number in found for number in range(5))
+
+
+def test_awaiting_endpoints_hear_each_other() -> None:
+    async def talk() -> list[bytes]:
+        one = mcast.aio.open_endpoint("udp", bind="127.0.0.1")
+        other = mcast.aio.open_endpoint("udp", bind="127.0.0.1")
+        async with one as here, other as there, here.join(GROUP) as group, there.join(GROUP) as heard:
+            for number in range(50):
+                await group.send(b"%d" % number)
+            found: list[bytes] = []
+            while len(found) < 50:
+                message = await heard.recv(BOUND)
+                assert message is not None
+                found.append(bytes(message.payload))
+            return found
+
+    assert asyncio.run(talk()) == [b"%d" % number for number in range(50)]
+
+
+def test_a_series_of_rows_keeps_its_order() -> None:
+    """Batches of every size, alike and not: with segmentation by the kernel, and without."""
+    with open_endpoint("udp", bind="127.0.0.1") as endpoint, endpoint.join(GROUP) as group:
+        for count, size in ((1, 10), (2, 1000), (63, 1024), (64, 1), (130, 4096), (65, 0)):
+            sent = [bytes((number % 256,)) * size for number in range(count)]
+            group.send_batch(sent)
+            group.send_batch(sent[:1])
+            assert take(endpoint, count + 1) == [*sent, sent[0]]
+
+
+def take(endpoint: Endpoint, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    while len(found) < count:
+        message = endpoint.recv(BOUND)
+        assert message is not None
+        found.append(bytes(message.payload))
+    return found
+
+
+@pytest.mark.parametrize("policy", ["on", "off"])
+def test_own_messages_come_back_unless_blocked(policy: str) -> None:
+    own = LoopbackPolicy(policy)
+    with open_endpoint("udp", bind="127.0.0.1", loopback=own) as endpoint, endpoint.join(GROUP) as group:
+        group.send(b"mine")
+        found = group.recv(BOUND if policy == "on" else 0.1)
+        assert (found is not None) is (policy == "on")
+        if policy == "off":
+            assert endpoint.backend.port_counters("lo")["own_blocked"] == 1
