@@ -24,17 +24,22 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, tree)
     rdma = Path("mcast/backends/rdma")
     shutil.copytree(ROOT / rdma, tree / rdma, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    arguments = Path("mcast", "arguments")
-    shutil.copytree(ROOT / arguments, tree / arguments, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    arguments, udp = Path("mcast", "arguments"), Path("mcast", "backends", "udp")
+    for other in (arguments, udp):
+        shutil.copytree(ROOT / other, tree / other, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     (tree / "mcast" / "__init__.py").touch()
     (tree / "mcast" / "errors").mkdir()
     shutil.copy(ROOT / "mcast" / "errors" / "install.py", tree / "mcast" / "errors")
     for build in ("lib", "lib.linux-x86_64-cpython-311"):
-        for made in (rdma / "_native.abi3.so", arguments / "_rows.abi3.so"):
+        for made in (rdma / "_native.abi3.so", arguments / "_rows.abi3.so", udp / "_native.abi3.so"):
             stale = tree / "build" / build / made
             stale.parent.mkdir(parents=True, exist_ok=True)
             stale.write_bytes(b"from an earlier build")
     return tree
+
+
+PLAIN = {"arguments/_rows.abi3.so", "udp/_native.abi3.so"}
+"""What needs a compiler and Python's headers alone."""
 
 
 def build(tree: Path, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -45,7 +50,8 @@ def build(tree: Path, out: Path, **environment: str) -> subprocess.CompletedProc
 
 def extensions(wheel: Path) -> dict[str, bytes]:
     with zipfile.ZipFile(wheel) as archive:
-        return {Path(name).name: archive.read(name) for name in archive.namelist() if name.endswith(".so")}
+        names = [name for name in archive.namelist() if name.endswith(".so")]
+        return {"/".join(Path(name).parts[-2:]): archive.read(name) for name in names}
 
 
 def wheel_in(out: Path) -> Path:
@@ -82,13 +88,13 @@ def test_switched_off_the_wheel_has_what_needs_no_libraries(tree: Path, tmp_path
     done = build(tree, tmp_path, MCAST_RDMA="0")
     assert done.returncode == 0, done.stderr
     assert "mcast: without the rdma extension" in done.stderr
-    assert_serves_every_python(wheel_in(tmp_path), {"_rows.abi3.so"})
+    assert_serves_every_python(wheel_in(tmp_path), PLAIN)
 
 
 def test_with_headers_one_wheel_serves_every_python(tree: Path, tmp_path: Path) -> None:
     done = build(tree, tmp_path, MCAST_RDMA="1")
     assert done.returncode == 0, done.stderr
-    assert_serves_every_python(wheel_in(tmp_path), {"_rows.abi3.so", "_native.abi3.so"})
+    assert_serves_every_python(wheel_in(tmp_path), {*PLAIN, "rdma/_native.abi3.so"})
 
 
 def assert_serves_every_python(wheel: Path, names: set[str]) -> None:
@@ -106,7 +112,7 @@ def test_headers_that_are_too_old_count_as_missing(tree: Path, tmp_path: Path) -
     done = build(tree, tmp_path / "wheel", CFLAGS=f"-O0 '-I{tmp_path / 'include'}'")
     assert done.returncode == 0, done.stderr
     assert "mcast: without the rdma extension (infiniband/verbs.h has no ibv_reg_dmabuf_mr" in done.stderr
-    assert_serves_every_python(wheel_in(tmp_path / "wheel"), {"_rows.abi3.so"})
+    assert_serves_every_python(wheel_in(tmp_path / "wheel"), PLAIN)
 
 
 def test_required_but_without_headers_it_stops_and_names_the_packages(tree: Path, tmp_path: Path) -> None:
