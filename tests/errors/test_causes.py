@@ -541,6 +541,7 @@ NOT_TOLD = {
     "EBADMSG": "of an answer by netlink that is cut off: sysfs is read instead",
     "ECONNREFUSED": "of the socket of a served fabric: becomes BackendUnavailable",
     "ECONNRESET": "of that socket: ends the client's session",
+    "ENETDOWN": "of a send by udp from a port whose link is gone: the queue pair ends in ERR",
     "EPIPE": "of that socket: becomes the removal of the devices",
     "EPROTOTYPE": "of another program's socket at the path of a server: becomes FileExistsError",
 }

@@ -63,7 +63,7 @@ class UdpPort(Port):
         for address in addresses:
             if address not in self._known:
                 self._known[address] = Interface(self, DEFAULT_PKEY, address)
-        self.interfaces = [self._known[address] for address in addresses]
+        self.interfaces[:] = [self._known[address] for address in addresses]
         for index in [index for index, gid in self.gids.items() if gid.ipv4 not in addresses]:
             del self.gids[index]
         for address in addresses:

@@ -181,8 +181,8 @@ class UdpNetwork:
     sa_capabilities = 0
 
     def __init__(self) -> None:
-        self.clock = _AtOnce()
-        self.log = _NoLog()
+        self.clock: _AtOnce = _AtOnce()
+        self.log: _NoLog = _NoLog()
         self.hosts: Host = Host()
         self.id_numbers: Iterator[int] = itertools.count(1)
         self.igmp: UdpIgmp = UdpIgmp()
