@@ -17,6 +17,7 @@ from .card.build import build
 from .card.card import Card
 from .card.provider import loaded
 from .commands import here, mcast, run, third_party  # noqa: F401  (fixtures)
+from .own_network import own_network  # noqa: F401  (a fixture)
 from .surroundings import become_known
 
 ROOT = Path(__file__).parents[1]

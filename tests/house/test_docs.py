@@ -178,8 +178,10 @@ def check(fence: Fence, output: Fence | None) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_shows_runs_and_prints_what_it_says(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool, request: pytest.FixtureRequest
 ) -> None:
+    if any(re.search(r"\budp\b", fence.text) for fence in fences(page) if not fence.not_run):
+        request.getfixturevalue("own_network")
     # CONTRIBUTING.md and the reports speak of the clone, the other pages of a directory of one's own.
     in_the_clone = page.name == "CONTRIBUTING.md" or page.parent.name == "upstream"
     monkeypatch.chdir(ROOT if in_the_clone else tmp_path)

@@ -1,20 +1,17 @@
-"""Network namespaces for tests of `udp`; whoever may make none, skips what needs them."""
+"""Each test of `udp` has a network of its own; who may make no network namespace skips what needs two."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-CAN_MAKE_NAMESPACES = (
-    os.geteuid() == 0 and subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode == 0
-)
-needs_namespaces = pytest.mark.skipif(
-    not CAN_MAKE_NAMESPACES, reason="making network namespaces takes CAP_SYS_ADMIN: run as root"
-)
+
+@pytest.fixture(autouse=True)
+def network_of_its_own(own_network: None) -> None:
+    """No test hears another one."""
 
 
 class Host:

@@ -6,7 +6,8 @@ import json
 import sys
 
 from ..commands import MCAST
-from .conftest import Host, needs_namespaces
+from ..own_network import needs_namespaces
+from .conftest import Host
 
 DOCTOR = f"{MCAST} doctor --backend udp --json; true"
 

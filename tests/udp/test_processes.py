@@ -20,8 +20,9 @@ from mcast.conformance.peers import BOUND
 from mcast.wire.packets import ROCE_UDP_PORT
 
 from ..commands import MCAST
+from ..own_network import needs_namespaces
 from ..waiting import until
-from .conftest import Host, needs_namespaces
+from .conftest import Host
 from .oracle import sealed
 from .test_filter import QKEY, message
 

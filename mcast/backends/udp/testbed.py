@@ -4,13 +4,12 @@ The namespace belongs to the main thread while a bed is open, and threads that s
 is made once in a process, because a bed leaves it as it was, and it ends with the process. The evidence is
 the kernel's: /proc/net/igmp, the bridge's multicast database, packets on the bridge's ports.
 
-Where no namespace may be made (that takes CAP_SYS_ADMIN), the bed is loopback, of which nothing is changed.
-MCAST_UDP_BED=loopback asks for that one.
+Where no namespace may be made (that takes CAP_SYS_ADMIN), the bed is loopback, of which nothing is changed,
+for one process at a time. MCAST_UDP_BED=loopback asks for that one.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -22,6 +21,7 @@ from time import monotonic, sleep
 from mcast.api import Feature, Gid, Observer, PortInfo, PortState, Testbed
 from mcast.backends.net import hostnet
 from mcast.backends.net.igmp_listener import IgmpListener
+from mcast.backends.net.namespace import Namespace, alone
 from mcast.backends.net.netlink import SnoopingEntry, forget, snooping_table
 from mcast.backends.udp import _native
 from mcast.backends.udp.backend import UdpBackend
@@ -35,7 +35,6 @@ SETTLE = 60.0
 """Seconds that the kernel may take to carry a change through."""
 JUMBO = 4200
 """The MTU of an interface, in bytes, whose RoCE MTU is 4096."""
-_CLONE_NEWNET = 0x40000000
 _IFF_RUNNING = 0x40
 
 _LOOPBACK_DEVICE = (
@@ -65,50 +64,22 @@ FEATURES = frozenset(
 )
 
 
-class _Namespace:
-    """A network namespace with a bridge and four ports, and the way in and back."""
-
-    def __init__(self) -> None:
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._host = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self._call("unshare", _CLONE_NEWNET)
-        except BaseException:
-            os.close(self._host)
-            raise
-        self._own = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self._make()
-        finally:
-            self.leave()
-
-    def _call(self, name: str, *arguments: int) -> None:
-        if getattr(self._libc, name)(*arguments):
-            number = ctypes.get_errno()
-            raise OSError(number, f"{name}: {os.strerror(number)}")
-
-    def enter(self) -> None:
-        self._call("setns", self._own, _CLONE_NEWNET)
-
-    def leave(self) -> None:
-        self._call("setns", self._host, _CLONE_NEWNET)
-
-    def _make(self) -> None:
-        """As the lab's guest makes it: the bridge floods every group for one query response interval after it
-        became querier, so that is short until then."""
-        hostnet.run("ip", "link", "set", "lo", "up")
-        bridge = ("type", "bridge")
-        short = ("mcast_query_response_interval", "1", "mcast_last_member_interval", "10")
-        hostnet.run("ip", "link", "add", "br0", *bridge, "mcast_snooping", "1", *short)
-        hostnet.run("ip", "link", "set", "br0", "addrgenmode", "none", "up")
-        hostnet.run("ip", "link", "set", "br0", *bridge, "mcast_querier", "1")
-        hostnet.run("ip", "link", "set", "br0", *bridge, "mcast_query_response_interval", "1000")
-        for address in PORTS:
-            make_port(address)
-        with suppress(OSError):
-            Path("/proc/sys/net/ipv4/conf/all/accept_local").write_text("1")
-        Path("/proc/sys/net/ipv4/conf/all/rp_filter").write_text("0")
-        eventually(lambda: all(map(_has_carrier, PORTS.values())), "the ports do not come up")
+def _make_bridge() -> None:
+    """As the lab's guest makes it: the bridge floods every group for one query response interval after it
+    became querier, so that is short until then."""
+    hostnet.run("ip", "link", "set", "lo", "up")
+    bridge = ("type", "bridge")
+    short = ("mcast_query_response_interval", "1", "mcast_last_member_interval", "10")
+    hostnet.run("ip", "link", "add", "br0", *bridge, "mcast_snooping", "1", *short)
+    hostnet.run("ip", "link", "set", "br0", "addrgenmode", "none", "up")
+    hostnet.run("ip", "link", "set", "br0", *bridge, "mcast_querier", "1")
+    hostnet.run("ip", "link", "set", "br0", *bridge, "mcast_query_response_interval", "1000")
+    for address in PORTS:
+        make_port(address)
+    with suppress(OSError):
+        Path("/proc/sys/net/ipv4/conf/all/accept_local").write_text("1")
+    Path("/proc/sys/net/ipv4/conf/all/rp_filter").write_text("0")
+    eventually(lambda: all(map(_has_carrier, PORTS.values())), "the ports do not come up")
 
 
 def make_port(address: IPv4Address) -> None:
@@ -139,14 +110,17 @@ def eventually(condition: Callable[[], bool], otherwise: str) -> None:
 
 
 @cache
-def _namespace() -> _Namespace | None:
-    """The namespace of this process; None where none may be made."""
+def _namespace() -> Namespace | None:
+    """The namespace of this process, with a bridge and four ports; None where none may be made."""
     if os.environ.get(BED) == "loopback":
         return None
     try:
-        return _Namespace()
+        made = Namespace()
     except PermissionError:
         return None
+    with made.entered():
+        _make_bridge()
+    return made
 
 
 class _Memberships(Observer):
@@ -327,14 +301,10 @@ def udp_testbed() -> Iterator[Testbed]:
     """A test bed in the process's namespace, or on loopback."""
     namespace = _namespace()
     if namespace is None:
-        backend = UdpBackend()
-        try:
+        with alone(), UdpBackend() as backend:
             yield LoopbackTestbed(backend)
-        finally:
-            backend.close()
         return
-    namespace.enter()
-    try:
+    with namespace.entered():
         backend = UdpBackend()
         bed = BridgeTestbed(backend)
         try:
@@ -342,5 +312,3 @@ def udp_testbed() -> Iterator[Testbed]:
         finally:
             backend.close()
             bed.restore()
-    finally:
-        namespace.leave()
