@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import errno as E
+import subprocess
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from mcast.api import Backend, CmEventType, PortEvent, WcStatus
 from mcast.backends.model.qp import Qp
+from mcast.backends.net import hostnet
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Refuse, Requests
 from mcast.backends.sim.served.client import ServedBackend
@@ -24,11 +26,17 @@ from mcast.wire.mcmember import SaMethod, SaStatus
 
 from .card.card import NO_EVENT, AsyncEvent, Card, ethernet_port
 from .card.provider import CardBackend
-from .waiting import until
+from .own_network import needs_namespaces, private_network
+from .waiting import BOUND, until
+
+if TYPE_CHECKING:
+    from mcast.backends.udp.backend import UdpBackend
 
 KINDS = ("roce", "infiniband", "card-roce", "card-infiniband")
 SHARED = ("shared-roce", "shared-infiniband")
+UDP = pytest.param("udp-roce", marks=needs_namespaces)
 _ENETRESET = -102
+IFF_RUNNING = 0x40
 
 
 class Network(ABC):
@@ -280,6 +288,112 @@ class CardNetwork(Network):
         self.card.cq_event(qp_num, receives=True)
 
 
+class UdpNetwork(Network):
+    """Interfaces on a bridge, in a network namespace that the calling thread is in until `close`."""
+
+    is_infiniband = False
+
+    def __init__(self) -> None:
+        self._addresses = [f"10.0.0.{port + 1}" for port in range(3)]
+        self._touched: set[int] = set()
+        self._opened: list[UdpBackend] = []
+        with ExitStack() as stack:
+            stack.enter_context(private_network())
+            ip("link add br0 type bridge mcast_snooping 0", "link set br0 up")
+            # Senders and receivers are addresses of one host.
+            for name, value in (("rp_filter", "0"), ("accept_local", "1")):
+                Path(f"/proc/sys/net/ipv4/conf/all/{name}").write_text(value)
+            for port in range(3):
+                self._plug(port)
+            self._until_up(0, 1, 2)
+            self._stack = stack.pop_all()
+
+    def _plug(self, port: int) -> None:
+        ip(
+            f"link add u{port} type veth peer name p{port}",
+            f"link set p{port} addrgenmode none",
+            f"link set p{port} master br0 up",
+            f"addr add {self._addresses[port]}/16 dev u{port}",
+            f"link set u{port} addrgenmode none",
+            f"link set u{port} up",
+        )
+        Path(f"/proc/sys/net/ipv4/conf/u{port}/rp_filter").write_text("0")
+
+    def _until_up(self, *ports: int) -> None:
+        from mcast.backends.udp import _native
+
+        names = {f"{end}{port}" for port in ports for end in "up"}
+        until(lambda: names <= {name for name, _, flags, *_ in _native.interfaces() if flags & IFF_RUNNING})
+
+    def open(self) -> Backend:
+        from mcast.backends.udp.backend import UdpBackend  # whose extension is not built everywhere
+
+        self._opened.append(UdpBackend())
+        return self._opened[-1]
+
+    def leftovers(self) -> tuple[str, ...]:
+        found = hostnet.igmp_memberships()
+        return tuple(f"{name} in {group}" for name in found if name[0] == "u" for group in found[name])
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def set_link(self, port: int, up: bool) -> None:
+        ip(f"link set u{port} {'up' if up else 'down'}")
+        if up:
+            self._until_up(port)
+
+    def set_address(self, port: int, present: bool) -> None:
+        ip(f"addr {'add' if present else 'del'} {self._addresses[port]}/16 dev u{port}")
+
+    def fail_over(self, port: int) -> None:
+        pytest.skip("a socket loses nothing when a bond takes its other link")
+
+    def touch_gids(self, port: int) -> None:
+        for backend in (one for one in self._opened if not one.closed):
+            backend.devices()  # sees what was before: an address that comes and goes meanwhile is no change
+        ip(f"addr {'del' if port in self._touched else 'add'} 10.9.9.{port + 1}/32 dev u{port}")
+        self._touched ^= {port}
+
+    def end_memberships(self, port: int) -> None:
+        raise NotImplementedError
+
+    def refusing_joins(self, port: int) -> AbstractContextManager[None]:
+        raise NotImplementedError
+
+    def fail_joins(self, port: int, times: int, error: int) -> AbstractContextManager[None]:
+        raise NotImplementedError
+
+    def removed_while_joining(self, port: int) -> AbstractContextManager[None]:
+        raise NotImplementedError
+
+    def remove_device(self, port: int) -> None:
+        ip(f"link del u{port}")
+
+    def restore_device(self, port: int) -> None:
+        self._plug(port)
+        self._until_up(port)
+
+    def move(self, port: int) -> None:
+        self._addresses[port] = f"10.0.1.{port + 1}"
+
+    def fail_qp(self, qp_num: int) -> None:
+        for backend in self._opened:
+            with backend._guard.lock:
+                for qp in list(backend.network.queue_pairs.paths):
+                    if qp.number == qp_num:
+                        qp.fail(WcStatus.LOC_QP_OP_ERR)
+
+    def overrun(self, qp_num: int) -> None:
+        pytest.skip("a socket that is full loses messages, and the queue pair goes on")
+
+
+def ip(*lines: str) -> None:
+    """Run lines of ip(8)."""
+    command = [hostnet.program("ip"), "-batch", "-"]
+    subprocess.run(command, input="\n".join(lines), check=True, capture_output=True, text=True, timeout=BOUND)
+
+
 @pytest.fixture(params=KINDS)
 def network(request: pytest.FixtureRequest) -> Iterator[Network]:
     """A network of each kind; nothing may be left of its backends at the end."""
@@ -300,6 +414,8 @@ def network_of(
 ) -> Network:
     """The network that a fixture's parameter names: a fabric with `options`, or cards with `fields`."""
     provider, _, layer = request.param.rpartition("-")
+    if provider == "udp":
+        return UdpNetwork()
     if provider == "shared":
         return SharedNetwork(getattr(Fabric, layer)(ports=3, **options | {"clock": "wall"}))
     if provider:

@@ -2,8 +2,8 @@
 
 The first stops in the files of `STOPS`. The simulator's cores are left out: they run under the fabric's lock,
 so the second call would wait at the lock, wherever the first one stands. Every seventh line is tried, of each
-pair another seventh; on InfiniBand what differs there, on the card no endpoints, on a served fabric every
-twenty-first line. In a long run it is all.
+pair another seventh; on InfiniBand what differs there, on the card no endpoints, on a served fabric and on
+sockets every twenty-first line. In a long run it is all.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ from ..calls import (
     may_matter,
 )
 from ..interleave import BOUND, EVERY, ROOT, interleaved
-from ..networks import KINDS, SHARED, Network, SharedNetwork
+from ..networks import KINDS, SHARED, UDP, Network, SharedNetwork, UdpNetwork
 
 STOPS = {f"contract/{name}.py" for name in ("backend", "cm_id", "closing", "queue_pair", "region")}
+STOPS |= {"backends/udp/backend.py", "backends/udp/datapath.py", "backends/udp/network.py"}
 STOPS |= {"backends/sim/backend.py"} | {f"backends/sim/served/{name}.py" for name in ("client", "connection")}
 STOPS |= {
     f"backends/rdma/{name}.py" for name in ("channel", "cm_id", "qp", "region", "pds", "address_handles")
@@ -54,7 +55,7 @@ def race(
     _, close = prepare()
     close()
     left = network.leftovers()  # a device that is open stays so
-    shared = isinstance(network, SharedNetwork)
+    shared, seldom = isinstance(network, SharedNetwork), isinstance(network, SharedNetwork | UdpNetwork)
     if shared and "flush" in allowed:  # it hears nothing while another call is in the midst of asking
         allowed = {**allowed, "flush": (*allowed["flush"], TimedOut)}
     assert all(Path(ROOT, name).is_file() for name in stops)
@@ -63,7 +64,7 @@ def race(
             continue
         if not may_matter(first, second):
             continue
-        every = 1 if shared and first == second == "close" else EVERY * (3 if shared and EVERY > 1 else 1)
+        every = 1 if shared and first == second == "close" else EVERY * (3 if seldom and EVERY > 1 else 1)
         at, stopped = 1 + number % every, True
         while stopped:
             calls, close = prepare()
@@ -83,7 +84,9 @@ SA_MATTERS = {"join", "leave", "get_event", "destroy", "close"}
 # --- ids, their channels, queue pairs and regions --------------------------------------------------
 
 
-@pytest.mark.parametrize("network", (*KINDS, *SHARED) if EVERY == 1 else (*KINDS, SHARED[0]), indirect=True)
+@pytest.mark.parametrize(
+    "network", (*KINDS, *SHARED, UDP) if EVERY == 1 else (*KINDS, SHARED[0], UDP), indirect=True
+)
 @pytest.mark.parametrize("first", ON_AN_ID)
 def test_two_calls_on_an_id(network: Network, first: str) -> None:
     backend = network.open()
@@ -94,7 +97,7 @@ def test_two_calls_on_an_id(network: Network, first: str) -> None:
 # --- endpoints and their memberships ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("network", KINDS if EVERY == 1 else KINDS[:2], indirect=True)
+@pytest.mark.parametrize("network", (*KINDS, UDP) if EVERY == 1 else (*KINDS[:2], UDP), indirect=True)
 @pytest.mark.parametrize("first", ON_AN_ENDPOINT)
 def test_two_calls_on_an_endpoint(network: Network, first: str) -> None:
     race(network, partial(calls_on_an_endpoint, network), first, ON_AN_ENDPOINT, ENDPOINT_STOPS)

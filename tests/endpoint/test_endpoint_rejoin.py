@@ -44,7 +44,7 @@ from mcast.backends.sim.clock import VirtualClock
 from mcast.endpoint.ports import active
 from mcast.endpoint.station import _added
 
-from ..networks import KINDS, CardNetwork, Network, SimNetwork, network_of
+from ..networks import KINDS, UDP, CardNetwork, Network, SimNetwork, UdpNetwork, network_of
 
 GROUP, OTHER = "239.1.2.3", "239.4.5.6"
 
@@ -59,7 +59,7 @@ class Pair:
 
     def __init__(self, network: Network, **options: Any) -> None:
         self.network = network
-        self.a_while = 0.2 if isinstance(network, CardNetwork) else 60.0
+        self.a_while = 0.2 if isinstance(network, CardNetwork | UdpNetwork) else 60.0
         """How long it is waited for what must not come, in seconds: in virtual time that costs nothing."""
         self.backend: Backend = network.open()
         self.sender = open_endpoint(self.backend, "10.0.0.1")
@@ -115,7 +115,7 @@ def pairs() -> Iterator[Callable[..., SimPair]]:
         pair.close()
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[*KINDS, UDP])
 def paired(request: pytest.FixtureRequest) -> Iterator[Callable[..., Pair]]:
     """Makes the pair of a network of each kind; nothing may be left of it."""
     network, made = network_of(request), []
@@ -379,7 +379,7 @@ def test_when_the_sa_refuses_for_good_the_policy_gives_up(paired: Callable[..., 
     assert pair.receiver.join(GROUP).joined
 
 
-@pytest.mark.parametrize("network", ["roce", "card-roce"], indirect=True)
+@pytest.mark.parametrize("network", ["roce", "card-roce", UDP], indirect=True)
 def test_a_named_device_is_found_again_though_its_address_has_changed(
     network: Network, backend: Backend
 ) -> None:

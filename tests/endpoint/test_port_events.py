@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import select
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,7 +14,7 @@ from mcast import AddressChanged, Endpoint, Lost, PortDown, PortUp, Rejoined, Re
 from mcast.api import Backend, PortEvent, QueuePair
 from mcast.endpoint.blocking import LOOK_EVERY
 
-from ..networks import Network
+from ..networks import KINDS, UDP, Network, network_of
 from ..waiting import is_asleep, until
 
 GROUP = "239.1.2.3"
@@ -21,6 +22,15 @@ BOUND = 30.0
 """Seconds; the longest that anything may take, never a delay."""
 POLICY = RejoinPolicy(first=0.01, maximum=0.05)
 KEPT = 64
+
+
+@pytest.fixture(params=[*KINDS, UDP])
+def network(request: pytest.FixtureRequest) -> Iterator[Network]:
+    """A network of each kind, and of sockets; nothing may be left of its backends at the end."""
+    made = network_of(request, clock="wall")
+    yield made
+    assert made.leftovers() == ()
+    made.close()
 
 
 # --- the contract ----------------------------------------------------------------------------------
@@ -197,7 +207,7 @@ def test_an_address_that_is_nobodys_costs_nothing(pair: Pair) -> None:
     assert pair.receiver.next_event(0) is None
 
 
-@pytest.mark.parametrize("network", ["roce", "card-roce", "card-infiniband"], indirect=True)
+@pytest.mark.parametrize("network", ["roce", "card-roce", "card-infiniband", UDP], indirect=True)
 def test_an_address_that_goes_and_comes_back_is_joined_from_again(pair: Pair) -> None:
     pair.network.set_address(1, present=False)
     assert pair.next(AddressChanged) == AddressChanged(pair.port, own=True)

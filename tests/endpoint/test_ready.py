@@ -22,7 +22,7 @@ from mcast.backends.sim.testbed import SimObserver
 from mcast.endpoint.blocking import ANSWER_INTERVAL, LOOK_EVERY
 from mcast.wire.probe import LONG_SIZES
 
-from ..networks import KINDS, network_of
+from ..networks import KINDS, UDP, network_of
 from ..waiting import until
 
 GROUP = "239.1.2.3"
@@ -31,7 +31,7 @@ BOUND = 30.0
 END = b"end"
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=[*KINDS, UDP])
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """Of each kind of network, simulated, and of cards made of memory."""
     network = network_of(request, clock="wall")
