@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from mcast import open_backend
 from mcast.api import (
@@ -35,7 +36,10 @@ class World:
 
     def __init__(self, make: Callable[..., Fabric], clock: str, joined: bool = False) -> None:
         self.fabric = make(ports=2, clock=clock)
-        self.backend = open_fabric(self.fabric)
+        self.begin(open_fabric(self.fabric), joined)
+
+    def begin(self, backend: Backend, joined: bool) -> None:
+        self.backend = backend
         self.channel = self.backend.event_channel()
         self.bare = self.channel.create_id()
         self.id = self.channel.create_id()
@@ -45,6 +49,19 @@ class World:
         self.regions: list[Region] = []
         if joined:
             self.to = self.join()
+
+    @property
+    def is_broken(self) -> bool:
+        return self.fabric.clock.guard.broken
+
+    @property
+    def depth(self) -> int:
+        """How many receives the queue pair has."""
+        assert isinstance(self.qp, SimQueuePair)
+        return self.qp.core.depth
+
+    def open_another(self) -> Backend:
+        return open_backend("sim-roce" if self.fabric.sa is None else "sim-ib", clock="wall")
 
     def join(self) -> Destination:
         self.id.join_multicast(GROUP)
@@ -108,11 +125,6 @@ def give_port(cm_id: CmId) -> None:
         cm_id.bind_addr("10.0.0.1")
 
 
-def open_another(world: World) -> None:
-    name = "sim-roce" if world.fabric.sa is None else "sim-ib"
-    world.opened.append(open_backend(name, clock="wall"))
-
-
 def read(world: World) -> None:
     with world.qp.recv(timeout=SOON) as batch:
         list(batch)
@@ -127,9 +139,10 @@ def register(world: World) -> None:
     world.regions.append(world.qp.register(bytearray(4096), recv_slot=256))
 
 
+W = TypeVar("W", bound=World)
 Call = Callable[[World], object]
 CALLS: dict[str, Call] = {
-    "open": open_another,
+    "open": lambda w: w.opened.append(w.open_another()),
     "devices": lambda w: w.backend.devices(),
     "create_id": lambda w: w.channel.create_id(),
     "bind": lambda w: w.bare.bind_addr("10.0.0.1"),
@@ -166,8 +179,14 @@ SHORT_CALLS = ("send", "recv", "recv_one", "get_event", "join", "leave", "destro
 
 
 def made(name: str, make: Callable[..., Fabric], clock: str) -> Callable[[], World]:
-    def world() -> World:
-        made = World(make, clock, joined=name in AS_MEMBER or name in ENDS)
+    return prepared(name, lambda joined: World(make, clock, joined))
+
+
+def prepared(name: str, new: Callable[[bool], W]) -> Callable[[], W]:
+    """Return what makes a world in which the call has something to do."""
+
+    def world() -> W:
+        made = new(name in AS_MEMBER or name in ENDS)
         if name in ("recv", "recv_one"):
             made.qp.send(made.to, [b"1", b"2", b"3"])
         if name == "get_event":
@@ -181,22 +200,21 @@ def made(name: str, make: Callable[..., Fabric], clock: str) -> Callable[[], Wor
 
 def check(world: World, error: BaseException | None) -> str:
     """Use the fabric from another thread than that of the call; close everything."""
-    broken = world.fabric.clock.guard.broken
+    broken = world.is_broken
     assert works(world.use_another) is not broken
     assert works(world.use) is not broken
     if error is not None:
         error.__traceback__ = error.__context__ = None  # it may hold a batch
     gc.collect(0)
-    assert isinstance(world.qp, SimQueuePair)
     # All are posted: where a finished register lost its region, that of the region
-    assert broken or world.qp.counters.recv_free == world.qp.core.depth
+    assert broken or world.qp.counters.recv_free == world.depth
     world.close()
     return "broken" if broken else "usable"
 
 
 def check_ended(world: World, error: BaseException | None) -> str:
     """The same where the id, its queue pair or its channel was to end."""
-    broken = world.fabric.clock.guard.broken
+    broken = world.is_broken
     if not world.backend.closed:
         assert works(world.use_another) is not broken
     world.close()

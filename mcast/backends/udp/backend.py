@@ -84,11 +84,16 @@ class UdpBackend(Backend):
         self._guard = Guard("udp backend", "close the backend and open another one")
         self.waiters: Waiters = Waiters()
         self._guard.settle = lambda call: self.waiters.wake()
-        self.network: UdpNetwork = UdpNetwork()
         self._channels: dict[UdpEventChannel, None] = {}
         self._watcher = Watcher(self._turn)
-        self._watcher.add(self.network.hosts.netlink.fileno())
-        self.network.queue_pairs.on_door = self._open_door
+        self.network: UdpNetwork = UdpNetwork()
+        try:
+            self.network.queue_pairs.on_door = self._open_door
+            self._watcher.add(self.network.hosts.netlink.fileno())
+            self._watcher.start()
+        except BaseException:
+            self._close()
+            raise
 
     def _open_door(self, address: IPv4Address) -> None:
         """Take unicast to port 4791 of the address, for queue pairs of any process."""

@@ -183,10 +183,9 @@ class DataPath:
         return received, free, low, empty, by_name
 
     def close(self) -> None:
-        """Close the sockets. The memory lives as long as a batch has it."""
+        """Close the sockets. The memory lives as long as a batch has it. Idempotent."""
         self.is_closed = True
         self.readiness.show()
-        self.look_for_overflow()
         self.groups.close()
         self.own.close()
         self.readiness.close()

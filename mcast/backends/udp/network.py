@@ -96,6 +96,7 @@ class UdpQueuePairs(QueuePairs):
 
     def destroy(self, qp: Qp) -> None:
         super().destroy(qp)
+        self.paths[qp].look_for_overflow()
         self._end(qp)
 
     def forget(self, qp: Qp) -> None:
@@ -103,11 +104,12 @@ class UdpQueuePairs(QueuePairs):
         self._end(qp)
 
     def _end(self, qp: Qp) -> None:
-        path = self.paths.pop(qp, None)
+        path = self.paths.get(qp)
         if path is not None:
             path.close()
             counted = self.counted.setdefault(qp.port.name, Counter())
             counted.update(path.counts()[4])
+            del self.paths[qp]  # last, so that a close which was interrupted goes on
 
     def drop(self) -> None:
         """Close all sockets, whatever state an interrupted change has left."""

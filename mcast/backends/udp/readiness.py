@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Callable
+from contextlib import suppress
 
-_READY = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-"""Always readable."""
+ALWAYS: int = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+"""A descriptor that is always readable."""
 
 
 class Readiness:
@@ -31,10 +32,11 @@ class Readiness:
         readable = self._look()
         if readable != self._shown and not self._epoll.closed:
             self._shown = readable
-            if readable:
-                self._epoll.register(_READY, select.EPOLLIN)
-            else:
-                self._epoll.unregister(_READY)
+            with suppress(FileExistsError, FileNotFoundError):  # where the last call was interrupted here
+                if readable:
+                    self._epoll.register(ALWAYS, select.EPOLLIN)
+                else:
+                    self._epoll.unregister(ALWAYS)
 
     def close(self) -> None:
         """Close the descriptor. Idempotent."""

@@ -4,11 +4,13 @@ pairs of this and of other processes. It moves no message that a call of the pro
 from __future__ import annotations
 
 import logging
-import os
 import select
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from weakref import WeakMethod
+
+from mcast.backends.udp.readiness import ALWAYS
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -18,19 +20,20 @@ _LOOK = 60.0
 
 
 class Watcher:
-    """Calls `turn` with the descriptors that are readable, for as long as its object exists and it is not
-    closed."""
+    """Calls `turn` with the descriptors that are readable, from `start` on, for as long as its object exists
+    and it is not closed."""
 
     def __init__(self, turn: Callable[[list[int]], None]) -> None:
         self._epoll = select.epoll()
-        self._stop = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._epoll.register(self._stop, select.EPOLLIN)
-        thread = threading.Thread(
-            target=_run, args=(self._epoll, self._stop, WeakMethod(turn)), name=NAME, daemon=True
+        self._closing = threading.Lock()
+        """Held while the descriptor is used by `close`, or closed: its number may then be another's."""
+        self._thread = threading.Thread(
+            target=_run, args=(self._epoll, self._closing, WeakMethod(turn)), name=NAME, daemon=True
         )
-        self._thread = thread
-        self._closed = False
-        thread.start()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
 
     def add(self, descriptor: int) -> None:
         """Look at that one, too."""
@@ -38,22 +41,24 @@ class Watcher:
 
     def close(self) -> None:
         """Have the thread end, which then closes what is its own. Idempotent."""
-        if not self._closed:
-            self._closed = True
-            os.eventfd_write(self._stop, 1)
+        with self._closing, suppress(FileExistsError):
+            if not self._epoll.closed:
+                self._epoll.register(ALWAYS, select.EPOLLIN)
 
 
-def _run(epoll: select.epoll, stop: int, turn_of: WeakMethod[Callable[[list[int]], None]]) -> None:
+def _run(
+    epoll: select.epoll, closing: threading.Lock, turn_of: WeakMethod[Callable[[list[int]], None]]
+) -> None:
     try:
         while True:
             found = [descriptor for descriptor, _ in epoll.poll(_LOOK)]
             turn = turn_of()
-            if turn is None or stop in found:
+            if turn is None or ALWAYS in found:
                 return
             turn(found)
             del turn
     except Exception:  # the backend was broken by an interrupted change, and its calls say so
         logger.debug("the thread of a udp backend has ended", exc_info=True)
     finally:
-        epoll.close()
-        os.close(stop)
+        with closing:
+            epoll.close()
