@@ -28,7 +28,14 @@ def own_network() -> None:
 def clauses(report: Path, *options: str, prefix: Sequence[str] = ()) -> Counter[tuple[str, str]]:
     """Run the suite, which must pass; count the clauses by outcome and reason."""
     command = [*prefix, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *options]
-    command += ["tests/conformance", "--require-backend", "udp", "--conformance-report", str(report)]
+    command += [
+        "tests/conformance",
+        "tests/model",
+        "--require-backend",
+        "udp",
+        "--conformance-report",
+        str(report),
+    ]
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "MCAST_"))}
     done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr
