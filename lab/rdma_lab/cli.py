@@ -10,7 +10,7 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -28,6 +28,7 @@ from rdma_lab.host import kvm_works
 from rdma_lab.machine import BOOT_TIMEOUT, MAX_PORTS, MEMORY, PORTS, Accel, FabricKind
 from rdma_lab.tap import Tally, Tap, until_signalled
 
+GUEST_STOPPED = "interrupted; the guest is stopped"
 FAILED, INTERRUPTED, UNREAD = 1, 128 + signal.SIGINT, 128 + signal.SIGPIPE
 """Exit statuses of the command itself; those of the lab are in `rdma_lab.errors`."""
 MAX_SECONDS = 604_800.0
@@ -62,9 +63,9 @@ def _whole(text: str | int) -> int:
 
 def _seconds(text: str | float) -> float:
     wanted = _amount(str(text), SECONDS)
-    if wanted is None or wanted > MAX_SECONDS:
+    if not wanted or wanted > MAX_SECONDS:
         raise typer.BadParameter(
-            f"{text} is no time: give up to a week, in seconds or with us, ms, s, min or h"
+            f"{text} is no time: give more than 0, up to a week, in seconds or with us, ms, s, min or h"
         )
     return wanted
 
@@ -151,7 +152,7 @@ def run(
     What it writes is gone afterwards, except in the directories given with --share. Exit codes of our own, as
     env and timeout have them: 127 no such command, 124 time limit, 125 the lab failed, 130 Ctrl-C.
     """
-    with _plain_errors(context):
+    with _plain_errors(context, GUEST_STOPPED):
         machine = LabMachine(ports, kernel, share or (), memory, accel, boot_timeout, fabric, switches, anew)
         result = machine.run(command, timeout=timeout, silence=silence)
     _leave(context, result, verbose)
@@ -173,7 +174,7 @@ def shell(
 
     Leave it with exit, or Ctrl-A X to stop the machine.
     """
-    with _plain_errors(context):
+    with _plain_errors(context, GUEST_STOPPED):
         machine = LabMachine(
             ports, kernel, share or (), memory, accel, fabric=fabric, switches=switches, anew=anew
         )
@@ -203,16 +204,14 @@ def check(
             needed = [asdict(need) for need in found]
             typer.echo(json.dumps({"needs": needed, "kvm": kvm, "fix": apt_line(missing)}, indent=1))
         else:
-            for need in found:
-                state, found_at = ("missing", "") if need.found is None else ("ok", need.found)
-                # A path is not broken: where it does not fit it has a line of its own.
-                fits = len(found_at) <= shutil.get_terminal_size().columns - 38
-                typer.echo(f"{state:8} {need.name:28} {found_at if fits else ''}".rstrip())
-                if not fits:
-                    typer.echo(f"{'':9}{found_at}")
-            typer.echo(
-                f"{'ok':8} {'acceleration':28} {'KVM' if kvm else 'none: emulation, seconds to start'}"
-            )
+            rows = [(need.name, need.found) for need in found]
+            rows.append(("acceleration", "KVM" if kvm else "none: emulation, seconds to start"))
+            wide = max(len(name) for name, _ in rows)
+            room = max(shutil.get_terminal_size().columns - wide - 9, 20)
+            for name, where in rows:
+                shown = where or ""
+                shown = shown if len(shown) <= room else f"...{shown[3 - room :]}"  # --json has all of it
+                typer.echo(f"{'missing' if where is None else 'ok':8}{name:{wide}} {shown}".rstrip())
             if missing:
                 typer.echo(f"\nto have it all: {apt_line(missing)}")
     raise typer.Exit(FAILED if missing else 0)
@@ -287,7 +286,7 @@ def break_fabric(
     sm failover          start a standby, and kill the master
     """
     words = what or []
-    with _plain_errors(context, "interrupted"):
+    with _plain_errors(context):
         if seconds is not None and (undo or not words or (words[0] == "sm" and words[1:] != ["stop"])):
             raise FaultError("--for undoes a fault later: give it with cable, port, device, loss or sm stop")
         with connect(guest) as running:
@@ -332,15 +331,22 @@ def tap(
     if count == 0:
         raise typer.BadParameter("-c 0: give the number of packets to capture, 1 or more")
     tally, status = Tally(limit=count), 0
-    with _plain_errors(context, "interrupted"), connect(guest) as running, _opened(write) as file:
-        capture = Tap(running)
+    with _plain_errors(context), ExitStack() as opened:
+        running = opened.enter_context(connect(guest))
+        capture = Tap(running)  # before the file: it may be the one that another tap of this guest writes
+        file = opened.enter_context(_opened(write))
         try:
             with until_signalled() as signalled:
                 _say(context, f"capturing the fabric of {running.about.name}; Ctrl-C ends it")
                 capture.copy(file, tally, signalled)
+        except LabError:  # some of which are an OSError
+            raise
         except BrokenPipeError:  # Wireshark was closed
             _forget_stdout()
             status = UNREAD
+        except OSError as error:
+            _say(context, f"{write or 'stdout'} cannot be written any more: {error.strerror}")
+            status = FAILED
         except KeyboardInterrupt:
             status = INTERRUPTED
         finally:
@@ -390,15 +396,11 @@ def _leave(context: typer.Context, result: LabResult, verbose: bool) -> NoReturn
 
 
 @contextmanager
-def _plain_errors(
-    context: typer.Context, interrupted: str = "interrupted; the guest is stopped"
-) -> Iterator[None]:
+def _plain_errors(context: typer.Context, interrupted: str = "interrupted") -> Iterator[None]:
     """One sentence and the exit code of the error; a signal that ends us ends the guest first."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup(1) has SIGHUP
-            signal.signal(number, lambda signum, _: sys.exit(128 + signum))
     try:
-        yield
+        with _one_signal():
+            yield
     except LabError as error:
         _say(context, str(error))
         raise typer.Exit(error.exit_code) from None
@@ -408,6 +410,31 @@ def _plain_errors(
     except BrokenPipeError:  # nobody reads our output any more
         _forget_stdout()
         raise typer.Exit(UNREAD) from None
+
+
+@contextmanager
+def _one_signal() -> Iterator[None]:
+    """Let the first signal end the block by an exception, and ignore more of them while it tidies up.
+
+    That takes seconds at most: QEMU has two to end.
+    """
+
+    def end(number: int, _: object) -> NoReturn:
+        for one in before:
+            signal.signal(one, signal.SIG_IGN)
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
+        sys.exit(128 + number)
+
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {one: was for one, was in handlers.items() if was is not signal.SIG_IGN}  # as nohup(1) has it
+    for one in before:
+        signal.signal(one, end)
+    try:
+        yield
+    finally:
+        for one, was in before.items():
+            signal.signal(one, was)
 
 
 def _forget_stdout() -> None:
@@ -423,9 +450,21 @@ def _say(context: typer.Context, text: str) -> None:
     typer.echo(f"{name}: {text}", err=True)
 
 
+def _open_standard_streams() -> None:
+    """Open those that the caller has closed, or a guest's pipe would take their numbers; writing fails."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_WRONLY if fd == 2 else os.O_RDONLY)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
 def main() -> NoReturn:
     """Run the command line and exit with its status."""
     command = "rdma-lab"
+    _open_standard_streams()
     try:
         status = app(prog_name=command, standalone_mode=False)
         sys.stdout.flush()
@@ -442,8 +481,9 @@ def main() -> NoReturn:
         status = error.exit_code
     except KeyboardInterrupt:
         said, status = "interrupted", INTERRUPTED
-    except OSError as error:
-        said, status = f"cannot write to stdout: {error.strerror}", FAILED
+    except OSError as error:  # an error with a file's name is not of stdout
+        said = f"cannot write to stdout: {error.strerror}" if error.filename is None else str(error)
+        status = FAILED
         _forget_stdout()
     print(f"{command}: {said}", file=sys.stderr)
     sys.exit(status)

@@ -141,6 +141,7 @@ class ControlServer:
         self._asked: dict[int, _Client] = {}
         self._last_id = 0
         self._to_guest, self._from_guest = bytearray(), bytearray()
+        self._has_ended = False
         self._selector = selectors.DefaultSelector()
         self._thread = threading.Thread(target=self._serve, name="rdma-lab control", daemon=True)
 
@@ -208,6 +209,9 @@ class ControlServer:
     def _request(self, client: _Client) -> None:
         if client not in self._clients:  # closed since the selector has returned
             return
+        if self._has_ended:
+            self._close(client)
+            return
         try:
             request = json.loads(client.sock.recv(MAX_MESSAGE))
             script, after, taps = (request[key] for key in ("run", "after", "tap"))
@@ -235,28 +239,31 @@ class ControlServer:
         """Have the guest's loop run `script`; return the number of its answer, or None if too many wait."""
         self._last_id += 1
         line = f"{self._last_id} {script}\n".encode()
-        if len(self._to_guest) + len(line) > MAX_BACKLOG:
+        if self._has_ended or len(self._to_guest) + len(line) > MAX_BACKLOG:
             return None
         self._to_guest += line
         self._selector.modify(self._line, selectors.EVENT_READ | selectors.EVENT_WRITE, self._guest)
         return self._last_id
 
     def _guest(self, mask: int) -> None:
-        if mask & selectors.EVENT_WRITE:
-            with suppress(BlockingIOError):
-                del self._to_guest[
-                    : self._line.send(self._to_guest, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
-                ]
-            if not self._to_guest:
-                self._selector.modify(self._line, selectors.EVENT_READ, self._guest)
-        if not mask & selectors.EVENT_READ:
-            return
         try:
+            if mask & selectors.EVENT_WRITE:
+                with suppress(BlockingIOError):
+                    del self._to_guest[
+                        : self._line.send(self._to_guest, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+                    ]
+                if not self._to_guest:
+                    self._selector.modify(self._line, selectors.EVENT_READ, self._guest)
+            if not mask & selectors.EVENT_READ:
+                return
             data = self._line.recv(MAX_MESSAGE, socket.MSG_DONTWAIT)
         except ConnectionError:
             data = b""
         if not data:  # QEMU has ended; the runner's main thread sees that, too
+            self._has_ended = True
             self._selector.unregister(self._line)
+            for one in list(self._clients):
+                self._close(one)
             return
         *lines, rest = (self._from_guest + data).split(b"\n")
         self._from_guest = rest

@@ -1,5 +1,7 @@
 """The errors of running a command in the lab, each with the exit status that env(1) and timeout(1) use."""
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import ClassVar
 
 
@@ -56,3 +58,8 @@ class FaultError(LabError):
     """There is no such thing to break in the running guest; the message names what there is."""
 
     exit_code = 2
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """Return the end of a sentence that refuses `word`, if a known word is like it: "; did you mean ...?"."""
+    return "".join(f"; did you mean {found}?" for found in get_close_matches(word, list(known), 1, 0.75))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rdma_lab.control import About, Guest
-from rdma_lab.errors import FaultError
+from rdma_lab.errors import FaultError, meant
 
 SCRIPT = Path(str(files("rdma_lab") / "faults.sh"))
 KINDS = ("cable", "port", "device", "loss", "sm")
@@ -151,26 +151,28 @@ def changes(words: Sequence[str], now: FabricStatus, *, undo: bool = False) -> l
         return [change for fault in now.faults() for change in changes(fault, now, undo=True)]
     kind, *names = words
     if kind not in KINDS:
-        raise FaultError(f"no fault {kind}: there are {', '.join(KINDS)}")
+        raise FaultError(f"no fault {kind}: there are {', '.join(KINDS)}{meant(kind, KINDS)}")
     if kind == "sm":
         return [["sm", _incident(names, now, undo=undo)]]
     value = NO_LOSS
-    if kind == "loss" and not undo:
-        if not names:
+    there = now.names(kind)
+    if kind == "loss":
+        if not undo and not names:
             raise FaultError(
                 "loss: give the part of the messages to lose, like 0.1 or 10%, then ports or none for all"
             )
-        part = probability(names.pop(0))
-        value = [f"{part.numerator}/{part.denominator}", f"{float(100 * part):.4f}"]
-    there = now.names(kind)
-    if kind == "loss" and not names:
-        names = list(now.loss) if undo else [port.name for port in now.ports if port.device == "present"]
-    if not names:
+        if names and (not undo or names[0][:1].isdigit()):  # as it was given to lose them
+            part = probability(names.pop(0))
+            value = value if undo else [f"{part.numerator}/{part.denominator}", f"{float(100 * part):.4f}"]
+        if not names:
+            names = list(now.loss) if undo else [port.name for port in now.ports if port.device == "present"]
+    elif not names:
         raise FaultError(f"{kind}: which one? There are {', '.join(there)}")
     if unknown := next((name for name in names if _plain(name) not in there), None):
-        raise FaultError(f"no {kind} {unknown} in this guest: there are {', '.join(there)}")
-    if kind == "loss":
-        return [["loss", _plain(name), *value] for name in names]
+        hint = meant(_plain(unknown), there)
+        raise FaultError(f"no {kind} {unknown} in this guest: there are {', '.join(there)}{hint}")
+    if kind == "loss":  # of a port that loses nothing, nothing is undone: tc would refuse it
+        return [["loss", name, *value] for name in map(_plain, names) if not undo or name in now.loss]
     absent = {port.name for port in now.ports if port.device == "absent"}
     how = (WHOLE if undo else BROKEN)[kind]
     return [
@@ -194,10 +196,10 @@ def _plain(name: str) -> str:
 def _incident(names: Sequence[str], now: FabricStatus, *, undo: bool) -> str:
     if now.managers is None:
         raise FaultError("RoCE has no subnet manager: run a guest with --fabric infiniband")
+    if (len(names) != 1 and (names or not undo)) or not {*names} <= {*SM_INCIDENTS}:
+        raise FaultError(f"sm: give one of {', '.join(SM_INCIDENTS)}{meant(' '.join(names), SM_INCIDENTS)}")
     if undo:
         return "start"
-    if len(names) != 1 or names[0] not in SM_INCIDENTS:
-        raise FaultError(f"sm: give one of {', '.join(SM_INCIDENTS)}")
     if names[0] == "failover" and len([port for port in now.ports if port.device != "-"]) < 2:
         raise FaultError("sm failover: a standby needs a second HCA: run the guest with --ports 2 or more")
     return names[0]

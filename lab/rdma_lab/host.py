@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -32,6 +33,15 @@ class Need:
 
 def tool(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SYSTEM_PATH}")
+
+
+def commands(path: str) -> set[str]:
+    """Return the names of the programs in the directories of that PATH."""
+    found = set()
+    for folder in path.split(":"):
+        with suppress(OSError):
+            found |= {entry.name for entry in os.scandir(folder or ".")}
+    return found
 
 
 def _tools(*names: str) -> Callable[[], str | None]:

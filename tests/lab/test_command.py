@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +17,7 @@ from rdma_lab.cli import app
 from rdma_lab.errors import LabError, LabUnavailableError
 
 COMMAND = [str(Path(sys.executable).with_name("rdma-lab"))]
-WEEK = "give up to a week, in seconds or with us, ms, s, min or h"
+WEEK = "give more than 0, up to a week, in seconds or with us, ms, s, min or h"
 
 
 def rdma_lab(*words: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
@@ -29,6 +31,8 @@ def rdma_lab(*words: str, stdout: int = subprocess.PIPE) -> subprocess.Completed
         ("start", "rdma-lab: No such command 'start'"),
         ("run --timeout 8days -- true", f"Invalid value for '--timeout': 8days is no time: {WEEK}"),
         ("run --timeout 169h -- true", f"Invalid value for '--timeout': 169h is no time: {WEEK}"),
+        ("break cable rxe2 --for 0", f"Invalid value for '--for': 0 is no time: {WEEK}"),
+        ("brake cable rxe2", "rdma-lab: No such command 'brake'. Did you mean 'break'?"),
         ("run --memory 1.5 -- true", "1.5 is no memory of a guest: give MiB, or a number with M or G"),
         ("run --ports many -- true", "many is no number: give a whole one, like 4"),
         ("run --fabric ethernet -- true", "'ethernet' is not one of 'roce', 'infiniband'"),
@@ -78,7 +82,7 @@ def test_a_full_disk_is_one_sentence() -> None:
     [
         (LabUnavailableError("no sources"), 125, "rdma-lab: no sources\n"),
         (LabError("no home"), 125, "rdma-lab: no home\n"),
-        (KeyboardInterrupt(), 130, "rdma-lab: interrupted; the guest is stopped\n"),
+        (KeyboardInterrupt(), 130, "rdma-lab: interrupted\n"),
     ],
 )
 def test_an_error_is_one_sentence(
@@ -90,6 +94,61 @@ def test_an_error_is_one_sentence(
     monkeypatch.setattr(kernels, "fetch", fails)
     done = CliRunner().invoke(app, ["kernel", "6.12"])
     assert (done.exit_code, done.stderr) == (status, says)
+
+
+def test_a_closed_stdout_is_one_sentence() -> None:
+    """No pipe of a guest becomes its descriptor, and what is not printed is no success."""
+    for words, said in (
+        ("check", "rdma-lab: cannot write to stdout: Bad file descriptor\n"),
+        ("run -- no-such-command", "no such command on this machine"),
+    ):
+        closed = ["sh", "-c", f"exec {shlex.join(COMMAND)} {words} <&- >&-"]
+        done = subprocess.run(closed, stderr=subprocess.PIPE, text=True, timeout=100)
+        assert done.returncode == (1 if words == "check" else 127)
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_mistyped_command_is_guessed() -> None:
+    done = rdma_lab("run", "--", "pythn3")
+    assert done.returncode == 127
+    assert done.stderr.endswith("; did you mean python3?\n")
+    assert rdma_lab("run", "--", "no-such-command").stderr.endswith("; install it here, or give its path\n")
+
+
+TIDIES = """
+import sys, types, typer
+from rdma_lab import cli
+try:
+    with cli._plain_errors(types.SimpleNamespace(parent=None, command_path="rdma-lab")):
+        try:
+            print("begun", flush=True)
+            sys.stdin.readline()
+        finally:
+            print("tidying", flush=True)
+            sys.stdin.readline()
+            print("tidied", flush=True)
+except typer.Exit as done:
+    sys.exit(done.exit_code)
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_more_signals_do_not_disturb_the_end(sent: signal.Signals) -> None:
+    """Or a second Ctrl-C would leave the temporary folder of the guest."""
+    with subprocess.Popen(
+        [sys.executable, "-c", TIDIES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == b"begun\n"
+        process.send_signal(sent)
+        assert process.stdout.readline() == b"tidying\n"
+        for more in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            process.send_signal(more)
+        out, err = process.communicate(b"\n", timeout=100)
+    assert (process.returncode, out) == (128 + sent, b"tidied\n")
+    assert b"Traceback" not in err
 
 
 def test_times_and_sizes_take_units() -> None:

@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from fractions import Fraction
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
+from typer.testing import CliRunner
 
-from rdma_lab import LabError, LabTimeoutError, LabUnavailableError, control, faults
+from rdma_lab import LabError, LabTimeoutError, LabUnavailableError, cli, control, faults
+from rdma_lab.cli import app
 from rdma_lab.control import About, ControlServer, connect
 from rdma_lab.errors import FaultError, GuestStoppedError
-from rdma_lab.tap import Stream, Tally
+from rdma_lab.tap import Stream, Tally, Tap
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -121,6 +124,19 @@ def test_end_of_the_guest_ends_the_client() -> None:
             client.run("true")
 
 
+def test_qemu_that_has_ended_ends_its_clients(runtime: Path) -> None:
+    """Before the runner's main thread knows of it: those that wait, and those that come."""
+    with guest() as end, connect() as waiting, connect() as breaking:
+        breaking.send("break", after="undo")
+        waiting.send("show")
+        end.close()
+        for client in (waiting, breaking):
+            with pytest.raises(GuestStoppedError, match="roce-7 has ended"):
+                client.receive()
+        with connect() as late, pytest.raises(GuestStoppedError, match="roce-7 has ended"):
+            late.run("show")
+
+
 def test_stopped_runner_is_a_bounded_error(runtime: Path) -> None:
     """A runner that is stopped still listens, and never greets."""
     runtime.mkdir(mode=0o700)
@@ -214,6 +230,40 @@ def test_each_change_has_its_opposite() -> None:
         assert [faults.opposite(change) for change in faults.changes(words, shown)] == whole
 
 
+def test_undo_of_what_is_whole_changes_nothing() -> None:
+    """Also in the words that broke it; tc(8) would refuse to undo a loss that is not there."""
+    shown = faults.FabricStatus.parse(SHOWN, "infiniband")
+    for words, change in (
+        (["loss", "softib2"], []),
+        (["loss", "10%", "softib2"], []),
+        (["loss", "30%", "switch1/1"], [["loss", "switch1/1", "0/1", "0"]]),
+        (["loss", "0.3"], [["loss", "switch1/1", "0/1", "0"]]),
+        (["device", "softib2"], []),
+        (["sm", "stop"], [["sm", "start"]]),
+    ):
+        assert faults.changes(words, shown, undo=True) == change
+    whole = faults.FabricStatus.parse("port rxe1 in ACTIVE present\n", "roce")
+    assert faults.changes(["loss"], whole, undo=True) == []
+    assert faults.changes([], whole, undo=True) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "undo", "said"),
+    [
+        (["cabel", "softib2"], False, "there are cable, port, device, loss, sm; did you mean cable?"),
+        (["cable", "softib22"], False, "switch1/1, switch2/3; did you mean softib2?"),
+        (["cable", "nonsense"], False, "switch1/1, switch2/3"),
+        (["sm", "fail-over"], False, "give one of stop, restart, failover; did you mean failover?"),
+        (["sm", "softib2"], True, "give one of stop, restart, failover"),
+    ],
+)
+def test_mistyped_fault_is_guessed(words: list[str], undo: bool, said: str) -> None:
+    shown = faults.FabricStatus.parse(SHOWN, "infiniband")
+    with pytest.raises(FaultError) as refused:
+        faults.changes(words, shown, undo=undo)
+    assert str(refused.value).endswith(said)
+
+
 @pytest.mark.parametrize(
     ("text", "part"), [("0.1", Fraction(1, 10)), ("10%", Fraction(1, 10)), ("1/3", Fraction(1, 3)), ("1", 1)]
 )
@@ -270,6 +320,42 @@ def test_lost_packets_are_counted_once() -> None:
     assert tally.lost == 6
     assert tally.count(statistics(0, 9))
     assert tally.lost == 11
+
+
+@pytest.fixture
+def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A guest that another process taps."""
+    with guest() as end, connect() as other:
+        other.send("capture", tap=True)
+        request(end)
+        yield
+
+
+@pytest.mark.usefixtures("refusing")
+def test_refused_tap_leaves_the_file_alone(tmp_path: Path) -> None:
+    """It may be the one that the first tap writes."""
+    file = tmp_path / "fabric.pcapng"
+    file.write_bytes(b"a capture")
+    done = CliRunner().invoke(app, ["tap", "-w", str(file)])
+    assert (done.exit_code, file.read_bytes()) == (125, b"a capture")
+    assert "another process taps this guest: end that first" in done.stderr
+
+
+def test_full_disk_of_a_tap_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the file; nothing was wrong with stdout."""
+
+    class FakeTap(Tap):
+        def __init__(self, _: control.Guest) -> None:
+            pass
+
+        def copy(self, to: BinaryIO, tally: Tally, signalled: int) -> None:
+            to.write(b"a block")
+
+    monkeypatch.setattr(cli, "Tap", FakeTap)
+    with guest():
+        done = CliRunner().invoke(app, ["tap", "-w", "/dev/full"])
+    assert done.exit_code == 1
+    assert "/dev/full cannot be written any more: No space left on device\n" in done.stderr
 
 
 def test_limit_leaves_further_packets_out() -> None:
