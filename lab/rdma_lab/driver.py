@@ -4,15 +4,15 @@ So is what makes OpenSM an older one.
 """
 
 import hashlib
+import logging
 import os
-import shlex
 import shutil
-import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from rdma_lab import cache, children
 from rdma_lab.errors import LabUnavailableError
 from rdma_lab.kernels import Kernel, cache_dir, fetched_dir, headers_of
 
@@ -23,6 +23,8 @@ NEEDED = ("rdmavt", "ib_umad", "ib_ipoib", "rdma_ucm")
 """The kernel's own modules that an InfiniBand fabric is made of."""
 MAX_HCAS, MAX_SWITCHES = 64, 16
 """As SOFTIB_HCAS and SOFTIB_SWITCHES in softib.h."""
+
+logger: logging.Logger = logging.getLogger("rdma_lab")
 
 
 def memory(ports: int) -> int:
@@ -56,8 +58,8 @@ def headers_line(kernel: Kernel) -> str:
     return f"apt-get install linux-headers-{kernel.version}"
 
 
-def module(kernel: Kernel) -> Path:
-    """softib.ko for `kernel`, built if the cache has none of these sources and this kernel's symbols.
+def module(kernel: Kernel) -> bytes:
+    """The module softib for `kernel`, built if the cache has none of these sources and this kernel's symbols.
 
     Raises LabUnavailableError.
     """
@@ -75,7 +77,7 @@ def module(kernel: Kernel) -> Path:
     return _made(made, _sources(), command, f"the InfiniBand module cannot be built against {build}")
 
 
-def old_sm() -> Path:
+def old_sm() -> bytes:
     """A library that makes OpenSM, started with this library preloaded, an SM without send-only members.
 
     Compiled if the cache has none of this source. Raises LabUnavailableError.
@@ -90,18 +92,20 @@ def old_sm() -> Path:
     return _made(made, [OLD_SM], command, f"{OLD_SM} cannot be compiled")
 
 
-def guest_script(kernel: Kernel, ports: int, switches: int) -> str:
-    """The shell script that makes the fabric in a guest with that kernel. Raises LabUnavailableError."""
+def write_job(job: Path, kernel: Kernel, ports: int, switches: int) -> None:
+    """Write what makes the fabric in a guest with that kernel to `job`, which the guest has as /run/rdma-lab.
+
+    Raises LabUnavailableError, OSError.
+    """
     if lacking := kernel.lacking(NEEDED):
         raise LabUnavailableError(
             f"Linux {kernel.version} makes no InfiniBand ports: it has no module {', '.join(lacking)}; "
             "linux-image-amd64 has it all"
         )
-    built = {"SOFTIB": module(kernel), "OLD_SM": old_sm()}
-    paths = {name: shlex.quote(str(path)) for name, path in built.items()}
-    settings = {"PORTS": ports, "SWITCHES": switches, **paths}
-    lines = [f"{name}={value}" for name, value in settings.items()]
-    return "\n".join([*lines, f". {shlex.quote(str(SCRIPT))}", ""])
+    for name, data in (("softib.ko", module(kernel)), ("no_send_only.so", old_sm())):
+        (job / name).write_bytes(data)
+    settings = f"PORTS={ports}\nSWITCHES={switches}\n"
+    (job / "fabric").write_text(settings + SCRIPT.read_text("utf-8"), "utf-8")
 
 
 def _sources() -> list[Path]:
@@ -115,27 +119,22 @@ def _digest(build: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _made(made: Path, sources: Sequence[Path], command: Callable[[Path], list[str]], failed: str) -> Path:
-    """The file `made`, built if it is not there, by a command for the folder with copies of the sources.
+def _made(made: Path, sources: Sequence[Path], command: Callable[[Path], list[str]], failed: str) -> bytes:
+    """The file `made`, built if the cache has it not, by a command for the folder with copies of the sources.
 
-    The folder is the build's own, and the result is put in its place at once, because two processes may build
-    it together.
+    The folder is the build's own, because two processes may build it together.
     """
-    if made.exists():
-        return made
-    try:
-        made.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LabUnavailableError(f"{made.name} has no place: {error}") from error
+    if cache.has(made):
+        return made.read_bytes()[: -cache.DIGEST]
     with tempfile.TemporaryDirectory(prefix="rdma-lab-softib-") as name:
         folder = Path(name)
         for path in sources:
             shutil.copy(path, folder)
         words = command(folder)
         # GNU make of a caller speaks to its children by these
-        env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+        env = {key: value for key, value in os.environ.items() if not key.startswith("MAKE")}
         try:
-            done = subprocess.run(words, capture_output=True, text=True, env=env)
+            done = children.run(words, env=env | {"TMPDIR": name})  # where a compiler leaves files if killed
         except FileNotFoundError:
             raise LabUnavailableError(
                 f"{made.name} cannot be built without {words[0]}: apt-get install {words[0]}"
@@ -143,7 +142,9 @@ def _made(made: Path, sources: Sequence[Path], command: Callable[[Path], list[st
         if done.returncode:
             said = "\n".join((done.stderr.strip() or done.stdout.strip()).splitlines()[:5])
             raise LabUnavailableError(f"{failed}: {said}")
-        partial = made.with_name(f".{made.name}.{os.getpid()}")
-        shutil.copy(folder / made.name, partial)
-        partial.rename(made)
-    return made
+        data = (folder / made.name).read_bytes()
+    try:
+        cache.store(made, data)
+    except OSError as error:
+        logger.warning("%s is not kept for later runs: %s", made, error.strerror)
+    return data

@@ -5,7 +5,7 @@
 # then, and be resumed for other runs. virtme-ng's initramfs holds it, with these files added:
 #   /lab/settings  PORTS=, MODULES=      /lab/modules  what to insmod      /lab/bin, /lab/lib  ip and rdma
 # The host shares a directory, mounted on /run/rdma-lab, with these files:
-#   settings  MODULES_DIR=, TTY=, MAX_SCRIPT_SECONDS=    shares  directories to share, one a line    command  becomes the command
+#   settings  MODULES_DIR=, TTY=, MARK=, MAX_SCRIPT_SECONDS=    shares  directories to share, one a line    command  becomes the command
 #   fabric    where it is there, a script for the copy-on-write view that makes another fabric
 # and uses the virtio ports lab.out, lab.err, and lab.ctl:
 #   from here  standing [keep] | ready | exit N | fail WHY
@@ -173,9 +173,19 @@ serve 3>&- &
 echo ready >&3
 if [ -n "$TTY" ]; then
     chroot /run/root /usr/bin/env setsid -c /bin/sh /run/rdma-lab/command <>/dev/ttyS0 >&0 2>&0 3>&- 4>&-
-else
-    out=$(port lab.out) err=$(port lab.err)
-    chroot /run/root /usr/bin/env /bin/sh /run/rdma-lab/command </dev/null >"$out" 2>"$err" 3>&- 4>&-
+    echo "exit $?" >&3
+    stop
 fi
-echo "exit $?" >&3
-stop
+# The command writes to pipes, because a port can be opened only once, and programs open /dev/stderr anew. What is still
+# in a port when the machine stops is lost: so MARK ends each output, and the host stops the machine when it has read both.
+mkfifo /run/out /run/err
+dd bs=64k </run/out >"$(port lab.out)" 2>/dev/null 3>&- 4>&- &
+dd bs=64k </run/err >"$(port lab.err)" 2>/dev/null 3>&- 4>&- &
+exec 5>/run/out 6>/run/err
+chroot /run/root /usr/bin/env /bin/sh /run/rdma-lab/command </dev/null >&5 2>&6 3>&- 4>&- 5>&- 6>&-
+status=$?
+sync # what was written to shares
+printf '\0%s' "$MARK" >&5
+printf '\0%s' "$MARK" >&6
+echo "exit $status" >&3
+while :; do sleep 3600; done

@@ -1,5 +1,6 @@
-# Makes an InfiniBand subnet in the lab's guest, and waits until every port can be used. PORTS, SWITCHES, SOFTIB,
-# the module's path, and OLD_SM, what makes OpenSM know no send-only members, are set. What goes wrong is its last line, and its status is not 0.
+# Makes an InfiniBand subnet in the lab's guest, and waits until every port can be used. PORTS and SWITCHES are set;
+# softib.ko is in /run/rdma-lab, and no_send_only.so, which makes OpenSM know no send-only members (driver.py). What goes
+# wrong is its last line, and its status is not 0.
 #
 # HCA softibN, of one port, has the IPoIB interface ibN with 10.77.0.N and fd77::N. OpenSM runs on softib1.
 
@@ -10,8 +11,8 @@ fail() {
 
 mount -t debugfs debugfs /sys/kernel/debug
 modprobe -a rdmavt ib_umad ib_ipoib rdma_ucm || fail "the kernel's InfiniBand modules cannot be loaded"
-ln -s "$OLD_SM" /run/no_send_only.so
-insmod "$SOFTIB" hcas="$PORTS" switches="$SWITCHES" || fail "the module softib cannot be loaded"
+ln -s /run/rdma-lab/no_send_only.so /run/no_send_only.so
+insmod /run/rdma-lab/softib.ko hcas="$PORTS" switches="$SWITCHES" || fail "the module softib cannot be loaded"
 opensm -B -g 0x5254000000010001 >/dev/null 2>&1 || fail "OpenSM cannot be started"
 # The kernel counts interfaces from 0. From the last on, so that each new name is free.
 {

@@ -5,23 +5,24 @@ QEMU migrates a guest to a file while the guest waits, before it sees the host's
 9p mounts cannot be migrated.
 """
 
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import re
+import shlex
 import socket
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
 from typing import IO, Any, NamedTuple
 
+from rdma_lab import host
+from rdma_lab.cache import DIGEST, is_whole, partial
 from rdma_lab.kernels import cache_dir
 
 MAX_BYTES = 1 << 30
@@ -29,12 +30,8 @@ MAX_BYTES = 1 << 30
 
 A guest has some 110 MB.
 """
-PARTIAL = ".partial-"
-"""How the name of a file that is not whole yet begins. The process that writes the file has a lock on it."""
 KEY = re.compile("[0-9a-f]{32}")
 """The name of a file with a guest."""
-DIGEST = hashlib.sha256().digest_size
-"""The last bytes of a file, which tell whether the others are those that were written."""
 UNLIMITED = 1 << 40
 """Bytes each second, which is more than any file takes."""
 
@@ -51,7 +48,8 @@ class KeptGuest(NamedTuple):
 
     def resumed(self) -> list[str]:
         """The words for a QEMU that inherits the file's descriptor."""
-        return ["-incoming", f"exec:head -c {self.size} /proc/$PPID/fd/{self.file.fileno()}"]
+        head = shlex.quote(host.tool("head") or "head")  # without it, QEMU would wait for ever
+        return ["-incoming", f"exec:{head} -c {self.size} /proc/$PPID/fd/{self.file.fileno()}"]
 
     def discard(self, why: str) -> None:
         """Say why this guest is booted anew, and remove the file, unless another run has replaced it."""
@@ -103,7 +101,7 @@ class GuestKind:
                         logger.warning("the lab boots a guest anew, for others may write to %s", place)
                         return None
                 guest = KeptGuest(path, file, stat.st_size - DIGEST)
-                if _digest(file, guest.size) != file.read():
+                if not is_whole(file):
                     guest.discard("is damaged")
                     return None
             except OSError:  # there is none, or it cannot be read
@@ -121,7 +119,7 @@ class GuestKind:
         folder = _folder()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _partial(folder) as file:
+            with partial(folder) as file:
                 file.write(_migrate(monitor, file))
                 file.flush()
                 Path(file.name).replace(folder / self.key)
@@ -139,46 +137,13 @@ def _folder() -> Path:
     return cache_dir() / "guests"
 
 
-def _digest(file: IO[bytes], size: int) -> bytes:
-    """Of the next `size` bytes."""
-    said = hashlib.sha256()
-    while size > 0 and (data := file.read(min(size, 1 << 20))):
-        said.update(data)
-        size -= len(data)
-    return said.digest()
-
-
-@contextmanager
-def _partial(folder: Path) -> Iterator[IO[bytes]]:
-    """A new file, locked, which is gone after the block unless it got another name there."""
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=PARTIAL, delete=False) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            yield file
-        finally:
-            Path(file.name).unlink(missing_ok=True)
-
-
-def _is_abandoned(path: Path) -> bool:
-    """Whether the process that wrote the file has ended."""
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-    return True
-
-
 def _make_room(folder: Path) -> None:
-    """Remove files that a killed process left behind, and the least recently used guests until MAX_BYTES
-    suffice. Files of other names are not touched."""
+    """Remove the least recently used guests until MAX_BYTES suffice. Files of other names are not touched."""
     kept = []
     with suppress(OSError):  # what goes meanwhile, another run has removed
         for path in folder.iterdir():
-            with suppress(OSError):
-                if path.name.startswith(PARTIAL) and _is_abandoned(path):
-                    path.unlink()
-                elif KEY.fullmatch(path.name):
+            if KEY.fullmatch(path.name):
+                with suppress(OSError):
                     kept.append((path.stat(), path))
     taken = 0
     for stat, path in sorted(kept, key=lambda each: each[0].st_mtime, reverse=True):

@@ -1,5 +1,6 @@
 """The kernel that the lab boots, where its modules are, and its image in the form that starts fastest."""
 
+import fcntl
 import lzma
 import os
 import re
@@ -8,9 +9,11 @@ import struct
 import subprocess
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rdma_lab import cache, children
 from rdma_lab.errors import LabError, LabUnavailableError
 
 MODULES = ("overlay", "rdma_rxe", "rdma_ucm", "ib_uverbs", "veth", "bridge")
@@ -60,9 +63,9 @@ def _module_name(path: str) -> str:
 
 
 def cache_dir() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "rdma-lab"
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    try:  # its specification wants a path that is not absolute to be ignored; in the guest it led elsewhere
+        return (Path(base) if Path(base).is_absolute() else Path.home() / ".cache") / "rdma-lab"
     except RuntimeError:  # a container may run as a user that it does not know
         raise LabError("this user has no home directory to keep files in: set HOME") from None
 
@@ -194,17 +197,11 @@ def boot_image(kernel: Kernel) -> Path:
     stat = kernel.image.stat()
     unpacked = cache_dir() / f"vmlinux-{kernel.version}-{stat.st_size}-{stat.st_mtime_ns}"
     try:
-        if not unpacked.exists():
+        if not cache.has(unpacked):
             elf = vmlinux(kernel.image.read_bytes())
             if elf is None:
                 return kernel.image
-            unpacked.parent.mkdir(parents=True, exist_ok=True)
-            partial = unpacked.with_name(f".{unpacked.name}.{os.getpid()}")
-            try:
-                partial.write_bytes(elf)
-                partial.rename(unpacked)
-            finally:
-                partial.unlink(missing_ok=True)
+            cache.store(unpacked, elf)  # QEMU does not mind the digest, which no header of the ELF file names
             for old in set(unpacked.parent.glob(f"vmlinux-{kernel.version}-*")) - {unpacked}:
                 old.unlink(missing_ok=True)  # of a package that was upgraded
     except OSError:  # no cache (a read-only or missing home): slower, not wrong
@@ -235,11 +232,9 @@ def fetch(wanted: str) -> Kernel:
     version = newest(wanted)
     target = fetched_dir() / version
     headers = _with_parts(f"linux-headers-{version}") if f"linux-headers-{version} " in _listed() else []
-    if target.exists() and (not headers or headers_of(version, target)):
-        return find(str(target))
-    partial = target.with_name(f".{version}.{os.getpid()}")
-    partial.mkdir(parents=True)
-    try:
+    with _fetching() as partial:
+        if target.exists() and (not headers or headers_of(version, target)):
+            return find(str(target))
         packages = dict.fromkeys([*_with_parts(f"linux-image-{version}"), *headers])
         _output(["apt-get", "download", *packages], cwd=partial)
         for deb in sorted(partial.glob("*.deb")):
@@ -255,9 +250,31 @@ def fetch(wanted: str) -> Kernel:
         )
         shutil.rmtree(target, ignore_errors=True)
         partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return find(str(target))
+
+
+@contextmanager
+def _fetching() -> Iterator[Path]:
+    """Yield an empty folder beside the fetched kernels, which one process has at a time.
+
+    What a killed process has left in it is removed. Raises LabUnavailableError.
+    """
+    partial = fetched_dir() / ".partial"
+    try:
+        partial.parent.mkdir(parents=True, exist_ok=True)
+        with (partial.parent / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            try:
+                yield partial
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+    except OSError as error:
+        raise LabUnavailableError(
+            f"kernels cannot be kept in {partial.parent}: {error.strerror}: make room there, or set "
+            "XDG_CACHE_HOME to a directory that you can write to"
+        ) from None
 
 
 def _listed() -> str:
@@ -283,7 +300,7 @@ def _with_parts(package: str) -> list[str]:
 
 def _output(command: list[str], cwd: Path | None = None) -> str:
     try:
-        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
+        done = children.run(command, cwd=cwd)
     except FileNotFoundError as missing:
         raise LabUnavailableError(
             f"{command[0]} is not here: kernels are fetched on Debian only"

@@ -3,6 +3,7 @@
 import logging
 import os
 import re
+import secrets
 import selectors
 import shlex
 import shutil
@@ -28,6 +29,7 @@ from rdma_lab.errors import (
     LabError,
     LabTimeoutError,
     LabUnavailableError,
+    meant,
 )
 from rdma_lab.plan import plan
 
@@ -38,6 +40,8 @@ CONSOLE_BYTES = 16 * 1024
 CONSOLE_LINES = 12
 _FAULT = re.compile(r"\b(BUG|Oops|general protection fault|kernel NULL pointer|Unable to handle)\b")
 """What the kernel says first when it stumbles; where and by whose call follow."""
+HUNG_SECONDS = 30.0
+"""Seconds after which a resumed guest that is not ready is taken to hang, and is not resumed again."""
 STOP_SECONDS = 10.0
 """How many seconds a guest may take to stop after its command ended."""
 
@@ -144,12 +148,8 @@ class LabMachine:
                 f"give the guest so much (--memory {needed})"
             )
         for path in self.share:
-            if not path.is_dir():
-                raise LabUnavailableError(f"{path} cannot be shared: it is not a directory; make it first")
-            if "\n" in str(path.resolve()):
-                raise LabUnavailableError(
-                    f"{str(path)!r} cannot be shared: rename it, for its name has two lines"
-                )
+            if why := _unshareable(path):
+                raise LabUnavailableError(f"{str(path)!r} cannot be shared: {why}")
 
     def run(
         self,
@@ -171,8 +171,9 @@ class LabMachine:
         Raises the errors of `rdma_lab.errors`.
         """
         env = inherited(os.environ) if env is None else env
-        cwd = Path.cwd() if cwd is None else cwd.absolute()
+        cwd = _here() if cwd is None else cwd.absolute()
         self._look_up(command, cwd, env)
+        self._check_directory(cwd)
         sinks = {
             "lab.out": _writer(sys.stdout.buffer if stdout is None else stdout),
             "lab.err": _writer(sys.stderr.buffer if stderr is None else stderr),
@@ -184,19 +185,35 @@ class LabMachine:
         """A prompt in the guest, on this terminal; ends when the shell does (or at once with Ctrl-A X)."""
         if not sys.stdin.isatty():
             raise LabUnavailableError("a prompt needs a terminal; use `rdma-lab run -- COMMAND` without one")
-        env = inherited(os.environ)
+        env, cwd = inherited(os.environ), _here()
+        self._check_directory(cwd)
         size = shutil.get_terminal_size()
         command = ["sh", "-c", f'stty rows {size.lines} cols {size.columns}; exec "${{SHELL:-/bin/sh}}" -i']
         limits = _Limits(self.boot_timeout)
-        return self._boot(["shell"], _command_script(command, Path.cwd(), env), {}, limits, tty=True)
+        return self._boot(["shell"], _command_script(command, cwd, env), {}, limits, tty=True)
 
     def _look_up(self, command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
         if not command:
             raise CommandNotFoundError("no command to run in the lab: put it after --")
         name = str(cwd / command[0]) if "/" in command[0] else command[0]
-        if shutil.which(name, path=env.get("PATH", host.SYSTEM_PATH)) is None:
+        path = env.get("PATH", host.SYSTEM_PATH)
+        if shutil.which(name, path=path) is None:
+            hint = "; install it here, or give its path"
+            if "/" in name:
+                hint = "; give the path of a file that may be executed"
+            elif likely := meant(name, host.commands(path)):
+                hint = likely
             raise CommandNotFoundError(
-                f"{command[0]}: no such command on this machine, whose files the lab sees"
+                f"{command[0]!r}: no such command on this machine, whose files the lab sees{hint}"
+            )
+
+    def _check_directory(self, cwd: Path) -> None:
+        """Refuse a working directory that is this machine's alone. Raises LabUnavailableError."""
+        found = cwd.resolve()
+        if _is_guests_own(found) and not any(found.is_relative_to(path.resolve()) for path in self.share):
+            raise LabUnavailableError(
+                f"{cwd} is not in the guest, which has a /{found.parts[1]} of its own: change to another "
+                "directory"
             )
 
     def _boot(
@@ -231,11 +248,12 @@ class LabMachine:
                 "KVM does not work here: no kernel starts under it; leave out --accel kvm"
             )
         with ExitStack() as stack:
-            job = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rdma-lab-")))
-            shares = [path.resolve() for path in self.share]
-            if self.fabric == "infiniband":
-                _write(job / "fabric", driver.guest_script(kernel, self.ports, self.switches))
-            _write_job(job, kernel, shares, script, tty)
+            shares, mark = [path.resolve() for path in self.share], secrets.token_hex(16)
+            with _temporary_files():
+                job = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rdma-lab-")))
+                if self.fabric == "infiniband":
+                    driver.write_job(job, kernel, self.ports, self.switches)
+                _write_job(job, kernel, shares, script, mark, tty)
             names = ("lab.ctl", *sinks)
             pipes = {name: os.pipe() for name in (*names, "lab.tap", "console")}
             ends = {name: stack.enter_context(os.fdopen(read, "rb", 0)) for name, (read, _) in pipes.items()}
@@ -249,17 +267,18 @@ class LabMachine:
                     writing.callback(os.close, write)
                 fds = {name: pipes[name][1] for name in (*names, "lab.tap")}
                 lines = [writing.enter_context(line).fileno() for line in (their_go, their_monitor)]
-                argv = plan(
-                    kernel,
-                    job,
-                    memory=self.memory,
-                    kvm=kvm,
-                    shares=shares,
-                    devices=self.ports if self.fabric == "roce" else 0,
-                    ports=fds,
-                    go=lines[0],
-                    tty=tty,
-                )
+                with _temporary_files():
+                    argv = plan(
+                        kernel,
+                        job,
+                        memory=self.memory,
+                        kvm=kvm,
+                        shares=shares,
+                        devices=self.ports if self.fabric == "roce" else 0,
+                        ports=fds,
+                        go=lines[0],
+                        tty=tty,
+                    )
                 kind = None if kvm or self.anew else kept.GuestKind.of(argv)
                 state = kind.find() if kind else None
                 if state:
@@ -280,9 +299,8 @@ class LabMachine:
 
             def ready() -> None:
                 shape = (self.fabric, self.ports, self.switches)
-                about = About(
-                    f"{self.fabric}-{process.pid}", *shape, kernel.version, shlex.join(command)[:60]
-                )
+                shown = " ".join(shlex.join(command).split())[:60]  # a script may have many lines
+                about = About(f"{self.fabric}-{process.pid}", *shape, kernel.version, shown)
                 try:
                     stack.enter_context(ControlServer(about, go, tap.fileno()))
                 except (OSError, LabError) as error:
@@ -290,8 +308,9 @@ class LabMachine:
 
             if state:
                 send("wake")
-            watch = _Watch(process, started, limits, stands, ready)
-            handlers = {name: watch.heeding(sink) for name, sink in sinks.items()}
+            outputs = {name: _Output(sink, b"\0" + mark.encode()) for name, sink in sinks.items()}
+            watch = _Watch(process, started, limits, stands, ready, tuple(outputs.values()))
+            handlers = {name: watch.heeding(output) for name, output in outputs.items()}
             handlers |= {"lab.ctl": watch.control, "console": watch.hear}
             try:
                 watch.follow({end: handlers[name] for name, end in ends.items()})
@@ -299,6 +318,8 @@ class LabMachine:
             except LabError as error:
                 if state is None or watch.ready_after is not None or watch.failure is not None:
                     raise
+                if isinstance(error, LabTimeoutError) and time.monotonic() - started < HUNG_SECONDS:
+                    raise  # of a limit that is short the guest knows nothing
                 state.discard("; ".join(["could not be resumed: " + error.message, *error.console[-1:]]))
                 if isinstance(error, LabTimeoutError):
                     raise
@@ -322,14 +343,62 @@ def _writer(stream: BinaryIO) -> Callable[[bytes], None]:
     return write
 
 
+def _here() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise LabUnavailableError("this directory was removed: change to another one") from None
+
+
+GUESTS_OWN = ("dev", "proc", "run", "sys")
+"""Directories of / that the guest has of its own."""
+
+
+def _is_guests_own(path: Path) -> bool:
+    return len(path.parts) > 1 and path.parts[1] in GUESTS_OWN
+
+
+def _unshareable(path: Path) -> str:
+    """Return why a guest cannot have that directory to write to, and what to do; "" if it can."""
+    if not os.access(path, os.X_OK) or not path.is_dir():
+        return "it is not a directory; make it first"
+    found = path.resolve()
+    if "\n" in str(found):
+        return "rename it, for its name has two lines"
+    whole = len(found.parts) < 3 and (found == Path("/") or _is_guests_own(found))
+    if whole or found.parts[1] in ("proc", "sys"):
+        return f"the guest has a {found} of its own; share another directory"
+    if not os.access(found, os.W_OK | os.X_OK):
+        return "you may not write to it; share one that you may write to: the guest reads all others anyway"
+    return ""
+
+
+@contextmanager
+def _temporary_files() -> Iterator[None]:
+    """Raise LabUnavailableError if a file of this run cannot be written in the block."""
+    try:
+        yield
+    except LabError:  # some of which are an OSError
+        raise
+    except OSError as error:
+        raise LabUnavailableError(
+            f"no room for this run's temporary files: {error.strerror}: free some, or set TMPDIR to another "
+            "directory"
+        ) from error
+
+
 def _command_script(command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> str:
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in env.items() if name.isidentifier()]
+    names = re.compile("[A-Za-z_][A-Za-z0-9_]*")  # others, the shell would take for errors
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in env.items() if names.fullmatch(name)]
     lines = [f"cd {shlex.quote(str(cwd))} || exit 125", "export RDMA_LAB=1", *exports]
     return "\n".join([*lines, f"exec {shlex.join(command)}", ""])
 
 
-def _write_job(job: Path, kernel: kernels.Kernel, shares: Sequence[Path], script: str, tty: bool) -> None:
+def _write_job(
+    job: Path, kernel: kernels.Kernel, shares: Sequence[Path], script: str, mark: str, tty: bool
+) -> None:
     settings = {
+        "MARK": mark,
         "MODULES_DIR": str(kernel.modules),
         "TTY": "1" if tty else "",
         "MAX_SCRIPT_SECONDS": str(MAX_SCRIPT_SECONDS),
@@ -352,7 +421,7 @@ def _running(
     argv: Sequence[str], fds: Sequence[int], console: int, tty: bool
 ) -> Iterator[subprocess.Popen[bytes]]:
     """QEMU, for as long as the block. QEMU is gone after the block, and when this process is killed."""
-    guard = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
+    guard = [setpriv, "--pdeathsig", "KILL"] if (setpriv := host.tool("setpriv")) else []
     process = subprocess.Popen(
         [*guard, *argv],
         stdin=None if tty else subprocess.DEVNULL,
@@ -373,6 +442,29 @@ def _running(
                 process.wait()
 
 
+class _Output:
+    """An output of the command, up to the mark that ends it."""
+
+    def __init__(self, sink: Callable[[bytes], None], mark: bytes) -> None:
+        self._sink = sink
+        self._mark = mark
+        self._held = b""
+        self.ended: bool = False
+
+    def feed(self, data: bytes) -> None:
+        """Hand on what is not, or not yet, a part of the mark; without data, which is the end, all."""
+        if self.ended:
+            return
+        output, mark, _ = (self._held + data).partition(self._mark)
+        self.ended = bool(mark) or not data
+        sizes = range(min(len(self._mark) - 1, len(output)), 0, -1)
+        begun = 0 if self.ended else next((n for n in sizes if output.endswith(self._mark[:n])), 0)
+        at = len(output) - begun
+        self._held = output[at:]
+        if at:
+            self._sink(output[:at])
+
+
 @dataclass
 class _Watch:
     """What is known of a running guest, from its control port and its console."""
@@ -384,6 +476,8 @@ class _Watch:
     """Called when the guest waits to be told to go on, with what the guest says of itself."""
     ready: Callable[[], None]
     """Called when the fabric stands and the command is about to start."""
+    outputs: tuple[_Output, ...]
+    """Outputs of the command; none if it has a terminal."""
     console: bytearray = field(default_factory=bytearray)
     words: bytearray = field(default_factory=bytearray)
     ready_after: float | None = None
@@ -396,12 +490,14 @@ class _Watch:
         self.console += data
         del self.console[:-CONSOLE_BYTES]
 
-    def heeding(self, sink: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        """`sink`, and the time of the command's last output is remembered."""
+    def heeding(self, output: _Output) -> Callable[[bytes], None]:
+        """The handler of `output`, by which the time of the command's last output is remembered."""
 
         def hand_on(data: bytes) -> None:
-            sink(data)
+            output.feed(data)
             self.last_output = time.monotonic()
+            if self.ended is not None:  # what is still to be read waits for a slow reader of the output
+                self.ended = self.last_output
 
         return hand_on
 
@@ -437,11 +533,16 @@ class _Watch:
         return min(limits, default=(float("inf"), ""))
 
     def follow(self, handlers: Mapping[BinaryIO, Callable[[bytes], None]]) -> None:
-        """Pass on output until the guest has closed every end. Raises LabTimeoutError."""
+        """Pass on output until the command has ended and all is read. Raises LabTimeoutError.
+
+        All is read when both outputs have come to their marks, or else when the guest has closed every end.
+        """
         with selectors.DefaultSelector() as selector:
             for end, handler in handlers.items():
                 selector.register(end, selectors.EVENT_READ, handler)
             while selector.get_map():
+                if self.exit_code is not None and self.outputs and all(one.ended for one in self.outputs):
+                    return
                 limit, why = self.deadline()
                 left = limit - time.monotonic()
                 if left <= 0:
@@ -449,9 +550,9 @@ class _Watch:
                         return
                     raise LabTimeoutError(f"the lab was stopped: {why}", self.last_lines())
                 for key, _ in selector.select(min(left, 3600)):
-                    if data := os.read(key.fd, 65536):
-                        key.data(data)
-                    else:
+                    data = os.read(key.fd, 65536)
+                    key.data(data)
+                    if not data:
                         selector.unregister(key.fileobj)
 
     def outcome(self) -> tuple[int, float]:

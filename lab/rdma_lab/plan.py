@@ -8,8 +8,8 @@ init takes 5 s to start udev, which nothing here needs.
 import os
 import shlex
 import subprocess
-import tempfile
 from collections.abc import Mapping, Sequence
+from errno import ENOSPC
 from pathlib import Path
 
 from rdma_lab import host, initramfs
@@ -55,7 +55,7 @@ def plan(
     `memory` in MiB. `job` is the directory that guest.sh reads; the initramfs, for `devices` Soft-RoCE
     devices, is put there as well. `ports` maps the names of virtio ports to the file descriptors they write
     to, and `go` is a socket for the port that the guest reads. With `tty` the guest's ttyS0 is this terminal.
-    Raises LabUnavailableError with virtme-ng's own words.
+    Raises LabUnavailableError with virtme-ng's own words, and OSError if `job` has no room.
     """
     busybox = host.static_busybox()
     virtme = host.virtme_run()
@@ -95,21 +95,14 @@ def plan(
     command += [f"-q={word}" for word in extra]
     # The job directory, because virtme-ng leaves a file in TMPDIR, for an exit code that it will not fetch.
     environ = os.environ | {"TMPDIR": str(job), "PATH": f"{os.environ.get('PATH', '')}:{host.SYSTEM_PATH}"}
-    with tempfile.TemporaryFile("w+") as errors:
-        done = subprocess.run(
-            command,
-            stdin=None if tty else subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            text=True,
-            env=environ,
-        )
-        errors.seek(0)
-        words = shlex.split(done.stdout.strip().rpartition("\n")[2])
-        if done.returncode or not words:
-            raise LabUnavailableError(
-                f"virtme-ng cannot plan this machine: {errors.read().strip() or 'no reason given'}"
-            )
+    stdin = None if tty else subprocess.DEVNULL
+    done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, env=environ)
+    words = shlex.split(done.stdout.strip().rpartition("\n")[2])
+    if done.returncode or not words:
+        why = done.stderr.strip().rpartition("\n")[2]  # the last line of a traceback
+        if os.strerror(ENOSPC) in why:
+            raise OSError(ENOSPC, os.strerror(ENOSPC))
+        raise LabUnavailableError(f"virtme-ng cannot plan this machine: {why or 'no reason given'}")
     initramfs.add_ours(job / "initramfs", kernel, devices)
     return _without_overridden(words)
 

@@ -78,7 +78,8 @@ pathlib.Path(shared, "found.json").write_text(json.dumps(found))
 pathlib.Path(private, "lost").write_text("written in the guest")
 assert pathlib.Path(private, "lost").exists()
 print("last", flush=True)
-print("a complaint", file=sys.stderr)
+print("a complaint", file=sys.stderr, flush=True)
+pathlib.Path("/dev/stderr").write_text("another\n")
 sys.exit(3)
 """
 
@@ -126,7 +127,7 @@ def visit(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Visit:
 def test_exit_code_and_output_come_through(visit: Visit) -> None:
     assert visit.result.exit_code == 3
     assert visit.out == b"first\nlast\n"
-    assert visit.err == "a complaint\n"
+    assert visit.err == "a complaint\nanother\n"
 
 
 def test_every_port_has_its_device(visit: Visit) -> None:
@@ -177,7 +178,16 @@ AGAIN = """
 cat /proc/sys/kernel/random/uuid
 date +%s
 rdma link
+head -c 400000 /dev/zero | tr '\\0' x
 """
+
+
+class SlowReader(io.BytesIO):
+    """A pager, say: the guest has ended long before all is read."""
+
+    def write(self, data: Any) -> int:
+        time.sleep(0.5)
+        return super().write(data)
 
 
 class Again(NamedTuple):
@@ -191,7 +201,7 @@ class Again(NamedTuple):
 
 @pytest.fixture(scope="module")
 def again(visit: Visit, tmp_path_factory: pytest.TempPathFactory) -> Again:
-    out, began = io.BytesIO(), time.time()
+    out, began = SlowReader(), time.time()
     machine = LabMachine(ports=3, share=[tmp_path_factory.mktemp("another")])
     result = machine.run(["sh", "-c", AGAIN], silence=300, stdout=out)
     return Again(result, out.getvalue().decode().splitlines(), began, time.time())
@@ -204,6 +214,10 @@ def test_the_first_guest_is_booted_and_the_next_resumed_where_it_stood(
     links = [line.split()[1] for line in again.said if line.startswith("link ")]
     assert links == ["rxe1/1", "rxe2/1", "rxe3/1"]
     assert len(list((cache / "guests").iterdir())) == 1
+
+
+def test_a_slow_reader_gets_all_of_the_output(again: Again) -> None:
+    assert again.said[-1] == "x" * 400_000
 
 
 def test_a_resumed_guest_knows_the_time(again: Again) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from rdma_lab import LabMachine, driver, host, kernels
+from rdma_lab import LabMachine, children, driver, host, kernels
 from rdma_lab.cli import app
 from rdma_lab.errors import LabUnavailableError
 
@@ -31,15 +31,33 @@ def test_a_module_is_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(subprocess, "run", make)
+    monkeypatch.setattr(children, "run", make)
     one = driver.module(kernel)
-    assert one.read_text() == "module"
+    assert one == b"module"
     assert driver.module(kernel) == one
     assert len(built) == 1
     (kernel.modules / "build/Module.symvers").write_text("other symbols")
-    assert driver.module(kernel) != one
+    assert driver.module(kernel) == one
     assert len(built) == 2
-    assert [path.name for path in one.parent.iterdir()] == ["softib.ko"]
+    stored = list((tmp_path / "cache").rglob("*.*"))
+    assert [path.name for path in stored if path.is_file()] == ["softib.ko"] * 2
+    for damage in (b"", b"modul", stored[-1].read_bytes().replace(b"u", b"v")):
+        for path in stored:
+            if path.is_file():
+                path.write_bytes(damage)
+        built.clear()
+        assert driver.module(kernel) == one
+        assert len(built) == 1, "one that is damaged is built again"
+
+
+def test_without_a_cache_a_module_is_built_each_time(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "cache").write_text("a file in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert driver.old_sm().startswith(b"\x7fELF")
+    (message,) = caplog.messages
+    assert message.endswith("no_send_only.so is not kept for later runs: Not a directory")
 
 
 def test_a_build_that_fails_is_told_in_the_compiler_s_words(
@@ -52,7 +70,7 @@ def test_a_build_that_fails_is_told_in_the_compiler_s_words(
     (tmp_path / "build").mkdir()
     (tmp_path / "build/Module.symvers").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(subprocess, "run", fail)
+    monkeypatch.setattr(children, "run", fail)
     with pytest.raises(LabUnavailableError, match=r"cannot be built against .*softib\.h:1: no such thing"):
         driver.module(kernel)
 
@@ -62,11 +80,11 @@ def test_what_makes_opensm_an_older_one_is_compiled_once(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = driver.old_sm()
-    assert made.read_bytes().startswith(b"\x7fELF")
-    assert [path.name for path in made.parent.iterdir()] == [made.name]
+    assert made.startswith(b"\x7fELF")
     monkeypatch.setenv("PATH", str(tmp_path))  # no compiler
     assert driver.old_sm() == made
-    made.unlink()
+    (stored,) = (tmp_path / "rdma-lab/opensm").glob("*/*")
+    stored.unlink()
     with pytest.raises(LabUnavailableError, match="cannot be built without gcc: apt-get install gcc"):
         driver.old_sm()
 
@@ -108,7 +126,7 @@ def test_a_kernel_without_rdmavt_gets_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "modules.dep").write_text("kernel/ib_umad.ko.xz:\nkernel/rdma_ucm.ko.xz:\n")
     (tmp_path / "modules.builtin").write_text("kernel/ib_ipoib.ko\n")
     with pytest.raises(LabUnavailableError, match=r"6\.1\.0-mcast .* it has no module rdmavt; "):
-        driver.guest_script(kernels.Kernel(KERNEL.version, KERNEL.image, tmp_path), 2, 1)
+        driver.write_job(tmp_path, kernels.Kernel(KERNEL.version, KERNEL.image, tmp_path), 2, 1)
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,14 @@ import os
 import shutil
 import struct
 import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from rdma_lab import kernels
+from rdma_lab import cache, kernels
 from rdma_lab.errors import LabError, LabUnavailableError
 
 DEPENDS = """\
@@ -180,12 +183,12 @@ def test_an_unpacked_image_is_made_once(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "root/boot/config-6.12.9-amd64").write_text("CONFIG_PVH=y\n")
     kernel.image.write_bytes(bzimage(gzip.compress(ELF)))
     image = kernels.boot_image(kernel)
-    assert image.read_bytes() == ELF
+    assert image.read_bytes()[: -cache.DIGEST] == ELF
     inode = image.stat().st_ino
     assert kernels.boot_image(kernel).stat().st_ino == inode
     kernel.image.write_bytes(bzimage(gzip.compress(ELF + b"upgraded")))
     image = kernels.boot_image(kernel)
-    assert image.read_bytes() == ELF + b"upgraded"
+    assert image.read_bytes()[: -cache.DIGEST] == ELF + b"upgraded"
     assert list(image.parent.iterdir()) == [image], "neither a partial file nor the old one stays"
 
 
@@ -197,33 +200,45 @@ def test_who_unpacks_the_same_image_at_once_never_removes_it(
     (tmp_path / "root/boot/config-6.12.9-amd64").write_text("CONFIG_PVH=y\n")
     kernel.image.write_bytes(bzimage(gzip.compress(ELF)))
     image, removed = kernels.boot_image(kernel), set[Path]()
-    exists, unlink = Path.exists, Path.unlink
+    has, unlink = cache.has, Path.unlink
 
     def seen(path: Path, missing_ok: bool = False) -> None:
         removed.add(path)
         unlink(path, missing_ok)
 
-    monkeypatch.setattr(
-        Path, "exists", lambda path: path != image and exists(path)
-    )  # not yet, when it looked
+    monkeypatch.setattr(cache, "has", lambda path: path != image and has(path))  # not yet, when it looked
     monkeypatch.setattr(Path, "unlink", seen)
     assert kernels.boot_image(kernel) == image
     assert image not in removed, "the other is about to boot it"
 
 
+@pytest.mark.parametrize("damage", ["empty", "cut short", "a byte"])
+def test_a_damaged_image_is_unpacked_again(
+    damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kernel = kernels.find(str(unpacked(tmp_path / "root", "6.12.9-amd64")))
+    (tmp_path / "root/boot/config-6.12.9-amd64").write_text("CONFIG_PVH=y\n")
+    kernel.image.write_bytes(bzimage(gzip.compress(ELF)))
+    image = kernels.boot_image(kernel)
+    whole = image.read_bytes()
+    damaged = bytes([*whole[:99], whole[99] ^ 1, *whole[100:]])
+    image.write_bytes({"empty": b"", "cut short": whole[:-100], "a byte": damaged}[damage])
+    assert kernels.boot_image(kernel) == image
+    assert image.read_bytes() == whole
+
+
 def test_an_image_that_cannot_be_written_whole_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path, data: bytes) -> int:
-        with path.open("wb") as file:
-            file.write(data[:1])
+    def full(_: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     kernel = kernels.find(str(unpacked(tmp_path / "root", "6.12.9-amd64")))
     (tmp_path / "root/boot/config-6.12.9-amd64").write_text("CONFIG_PVH=y\n")
     kernel.image.write_bytes(bzimage(gzip.compress(ELF)))
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Path, "replace", full)
     assert kernels.boot_image(kernel) == kernel.image
     assert list(kernels.cache_dir().iterdir()) == []
 
@@ -310,6 +325,50 @@ def test_a_kernel_is_fetched_once_and_its_headers_with_it(
         common = root / "usr/src/linux-headers-6.12.9-common/Makefile"
         assert (found / "Makefile").read_text() == f"KBUILD_OUTPUT={found}\ninclude {common}\n"
     assert not list(root.glob("*.deb"))
+
+
+def test_a_fetch_removes_what_a_killed_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rest = kernels.fetched_dir() / ".partial/usr/lib"
+    rest.mkdir(parents=True)
+    monkeypatch.setattr(kernels, "_output", Sources(headers=False).output)
+    kernels.fetch("6.12")
+    assert {path.name for path in kernels.fetched_dir().iterdir()} == {".lock", "6.12.9-amd64"}
+
+
+def test_two_fetches_download_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second waits, and finds what the first has fetched."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    sources, both, overtaken = Sources(headers=True), threading.Barrier(2), threading.Event()
+
+    def output(command: list[str], cwd: Path | None = None) -> str:
+        if command[:2] == ["apt-cache", "depends"] and "headers" in command[2]:
+            with suppress(threading.BrokenBarrierError):
+                both.wait(30)
+        if command[:2] == ["apt-get", "download"]:
+            overtaken.wait(0.5 if not sources.got else 0)
+            overtaken.set()
+        return sources.output(command, cwd)
+
+    monkeypatch.setattr(kernels, "_output", output)
+    with ThreadPoolExecutor(2) as threads:
+        one, other = (threads.submit(kernels.fetch, "6.12") for _ in range(2))
+        assert one.result() == other.result()
+    assert len(sources.got) == 1
+
+
+def test_a_fetch_without_a_place_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cache").write_text("a file in the way")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(kernels, "_output", Sources(headers=False).output)
+    with pytest.raises(LabUnavailableError, match=r"kernels: Not a directory: make room there, or set XDG"):
+        kernels.fetch("6.12")
+
+
+def test_a_cache_of_a_relative_path_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the XDG specification has it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "cache")
+    assert kernels.cache_dir() == Path.home() / ".cache/rdma-lab"
 
 
 def test_a_kernel_that_was_fetched_without_headers_gets_them(

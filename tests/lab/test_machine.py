@@ -1,15 +1,19 @@
 """How a run ends, with a shell script in QEMU's place; no guest is booted."""
 
+import contextlib
 import io
 import os
+import re
 import subprocess
+import tempfile
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rdma_lab import LabMachine, kept, kernels, machine
+from rdma_lab import LabMachine, control, kept, kernels, machine
 from rdma_lab.errors import (
     CommandNotFoundError,
     GuestPanicError,
@@ -23,12 +27,19 @@ Pretend = Callable[[str], None]
 
 @pytest.fixture
 def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
-    """Run a script instead of QEMU: $ctl, $out and $err are the guest's ports, stderr is its console."""
+    """Run a script instead of QEMU: $ctl, $out and $err are the guest's ports, stderr is its console.
+
+    $MARK, behind a 0 byte, ends an output; so does the end of the script.
+    """
 
     def use(script: str) -> None:
-        def plan(*_: object, ports: Mapping[str, int], **__: object) -> list[str]:
+        def plan(_: object, job: Path, *, ports: Mapping[str, int], **__: object) -> list[str]:
             names = (f"{name.removeprefix('lab.')}=/proc/self/fd/{fd}" for name, fd in ports.items())
-            return ["/bin/sh", "-c", "; ".join([*names, script])]  # and $0 is -incoming if it is resumed
+            return [
+                "/bin/sh",
+                "-c",
+                "; ".join([*names, f". {job}/settings", script]),
+            ]  # and $0 is -incoming if it is resumed
 
         monkeypatch.setattr(machine, "plan", plan)
 
@@ -58,6 +69,27 @@ def test_output_and_exit_code_come_through(pretend: Pretend) -> None:
     result = lab().run(["true"], stdout=out, stderr=err)
     assert (result.exit_code, out.getvalue(), err.getvalue()) == (7, b"hello\n", b"oops\n")
     assert 0 < result.ready_after <= result.seconds
+
+
+@pytest.mark.parametrize("pause", ["", "sleep 0.2;"])
+def test_a_guest_is_stopped_when_its_outputs_have_ended(pretend: Pretend, pause: str) -> None:
+    """What it would lose if it stopped itself is read; what a child of the command adds is not."""
+    half = "$(echo $MARK | cut -c1-9)"
+    pretend(
+        f"echo ready >$ctl; printf 'a\\0%s' {half} >$out; {pause} printf 'b\\0' >$out; {pause}"
+        "printf '%s more' $MARK >$out; echo exit 7 >$ctl; printf '\\0%s' $MARK >$err; exec sleep 600"
+    )
+    out, err = io.BytesIO(), io.BytesIO()
+    result = lab().run(["true"], stdout=out, stderr=err)
+    assert re.fullmatch(rb"a\0[0-9a-f]{9}b", out.getvalue())
+    assert (result.exit_code, err.getvalue()) == (7, b"")
+
+
+def test_a_last_byte_like_a_mark_is_output(pretend: Pretend) -> None:
+    pretend("echo ready >$ctl; printf 'a\\0' >$out; echo exit 0 >$ctl")
+    out = io.BytesIO()
+    lab().run(["true"], stdout=out)
+    assert out.getvalue() == b"a\0"
 
 
 def test_a_control_line_may_come_in_pieces(pretend: Pretend) -> None:
@@ -110,6 +142,32 @@ def test_a_qemu_that_is_killed_says_so(pretend: Pretend) -> None:
     pretend("echo ready >$ctl; kill -KILL $$")
     with pytest.raises(GuestStoppedError, match="QEMU: signal SIGKILL"):
         lab().run(["true"])
+
+
+def test_a_slow_reader_loses_nothing(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pager, say, that shows a page: the command has ended, and its last output is still on the way."""
+    monkeypatch.setattr(machine, "STOP_SECONDS", 0.2)
+
+    class Slow(io.BytesIO):
+        def write(self, data: Any) -> int:
+            time.sleep(0.3)
+            return super().write(data)
+
+    pretend("echo ready >$ctl; echo exit 0 >$ctl; head -c 400000 /dev/zero >$out")
+    out = Slow()
+    assert lab().run(["true"], stdout=out).exit_code == 0
+    assert len(out.getvalue()) == 400_000
+
+
+def test_a_guest_goes_with_its_caller_whatever_the_path(
+    pretend: Pretend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """setpriv, which sees to that, is a tool of the system."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    pretend("echo ready >$ctl; echo exit 0 >$ctl; exec /usr/bin/setpriv --dump >$out")
+    out = io.BytesIO()
+    lab().run(["/bin/true"], stdout=out)
+    assert b"Parent death signal: KILL" in out.getvalue()
 
 
 def ended_boot(has_begun: Callable[[LabTimeoutError], object]) -> LabTimeoutError:
@@ -193,11 +251,19 @@ def test_a_guest_that_cannot_be_resumed_is_booted(
 
 
 def test_a_resumed_guest_that_hangs_is_ended_and_not_resumed_again(
-    pretend: Pretend, kept_guest: Path, caplog: pytest.LogCaptureFixture
+    pretend: Pretend,
+    kept_guest: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """If the limit was long enough for it to be ready; with a short one, it is resumed next time."""
     pretend("exec sleep 600")
-    with pytest.raises(LabTimeoutError, match=r"not ready in 0\.5 s"):
-        resuming(boot_timeout=0.5).run(["true"])
+    for hung in (200.0, 0.1):
+        monkeypatch.setattr(machine, "HUNG_SECONDS", hung)
+        assert kept_guest.exists()
+        assert caplog.messages == []
+        with pytest.raises(LabTimeoutError, match=r"not ready in 0\.5 s"):
+            resuming(boot_timeout=0.5).run(["true"])
     assert not kept_guest.exists()
     assert len(caplog.messages) == 1
 
@@ -239,9 +305,68 @@ def test_the_number_of_ports_is_bounded(ports: int) -> None:
         LabMachine(ports=ports)
 
 
-def test_only_a_directory_can_be_shared(tmp_path: Path) -> None:
-    with pytest.raises(LabUnavailableError, match="is not a directory"):
-        LabMachine(share=[tmp_path / "none"])
+def test_what_cannot_be_shared_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "root").symlink_to("/")
+    for path, why in (
+        (tmp_path / "none", "it is not a directory; make it first"),
+        (tmp_path / "loop", "it is not a directory; make it first"),
+        (Path(__file__), "it is not a directory; make it first"),
+        (tmp_path / "root", "the guest has a / of its own; share another directory"),
+        (Path("/run"), "the guest has a /run of its own; share another directory"),
+        (Path("/proc/self"), "of its own; share another directory"),
+    ):
+        with pytest.raises(LabUnavailableError) as refused:
+            LabMachine(share=[path])
+        assert str(refused.value).startswith(f"'{path}' cannot be shared: ")
+        assert str(refused.value).endswith(why)
+    monkeypatch.setattr(os, "access", lambda _, mode: not mode & os.W_OK)  # root may write everywhere
+    with pytest.raises(LabUnavailableError, match="you may not write to it; share one that you may write to"):
+        LabMachine(share=[tmp_path])
+
+
+def test_a_directory_that_the_guest_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(LabUnavailableError, match=r"^/dev/fd is not in the guest, which has a /proc of"):
+        lab().run(["true"], cwd=Path("/dev/fd"))
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(LabUnavailableError, match="this directory was removed: change to another one"):
+        lab().run(["true"])
+
+
+def test_a_full_temporary_directory_is_one_sentence(
+    pretend: Pretend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Such an error is not of stdout, and the folder of the run is gone."""
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(
+        LabUnavailableError, match="temporary files: No space left on device: free some, or set TMP"
+    ):
+        lab().run(["true"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_command_of_many_lines_has_one_in_the_list(
+    pretend: Pretend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    class Server(contextlib.nullcontext[None]):
+        def __init__(self, about: control.About, *_: object) -> None:
+            super().__init__()
+            seen.append(about.command)
+
+    monkeypatch.setattr(machine, "ControlServer", Server)
+    pretend("echo ready >$ctl; echo exit 0 >$ctl")
+    lab().run(["sh", "-c", "\n  server &\n  client"])
+    assert seen == ["sh -c ' server & client'"]
 
 
 def test_the_environment_is_a_chosen_part() -> None:
@@ -266,7 +391,7 @@ def test_the_script_becomes_the_command_whatever_its_words(tmp_path: Path) -> No
     cwd = tmp_path / "a 'dir'"
     cwd.mkdir()
     script = machine._command_script(
-        [*words], cwd, {"MCAST_X": "two\nlines $PATH", "PATH": os.environ["PATH"], "a-b": "no"}
+        [*words], cwd, {"MCAST_X": "two\nlines $PATH", "PATH": os.environ["PATH"], "a-b": "no", "LC_É": "no"}
     )
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "<a b>\n<$HOME>\n<it's>\n<*>\n<>\n"
@@ -282,7 +407,7 @@ def test_names_that_are_no_text_reach_the_guest(tmp_path: Path) -> None:
     cwd.mkdir()
     script = machine._command_script(["echo", os.fsdecode(b"\xff")], cwd, {})
     kernel = kernels.Kernel("6.1", tmp_path, tmp_path)
-    machine._write_job(tmp_path, kernel, [cwd], script, tty=False)
+    machine._write_job(tmp_path, kernel, [cwd], script, "mark", tty=False)
     assert (tmp_path / "shares").read_bytes() == os.fsencode(cwd) + b"\n"
     done = subprocess.run(["sh", tmp_path / "command"], capture_output=True, check=True)
     assert done.stdout == b"\xff\n"
