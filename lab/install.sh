@@ -4,6 +4,10 @@
 # usage: install.sh VENV [roce|infiniband]        (without a fabric: for both)
 set -eu
 
+if [ $# -lt 1 ]; then
+    echo "rdma-lab: install.sh needs the folder to install into: $0 VENV [roce|infiniband]" >&2
+    exit 2
+fi
 venv=$1 fabric=${2:-}
 here=$(cd "$(dirname "$0")" && pwd)
 export DEBIAN_FRONTEND=noninteractive PIP_DISABLE_PIP_VERSION_CHECK=1
