@@ -10,7 +10,7 @@ from time import monotonic, sleep
 
 import pytest
 
-from mcast.api import CmId, Destination, EventChannel, Gid, JoinAttrEx, JoinFlag, QueuePair, Testbed
+from mcast.api import Backend, CmId, Destination, EventChannel, Gid, JoinAttrEx, JoinFlag, QueuePair, Testbed
 
 from .conftest import mckey_sends
 
@@ -29,9 +29,9 @@ def mckey(address: IPv4Address, *options: str) -> Iterator[subprocess.Popen[str]
 
 
 def joined(
-    bed: Testbed, address: IPv4Address, flag: JoinFlag
+    backend: Backend, address: IPv4Address, flag: JoinFlag
 ) -> tuple[EventChannel, CmId, QueuePair, Destination]:
-    channel = bed.backend.event_channel()
+    channel = backend.event_channel()
     cm_id = channel.create_id()
     cm_id.bind_addr(address)
     qp = cm_id.create_qp()
@@ -55,7 +55,7 @@ def wait_for_member(bed: Testbed, address: IPv4Address) -> None:
 @pytest.mark.parametrize("options", [(), ("-o",)], ids=["full member", "send-only"])
 def test_mckey_sends_to_us(lab_bed: Testbed, options: tuple[str, ...]) -> None:
     ours, theirs, *_ = lab_bed.ports
-    _, _, qp, _ = joined(lab_bed, ours, JoinFlag.FULLMEMBER)
+    _, _, qp, _ = joined(lab_bed.backend, ours, JoinFlag.FULLMEMBER)
     wait_for_member(lab_bed, ours)
     got = 0
     with mckey(theirs, "-s", *options) as process:
@@ -72,7 +72,7 @@ def test_mckey_sends_to_us(lab_bed: Testbed, options: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("flag", list(JoinFlag), ids=lambda flag: flag.name)
 def test_mckey_receives_from_us(lab_bed: Testbed, flag: JoinFlag) -> None:
     ours, theirs, *_ = lab_bed.ports
-    _, _, qp, group = joined(lab_bed, ours, flag)
+    _, _, qp, group = joined(lab_bed.backend, ours, flag)
     with mckey(theirs) as process:
         wait_for_member(lab_bed, theirs)
         # it attaches a moment after its IGMP report: offer more than it wants until it has enough
