@@ -47,6 +47,11 @@ class Backend(Closeable):
         """Why nobody else can be heard here, and what to do, in a sentence; "" where others may be there."""
         return ""
 
+    def suspicions(self) -> tuple[str, ...]:
+        """What may keep others from being heard here although all seems well, each with the command that
+        decides; asked for when nobody was heard."""
+        return ()
+
     @abstractmethod
     def devices(self) -> tuple[DeviceInfo, ...]:
         """The devices that are there now, each with its limits and its ports: MTU, link layer, GIDs."""

@@ -12,6 +12,7 @@ from math import inf
 from typing import ClassVar, Protocol, SupportsIndex
 
 from mcast.api import (
+    Backend,
     Closed,
     Destination,
     McastError,
@@ -159,12 +160,9 @@ class Prober:
 
 
 def unanswered(
-    group: EndpointGroup, quest: Quest, members: int, timeout: float | None, solitude: str
+    group: EndpointGroup, quest: Quest, members: int, timeout: float | None, backend: Backend
 ) -> McastError:
-    """The error of `ready` when fewer than `members` have answered: it names those that have.
-
-    `solitude` is that of the backend.
-    """
+    """The error of `ready` when fewer than `members` have answered: it names those that have."""
     who = ", ".join(f"{peer.gid} QP {peer.qp_num}" for peer in sorted(quest.peers)) or "nobody"
     detail = f"{len(quest.peers)} of {members} members answered within {timeout} s: {who}"
     if group.send_only:
@@ -172,8 +170,10 @@ def unanswered(
             "; they answer a sender by unicast, which Soft-RoCE mostly loses within one network namespace: "
             "join as a Membership there, or use settle="
         )
-    if solitude:
+    if solitude := backend.solitude():
         detail += f"; {solitude}"
+    elif not quest.peers:
+        detail += "".join(f"; {one}" for one in backend.suspicions())
     return mcast_error(E.ETIMEDOUT, "ready", Phase.RECV, {"group": group.address}, detail)
 
 
@@ -244,8 +244,7 @@ class Questions:
             while len(quest.peers) < members:
                 now = self._waiting.now()
                 if self._waiting.is_over(deadline):
-                    solitude = self._station.backend.solitude()
-                    raise Refused(unanswered(group, quest, members, timeout, solitude))
+                    raise Refused(unanswered(group, quest, members, timeout, self._station.backend))
                 if now >= ask_at:
                     self._memberships.require_joined(group, "ready", Phase.SEND)
                     self.prober.ask(group, kind, number)

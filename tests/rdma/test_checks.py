@@ -20,9 +20,9 @@ from mcast.api import (
     UnavailableReason,
     UnusableDevice,
 )
+from mcast.backends.net.firewall import dropping_rule
 from mcast.backends.rdma import availability, memlock
 from mcast.backends.rdma.doctor.checks import QUIRKS, judge
-from mcast.backends.rdma.doctor.firewall import dropping_rule
 from mcast.backends.rdma.doctor.host import Bridge, HostFacts, PortFacts
 from mcast.backends.rdma.memlock import shortage
 from mcast.backends.rdma.net.ipoib import IpoibInterface

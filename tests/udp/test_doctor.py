@@ -1,15 +1,21 @@
-"""`mcast doctor --backend udp`: each defect is named, with the line to type."""
+"""What `mcast doctor --backend udp` finds, and what an endpoint that heard nobody is told."""
 
 from __future__ import annotations
 
 import json
 import sys
 
+import pytest
+
+from mcast import open_endpoint
+from mcast.api import TimedOut
+from mcast.conformance.peers import BOUND
+
 from ..commands import MCAST
 from ..own_network import needs_namespaces
 from .conftest import Host
 
-DOCTOR = f"{MCAST} doctor --backend udp --json; true"
+DOCTOR = f"{MCAST} doctor --backend udp --json {{}}; true"
 
 
 @needs_namespaces
@@ -34,6 +40,62 @@ def test_a_join_without_multicast_says_so(hosts: tuple[Host, Host]) -> None:
     assert "eth0 has no multicast" in hosts[0].run(sys.executable, "-c", program)
 
 
+@needs_namespaces
+def test_a_firewall_is_a_problem(hosts: tuple[Host, Host]) -> None:
+    host = hosts[0]
+    host.run("nft", "add table ip t")
+    host.run("nft", "add chain ip t in { type filter hook input priority 0; }")
+    host.run("nft", "add rule ip t in udp dport 4791 drop")
+    (found,) = problems(host)
+    assert found["fix"] == "nft insert rule ip t in udp dport 4791 accept"
+    host.run("sh", "-c", found["fix"])
+    assert problems(host) == []
+
+
+@needs_namespaces
+def test_a_missing_querier_is_a_warning(hosts: tuple[Host, Host]) -> None:
+    found = findings(hosts[0], "--listen 0.2")
+    (querier,) = [one for one in found if one["check"] == "querier"]
+    assert (querier["subject"], querier["level"]) == ("eth0", "warning")
+    assert "without a querier" in querier["seen"]
+
+
+DECIDING = ("nft list ruleset", "mcast doctor --backend udp --listen 130", "--network=host", "rdma link")
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_who_heard_nobody_is_told_of_suspicions(
+    alone: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By `ready`, and once by a receive that has waited long; not where somebody was heard."""
+    monkeypatch.setattr("mcast.backends.udp.backend.QUIET", 0.0)
+    monkeypatch.setattr("mcast.backends.udp.suspicions.LOOPBACK", "none")
+    with open_endpoint("udp", bind="127.0.0.1") as one, open_endpoint("udp", bind="127.0.0.1") as other:
+        group = one.join("239.1.1.1")
+        if not alone:
+            with other.sender("239.1.1.1") as sender:
+                sender.send(b"x")
+            assert group.recv(BOUND) is not None
+        for _ in range(2):
+            assert group.recv(0.01) is None
+        said = [record.getMessage() for record in caplog.records if "nothing came" in record.getMessage()]
+        with pytest.raises(TimedOut) as caught:
+            one.join("239.1.1.3").ready(timeout=0.05)
+    for found in (str(caught.value), *said):
+        assert all(command in found for command in DECIDING)
+    assert len(said) == alone
+
+
+def test_loopback_has_no_firewall_between_hosts() -> None:
+    with open_endpoint("udp", bind="127.0.0.1") as endpoint, pytest.raises(TimedOut) as caught:
+        endpoint.join("239.1.1.1").ready(timeout=0.05)
+    assert "firewall" not in str(caught.value)
+
+
+def findings(host: Host, options: str = "") -> list[dict[str, str]]:
+    found: list[dict[str, str]] = json.loads(host.run("sh", "-c", DOCTOR.format(options)))["providers"]["udp"]
+    return found
+
+
 def problems(host: Host) -> list[dict[str, str]]:
-    found = json.loads(host.run("sh", "-c", DOCTOR))
-    return [one for one in found["providers"]["udp"] if one["level"] == "problem"]
+    return [one for one in findings(host) if one["level"] == "problem"]

@@ -104,3 +104,21 @@ def igmp_memberships() -> dict[str, set[IPv4Address]]:
             if group != _ALL_SYSTEMS:
                 found.setdefault(netdev, set()).add(group)
     return found
+
+
+def container() -> str:
+    """The kind of container that this process is in, by its usual marks; "" if this is none."""
+    if _read("/proc/2/comm") == "kthreadd":  # the kernel's processes are not to be seen from inside one
+        return ""
+    marks = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        return "kubernetes"
+    named = _read("/run/systemd/container") or os.environ.get("container", "")  # noqa: SIM112
+    return named or next((kind for mark, kind in marks.items() if Path(mark).exists()), "")
+
+
+def _read(path: str) -> str:
+    try:
+        return os.fsdecode(Path(path).read_bytes().strip())
+    except OSError:
+        return ""

@@ -40,7 +40,7 @@ def _open() -> Backend:
 def _checks(listen: float) -> tuple[Finding, ...]:
     from mcast.backends.udp.doctor import examine
 
-    return examine()
+    return examine(listen)
 
 
 def _testbed() -> AbstractContextManager[Testbed]:

@@ -13,6 +13,7 @@ import socket
 from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
+from time import monotonic
 
 from mcast.api import Batch, Leases, QpInit, QpState, WcStatus
 from mcast.backends.model.qp import RECEIVING, Qp
@@ -64,6 +65,7 @@ class DataPath:
         )
         self.readiness: Readiness = Readiness(self._has_something)
         self.is_closed: bool = False
+        self.opened: float = monotonic()
         self.leases: Leases = Leases()
         self._first = init.max_recv_wr, core.room
         self._overflow = self._warned = 0

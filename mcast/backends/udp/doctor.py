@@ -6,7 +6,11 @@ from importlib import import_module
 from pathlib import Path
 
 from mcast.api import Finding, Level, Status
+from mcast.backends.net import hostnet
+from mcast.backends.net.firewall import dropping_rule, ruleset
+from mcast.backends.net.igmp_listener import hear_queriers
 from mcast.backends.udp.availability import status
+from mcast.backends.udp.suspicions import CONTAINER, NO_QUERIER
 from mcast.wire.packets import ROCE_UDP_PORT
 
 _WANTED_BYTES = 4 << 20
@@ -15,10 +19,59 @@ _UP, _LOOPBACK, _MULTICAST = 0x1, 0x8, 0x1000
 _ROCE_DEVICES = Path("/sys/class/infiniband")
 
 
-def examine() -> tuple[Finding, ...]:
-    """Inspect this host, and change nothing."""
+def examine(listen: float = 0) -> tuple[Finding, ...]:
+    """Inspect this host, listening for IGMP queriers for `listen` seconds, and change nothing."""
     found = status()
-    return (_provider(found), *(_of_interfaces() if found.available else ()), _buffers(), *_devices())
+    here = (*_of_interfaces(), *_queriers(listen)) if found.available else ()
+    return (_provider(found), *here, _firewall(), *_container(), _buffers(), *_devices())
+
+
+def _firewall() -> Finding:
+    rules = ruleset()
+    if rules is None:
+        seen = "the packet filter's rules cannot be read"
+        fix = "run this as root, with nft installed: apt-get install nftables"
+        return Finding("firewall", "", Level.WARNING, seen, fix)
+    chain = dropping_rule(rules)
+    if chain is None:
+        return Finding("firewall", "", Level.OK, f"no rule drops UDP port {ROCE_UDP_PORT}")
+    seen = f"the chain {chain} drops UDP port {ROCE_UDP_PORT}, which is RoCEv2"
+    fix = f"nft insert rule {chain} udp dport {ROCE_UDP_PORT} accept"
+    return Finding("firewall", "", Level.PROBLEM, seen, fix)
+
+
+def _container() -> list[Finding]:
+    kind = hostnet.container()
+    if not kind:
+        return []
+    fix = "if members on other hosts are not heard, run it with --network=host"
+    return [Finding("container", "", Level.WARNING, f"this is {kind}: {CONTAINER}", fix)]
+
+
+def _queriers(listen: float) -> list[Finding]:
+    """A switch can only be listened to."""
+    native = import_module("mcast.backends.udp._native")
+    names = [
+        name
+        for name, _, flags, _, _, addresses in native.interfaces()
+        if addresses and flags & _UP and flags & _MULTICAST and not flags & _LOOPBACK
+    ]
+    try:
+        heard = hear_queriers(names, listen) if listen else None
+    except PermissionError:
+        heard = None
+    found = []
+    for name in names:
+        if heard is None:
+            seen = "what the switch does cannot be seen: --listen 130, as root, hears a querier"
+            found.append(Finding("querier", name, Level.OK, seen))
+        elif name in heard:
+            found.append(Finding("querier", name, Level.OK, f"{heard[name]} asks"))
+        else:
+            seen = f"none was heard in {listen:g} s: {NO_QUERIER}"
+            fix = "switch on an IGMP querier in that network"
+            found.append(Finding("querier", name, Level.WARNING, seen, fix))
+    return found
 
 
 def _provider(found: Status) -> Finding:

@@ -11,8 +11,8 @@ from ipaddress import IPv4Address
 from typing import NamedTuple
 
 from mcast.api import Finding, Level, LinkLayer, PortState
+from mcast.backends.net.firewall import dropping_rule
 from mcast.backends.rdma.availability import HURDLES
-from mcast.backends.rdma.doctor.firewall import dropping_rule
 from mcast.backends.rdma.doctor.host import HostFacts, PortFacts, gather
 from mcast.backends.rdma.drivers import doubt_of
 from mcast.backends.rdma.net.ipoib import IpoibInterface

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import socket
@@ -14,6 +13,7 @@ from typing import Any, NamedTuple
 
 from mcast.api import DeviceInfo, LinkLayer, PortInfo
 from mcast.backends.net import hostnet
+from mcast.backends.net.firewall import ruleset
 from mcast.backends.net.hostnet import NET
 from mcast.backends.net.igmp_listener import hear_queriers
 from mcast.backends.rdma import availability
@@ -133,10 +133,10 @@ def gather(listen: float = 0) -> HostFacts:
         available=found,
         has_device=bool(kernel_devices()),
         release=platform.release(),
-        container=_container(),
+        container=hostnet.container(),
         netns_shared={"Y": True, "N": False}.get(_read("/sys/module/ib_core/parameters/netns_mode")),
         cgroup=_cgroup(),
-        ruleset=_ruleset(),
+        ruleset=ruleset(),
         route=_route(),
         ports=_listen(ports, listen) if listen else ports,
     )
@@ -276,17 +276,6 @@ def _ask_sm(device: str, info: PortInfo, ipoib: Iterable[IpoibInterface]) -> _Sm
     return _SmSaid(known, refusals=causes)
 
 
-def _container() -> str:
-    """The kind of container, by its usual marks; "" if this is none."""
-    if _read("/proc/2/comm") == "kthreadd":  # the kernel's processes are not to be seen from inside one
-        return ""
-    marks = {"/.dockerenv": "docker", "/run/.containerenv": "podman"}
-    if "KUBERNETES_SERVICE_HOST" in os.environ:
-        return "kubernetes"
-    named = _read("/run/systemd/container") or os.environ.get("container", "")  # noqa: SIM112
-    return named or next((kind for mark, kind in marks.items() if Path(mark).exists()), "")
-
-
 def _cgroup() -> dict[str, dict[str, int]]:
     """Device -> the smallest limit of each kind in the cgroups above this process."""
     own = next((line[3:] for line in _read("/proc/self/cgroup").splitlines() if line.startswith("0::")), None)
@@ -301,17 +290,6 @@ def _cgroup() -> dict[str, dict[str, int]]:
                     known[kind] = min(int(value), known.get(kind, int(value)))
         path = path.parent
     return found
-
-
-def _ruleset() -> tuple[dict[str, Any], ...] | None:
-    """The packet filter's rules; () where this kernel has none, None where they cannot be read."""
-    if not (Path("/proc/net/netfilter").exists() and "nf_tables" in _read("/proc/modules")):
-        return ()
-    try:
-        found: dict[str, Any] = json.loads(hostnet.run("nft", "-j", "list", "ruleset"))
-    except (OSError, RuntimeError, ValueError, subprocess.TimeoutExpired):
-        return None
-    return tuple(found["nftables"])
 
 
 def _route() -> str:

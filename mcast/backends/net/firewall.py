@@ -1,20 +1,38 @@
 """Whether the host's packet filter drops RoCEv2, as far as its rules tell (`nft -j list ruleset`).
 
-This concerns only Soft-RoCE and other software devices, because the packets of a RoCE card pass no filter of
-the host.
+This concerns sockets, Soft-RoCE and other software devices, because the packets of a RoCE card pass no filter
+of the host.
 """
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from mcast.backends.net import hostnet
 from mcast.wire.packets import ROCE_UDP_PORT
 
 _HOOKS = frozenset({"ingress", "prerouting", "input", "output", "postrouting"})
 _VERDICTS = {"drop": "drop", "reject": "drop", "accept": "accept"}
 _DEPTH = 16
 """Chains that may call each other, as many as the kernel allows (NFT_JUMP_STACK_SIZE)."""
+
+
+def ruleset() -> tuple[dict[str, Any], ...] | None:
+    """Return the packet filter's rules; () where this kernel has none, None where they cannot be read."""
+    try:
+        # nft would load a module; a kernel without modules has no list of them
+        modules = Path("/proc/modules")
+        loaded = not modules.exists() or "nf_tables" in modules.read_text()
+        if not (loaded and Path("/proc/net/netfilter").exists()):
+            return ()
+        found: dict[str, Any] = json.loads(hostnet.run("nft", "-j", "list", "ruleset"))
+    except (OSError, RuntimeError, ValueError, subprocess.TimeoutExpired):
+        return None
+    return tuple(found["nftables"])
 
 
 def dropping_rule(ruleset: Sequence[dict[str, Any]]) -> str | None:
