@@ -30,7 +30,6 @@ def clauses(report: Path, *options: str, prefix: Sequence[str] = ()) -> Counter[
     command = [*prefix, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", "0", *options]
     command += [
         "tests/conformance",
-        "tests/model",
         "--require-backend",
         "udp",
         "--conformance-report",
@@ -45,7 +44,7 @@ def clauses(report: Path, *options: str, prefix: Sequence[str] = ()) -> Counter[
 
 @needs_namespaces
 def test_the_suite_passes_on_a_snooping_bridge(tmp_path: Path) -> None:
-    found = clauses(tmp_path / "report.json")
+    found = clauses(tmp_path / "report.json", "tests/model")  # which takes three ports
     assert found["passed", ""] > 100
     assert not found[ONE_PORT]
 
