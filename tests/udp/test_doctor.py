@@ -97,5 +97,37 @@ def findings(host: Host, options: str = "") -> list[dict[str, str]]:
     return found
 
 
+@needs_namespaces
+def test_answers_of_cards_that_are_lost_are_named(hosts: tuple[Host, Host]) -> None:
+    """They come to port 4791, and are passed on over loopback, where the kernel drops them in silence."""
+    host = hosts[0]
+    host.run("ip", "link", "set", "lo", "down")
+    (found,) = problems(host)
+    assert (found["subject"], found["fix"]) == ("lo", "ip link set lo up")
+    (told,) = set(host.run(sys.executable, "-c", ANSWERED.replace("OTHER", str(hosts[1].pid))).splitlines())
+    assert told.startswith("loopback is down")
+    assert told.endswith("ip link set lo up {'not_forwarded': 1}")
+
+
+ANSWERED = """
+import logging, subprocess, sys, time, mcast
+seen = []
+handler = logging.Handler()
+handler.emit = lambda record: seen.append(record.getMessage())
+logging.getLogger("mcast").addHandler(handler)
+with mcast.open_backend("udp") as backend, backend.event_channel() as channel, channel.create_id() as id_:
+    id_.bind_addr("10.0.0.1")
+    qp = id_.create_qp()
+    message = bytes(4) + qp.qp_num.to_bytes(4) + bytes(32)
+    sender = f"import socket; socket.socket(2, 2).sendto({message}, ('10.0.0.1', 4791))"
+    there = "--net=/proc/OTHER/ns/net"
+    subprocess.run(["nsenter", there, sys.executable, "-c", sender], check=True)
+    end = time.monotonic() + 60
+    while not (lost := backend.port_counters("eth0").get("not_forwarded", 0)) and time.monotonic() < end:
+        time.sleep(0.01)
+    print(*(one for one in seen if "loopback" in one), {"not_forwarded": lost})
+"""
+
+
 def problems(host: Host) -> list[dict[str, str]]:
     return [one for one in findings(host) if one["level"] == "problem"]

@@ -20,6 +20,9 @@ INSTEAD = (
     "on a host with a RoCE device use the provider `rdma` (`mcast info` lists its devices); else find the "
     f"program: ss -ulpn 'sport = :{ROCE_UDP_PORT}'"
 )
+LOOPBACK_DOWN = (
+    "loopback is down, by which unicast from RoCE devices reaches queue pairs here: answers are lost"
+)
 _NO_ADDRESS = "no interface of this network namespace is up and has an IPv4 address"
 _LO_UP = "ip link set lo up, or give an interface an address: ip addr add 10.0.0.1/24 dev DEV"
 

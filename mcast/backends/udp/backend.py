@@ -114,8 +114,7 @@ class UdpBackend(Backend):
         self.network.look()
         for address, door in self.network.doors.items():
             if door.fileno() in readable:
-                passed, lost = _native.forward(door.fileno(), int(address))
-                self.network.passed_on.update(forwarded=passed, not_forwarded=lost)
+                self.network.pass_on(door, address)
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         return self._change("devices", Phase.OPEN, self._devices)

@@ -9,7 +9,7 @@ from mcast.api import Finding, Level, Status
 from mcast.backends.net import hostnet
 from mcast.backends.net.firewall import dropping_rule, ruleset
 from mcast.backends.net.igmp_listener import hear_queriers
-from mcast.backends.udp.availability import status
+from mcast.backends.udp.availability import LOOPBACK_DOWN, status
 from mcast.backends.udp.suspicions import CONTAINER, NO_QUERIER
 from mcast.wire.packets import ROCE_UDP_PORT
 
@@ -82,7 +82,12 @@ def _provider(found: Status) -> Finding:
 def _of_interfaces() -> list[Finding]:
     native, findings = import_module("mcast.backends.udp._native"), []
     for name, _, flags, _, _, addresses in native.interfaces():
-        if not addresses or flags & _LOOPBACK:
+        if flags & _LOOPBACK:
+            if not flags & _UP:
+                fix = f"ip link set {name} up"
+                findings.append(Finding("interface", name, Level.PROBLEM, LOOPBACK_DOWN, fix))
+            continue
+        if not addresses:
             continue
         if not flags & _UP:
             findings.append(Finding("interface", name, Level.WARNING, "it is down", f"ip link set {name} up"))

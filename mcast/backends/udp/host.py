@@ -117,6 +117,7 @@ class Host:
             raise
         self._ports: dict[int, UdpPort] = {}
         self._made = 0
+        self.loopback_up: bool = False
 
     @property
     def ports(self) -> list[UdpPort]:
@@ -132,6 +133,8 @@ class Host:
         there = set()
         for name, number, now, mtu, hardware, addresses in _native.interfaces():
             there.add(number)
+            if now & _LOOPBACK:
+                self.loopback_up = bool(now & _UP)
             port = self._ports.get(number)
             if port is None:
                 port = self._ports[number] = UdpPort(self._made, name, number, now, hardware)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,10 +15,12 @@ from mcast.backends.model.log import ModelEvent
 from mcast.backends.model.port import Port
 from mcast.backends.model.qp import Qp
 from mcast.backends.model.queue_pairs import QueuePairs
-from mcast.backends.udp import sockets
+from mcast.backends.udp import _native, sockets
+from mcast.backends.udp.availability import LOOPBACK_DOWN
 from mcast.backends.udp.datapath import DataPath
 from mcast.backends.udp.host import Change, Host, UdpPort
 
+logger: logging.Logger = logging.getLogger("mcast")
 P = ParamSpec("P")
 
 
@@ -192,6 +195,7 @@ class UdpNetwork:
         self.igmp.queue_pairs = self.queue_pairs
         self.doors: dict[IPv4Address, socket.socket] = {}
         self.passed_on: Counter[str] = Counter()
+        self._warned = False
         list(self.hosts.look(at_once=True))
 
     def sa_client(self, port: Port) -> NoReturn:
@@ -201,6 +205,19 @@ class UdpNetwork:
         """Take notice of what the kernel reports of its interfaces."""
         for change in self.hosts.look():
             self._tell(change)
+
+    def pass_on(self, door: socket.socket, address: IPv4Address) -> None:
+        """Pass unicast of port 4791 on to its queue pairs' own sockets, over loopback.
+
+        Where loopback is down the kernel drops it, and reports success all the same.
+        """
+        passed, lost = _native.forward(door.fileno(), int(address))
+        if not self.hosts.loopback_up:
+            passed, lost = 0, passed + lost
+            if not self._warned:
+                self._warned = True
+                logger.warning("%s: ip link set lo up", LOOPBACK_DOWN)
+        self.passed_on.update(forwarded=passed, not_forwarded=lost)
 
     def _tell(self, change: Change) -> None:
         port, tell = change.port, self.queue_pairs.tell
