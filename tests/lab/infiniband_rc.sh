@@ -47,6 +47,16 @@ wait "$server"
 for test in send_bw write_bw read_bw atomic_bw send_lat write_lat read_lat; do
     pair "$test" 18515 "ib_$test" -F -n 50
 done
+# Each end sleeps until there is an event of one of its two completion queues. One of these has room for one.
+pair send_lat_events 18515 ib_send_lat -e -F -n 300
+pair ud_lat_events 18515 ib_send_lat -c UD -e -F -n 300
+
+# A second partition, and requests that end in errors.
+mkdir -p /etc/opensm
+printf '%s\n' 'Default=0x7fff, ipoib: ALL=full;' 'second=0x0001: ALL=full;' >/etc/opensm/partitions.conf
+kill -HUP "$(pidof opensm)"
+until [ "$(cat /sys/class/infiniband/softib[12]/ports/1/pkeys/1 | sort -u)" = 0x8001 ]; do sleep 0.05; done
+kept errors ./rc_errors
 
 # Every seventh packet that arrives at either port is lost, and is sent again.
 cat "$debug/tap" >lossy.pcapng &

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ from ..sim.wireshark import Decoded
 from .guest_run import SILENCE
 
 SCRIPT = Path(__file__).with_name("infiniband_rc.sh")
+ERRORS = Path(__file__).with_name("rc_errors.c")
 ITERATIONS, PATH_MTU = 50, 1024
 """Of ibv_rc_pingpong."""
 RETRY_EXCEEDED = 12
@@ -43,6 +45,8 @@ class Output(NamedTuple):
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Output:
     shared = tmp_path_factory.mktemp("infiniband_rc")
+    compiled = ("gcc", "-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-o", shared / ERRORS.stem, ERRORS)
+    subprocess.run([*compiled, "-libverbs"], check=True)
     lab = LabMachine(2, pytestconfig.getoption("--lab-kernel"), share=[shared], fabric="infiniband")
     written = io.BytesIO()
     try:
@@ -90,9 +94,47 @@ def test_rping_verifies_data(output: Output) -> None:
     "name", ["send_bw", "write_bw", "read_bw", "atomic_bw", "send_lat", "write_lat", "read_lat"]
 )
 def test_perftest_measures(output: Output, name: str) -> None:
+    measured(output, name, 50)
+
+
+@pytest.mark.parametrize("name", ["send_lat_events", "ud_lat_events"])
+def test_answer_does_not_overtake_completion(output: Output, name: str) -> None:
+    """A message completes at its sender before its receiver can answer it.
+
+    perftest 4.5 takes the next event of its two completion queues for that of its own message. If the answer
+    is first, the completion stays in a queue with room for one, and the next one overruns it.
+    """
+    measured(output, name, 300)
+
+
+def measured(output: Output, name: str, iterations: int) -> None:
     for side in ("server", "client"):
         assert "Transport type : IB" in output(f"{name}.{side}")
-    assert re.search(r"^ \d+ +50 +\d", output(f"{name}.client"), re.MULTILINE)
+    assert re.search(rf"^ \d+ +{iterations} +\d", output(f"{name}.client"), re.MULTILINE)
+
+
+FLUSHED, RNR_EXCEEDED = "Work Request Flushed Error", "RNR retry counter exceeded"
+RETRIES_EXCEEDED = "transport retry counter exceeded"
+INVALID, ACCESS = "remote invalid request error", "remote access error"
+
+
+@pytest.mark.parametrize(
+    ("name", "ended"),
+    [
+        ("send", f"success, success, ERR, RTS, {RNR_EXCEEDED}, 0"),  # the second finds no receive
+        ("write", "success, -, RTS, RTS, success, 0"),
+        ("no_receive", f"{RNR_EXCEEDED}, -, ERR, RTS, {FLUSHED}, 0"),
+        ("short_receive", f"{INVALID}, local length error, ERR, ERR, {FLUSHED}, 0"),
+        ("wrong_key", f"{ACCESS}, {FLUSHED}, ERR, ERR, {FLUSHED}, 0"),
+        ("beyond_the_end", f"{ACCESS}, {FLUSHED}, ERR, ERR, {FLUSHED}, 0"),
+        ("read_only", f"{ACCESS}, {FLUSHED}, ERR, ERR, {FLUSHED}, 0"),
+        ("no_atomics", f"{INVALID}, {FLUSHED}, ERR, ERR, {FLUSHED}, 0"),
+        ("partition", f"{RETRIES_EXCEEDED}, -, ERR, RTS, {FLUSHED}, 3"),  # packets: the first, and two more
+    ],
+)
+def test_request_ends_at_both_ends(output: Output, name: str, ended: str) -> None:
+    """The statuses and states of rc_errors.c, which tells what each word is of."""
+    assert f"{name}: {ended}" in output("errors").splitlines()
 
 
 def test_lost_packets_are_sent_again(output: Output) -> None:

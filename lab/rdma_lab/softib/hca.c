@@ -279,6 +279,7 @@ static void forget_all(struct rvt_qp *qp)
 	priv->exhausted = false;
 	priv->write_left = 0;
 	priv->has_atomic_result = false;
+	priv->has_received = false;
 }
 
 static const struct rvt_driver_provided functions = {

@@ -99,12 +99,10 @@ static void fill_request(struct softib_hca *hca, struct rvt_qp *qp, struct rvt_s
 	softib_gather(from, request->payload, request->length, false);
 }
 
-/* The first HCA that answers is remembered for the further packets of a READ's answer. */
 struct journey {
 	struct softib_hca *hca;		/* the requester's */
 	struct rvt_qp *qp;
 	struct softib_packet *request, *response;
-	unsigned int responder;		/* in softib.hca */
 };
 
 static enum softib_outcome come_back(struct journey *on, struct softib_hca *responder)
@@ -120,12 +118,13 @@ static enum softib_outcome come_back(struct journey *on, struct softib_hca *resp
 static enum softib_outcome travel(struct journey *on, u32 part)
 {
 	enum softib_outcome outcome = SOFTIB_LOST;
+	struct softib_qp *priv = on->qp->priv;
 	struct softib_hca *responder;
 
 	rcu_read_lock();
-	responder = part ? READ_ONCE(softib.hca[on->responder]) : softib_reach(&on->hca->port[1], on->request);
+	responder = part ? READ_ONCE(softib.hca[priv->responder]) : softib_reach(&on->hca->port[1], on->request);
 	if (responder) {
-		on->responder = responder->node.index;
+		priv->responder = responder->node.index;
 		outcome = softib_respond(responder, on->request, part, on->response);
 		if (outcome == SOFTIB_ANSWERED)
 			outcome = come_back(on, responder);
@@ -315,4 +314,16 @@ int softib_rc_send(struct softib_hca *hca, struct rvt_qp *qp, struct rvt_swqe *w
 	kfree(on.response);
 	kfree(on.request);
 	return status;
+}
+
+/* After the message's completion, or after the packet that its answer is missing for: the other end may learn of it. */
+void softib_rc_settle(struct rvt_qp *qp)
+{
+	struct softib_hca *responder;
+
+	rcu_read_lock();
+	responder = READ_ONCE(softib.hca[((struct softib_qp *)qp->priv)->responder]);
+	if (responder)
+		softib_announce(responder, qp->remote_qpn);
+	rcu_read_unlock();
 }

@@ -7,7 +7,8 @@
  * is expected. A packet with it is new; one before it is a repetition, whose answer was lost: it is acknowledged
  * again, a READ is read again, and an atomic gets the result that was kept; one after it gets a NAK. A receive is
  * taken from the queue by the first packet of a SEND and stays the queue pair's (RVT_R_WRID_VALID, r_sge) until the
- * last; rdmavt flushes it if the queue pair goes to ERR in between.
+ * last; rdmavt flushes it if the queue pair goes to ERR in between. Its completion waits (has_received) until the
+ * requester's message has completed, see softib.h.
  */
 #include "softib.h"
 
@@ -73,10 +74,15 @@ static bool has_immediate(u8 opcode)
 		opcode == IB_OPCODE_RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE;
 }
 
+/* The receive is done; softib_announce() tells. */
 static void complete_receive(struct rvt_qp *qp, const struct softib_packet *request, enum ib_wc_opcode opcode,
 			     u32 length)
 {
-	struct ib_wc wc = {
+	struct softib_qp *priv = qp->priv;
+
+	priv->has_received = test_bit(RVT_R_WRID_VALID, &qp->r_aflags);
+	priv->received_solicited = request->solicited;
+	priv->received = (struct ib_wc){
 		.wr_id = qp->r_wr_id,
 		.status = IB_WC_SUCCESS,
 		.opcode = opcode,
@@ -88,14 +94,22 @@ static void complete_receive(struct rvt_qp *qp, const struct softib_packet *requ
 		.pkey_index = qp->s_pkey_index,
 		.port_num = 1,
 	};
-
-	if (!test_and_clear_bit(RVT_R_WRID_VALID, &qp->r_aflags))
-		return;
 	if (has_immediate(request->opcode)) {
-		wc.wc_flags = IB_WC_WITH_IMM;
-		wc.ex.imm_data = request->imm;
+		priv->received.wc_flags = IB_WC_WITH_IMM;
+		priv->received.ex.imm_data = request->imm;
 	}
-	rvt_recv_cq(qp, &wc, request->solicited);
+}
+
+/* The caller has r_lock. A receive that was flushed meanwhile is not the queue pair's any more. */
+static void announce(struct rvt_qp *qp)
+{
+	struct softib_qp *priv = qp->priv;
+
+	if (!priv->has_received)
+		return;
+	priv->has_received = false;
+	if (test_and_clear_bit(RVT_R_WRID_VALID, &qp->r_aflags))
+		rvt_recv_cq(qp, &priv->received, priv->received_solicited);
 }
 
 /* The packet is done: the next one is expected. A message's last is acknowledged. */
@@ -299,6 +313,7 @@ static enum softib_outcome take(struct softib_hca *hca, struct rvt_qp *qp, struc
 {
 	int ahead = softib_psn_difference(request->psn, qp->r_psn);
 
+	announce(qp);
 	if (qp->state == IB_QPS_RTR && !(qp->r_flags & RVT_R_COMM_EST))
 		rvt_comm_est(qp);
 	if (ahead < 0)
@@ -337,6 +352,13 @@ static enum softib_outcome take(struct softib_hca *hca, struct rvt_qp *qp, struc
 	return invalid(hca, qp, response);
 }
 
+static struct rvt_qp *find_connected(struct softib_hca *hca, u32 qpn)
+{
+	struct rvt_qp *qp = rvt_lookup_qpn(&hca->rdi, &hca->rvp, qpn);
+
+	return qp && qp->ibqp.qp_type == IB_QPT_RC ? qp : NULL;
+}
+
 /*
  * Carries out a request that has reached `hca`. Called under RCU, without locks. A READ is answered by several
  * packets: it is called for each, with its number in `part`.
@@ -350,8 +372,8 @@ enum softib_outcome softib_respond(struct softib_hca *hca, struct softib_packet 
 
 	if (READ_ONCE(hca->leaving) || !softib_is_mine(hca, request))
 		return SOFTIB_LOST;
-	qp = rvt_lookup_qpn(&hca->rdi, &hca->rvp, request->dest_qpn);
-	if (!qp || qp->ibqp.qp_type != IB_QPT_RC)
+	qp = find_connected(hca, request->dest_qpn);
+	if (!qp)
 		return SOFTIB_LOST;
 	spin_lock_irqsave(&qp->r_lock, flags);
 	if (ib_rvt_state_ops[qp->state] & RVT_PROCESS_RECV_OK &&
@@ -360,4 +382,17 @@ enum softib_outcome softib_respond(struct softib_hca *hca, struct softib_packet 
 		outcome = take(hca, qp, request, part, response);
 	spin_unlock_irqrestore(&qp->r_lock, flags);
 	return outcome;
+}
+
+/* Lets the user of that queue pair learn what it has received. Called under RCU, without locks. */
+void softib_announce(struct softib_hca *hca, u32 qpn)
+{
+	struct rvt_qp *qp = find_connected(hca, qpn);
+	unsigned long flags;
+
+	if (!qp)
+		return;
+	spin_lock_irqsave(&qp->r_lock, flags);
+	announce(qp);
+	spin_unlock_irqrestore(&qp->r_lock, flags);
 }

@@ -35,21 +35,6 @@ static struct softib_packet *make_packet(struct softib_hca *hca, struct rvt_qp *
 	return packet;
 }
 
-static int send_ud(struct softib_hca *hca, struct rvt_qp *qp, struct rvt_swqe *wqe)
-{
-	struct softib_packet *packet;
-
-	if (qp->ibqp.qp_type == IB_QPT_GSI && READ_ONCE(hca->gsi_fails))
-		return IB_WC_LOC_QP_OP_ERR;
-	packet = make_packet(hca, qp, wqe);
-	/* Without memory the message is lost, as on a wire: UD promises no more. */
-	if (!packet)
-		return IB_WC_SUCCESS;
-	softib_transmit(&hca->port[1], packet);
-	kfree(packet);
-	return IB_WC_SUCCESS;
-}
-
 /* A message that is begun is ended even where no other may begin. The caller has s_lock. */
 static bool may_send(struct rvt_qp *qp)
 {
@@ -58,14 +43,50 @@ static bool may_send(struct rvt_qp *qp)
 	return allowed & RVT_PROCESS_NEXT_SEND_OK || (qp->s_cur != qp->s_last && allowed & RVT_PROCESS_SEND_OK);
 }
 
-/* The connection is broken: what else waits is flushed. rdmavt wants both locks, r_lock first. */
-static void break_connection(struct rvt_qp *qp, unsigned long *flags)
+/* The connection is broken: what else waits is flushed. */
+static void break_connection(struct rvt_qp *qp)
 {
-	spin_unlock_irqrestore(&qp->s_lock, *flags);
-	spin_lock_irqsave(&qp->r_lock, *flags);
+	unsigned long flags;
+
+	spin_lock_irqsave(&qp->r_lock, flags);
 	rvt_rc_error(qp, IB_WC_WR_FLUSH_ERR);
-	spin_unlock_irqrestore(&qp->r_lock, *flags);
-	spin_lock_irqsave(&qp->s_lock, *flags);
+	spin_unlock_irqrestore(&qp->r_lock, flags);
+}
+
+static void complete_send(struct rvt_qp *qp, struct rvt_swqe *wqe, int status)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&qp->s_lock, flags);
+	rvt_send_complete(qp, wqe, status);
+	spin_unlock_irqrestore(&qp->s_lock, flags);
+}
+
+static void send_rc(struct softib_hca *hca, struct rvt_qp *qp, struct rvt_swqe *wqe)
+{
+	int status = softib_rc_send(hca, qp, wqe);
+
+	if (status != SOFTIB_WAIT)
+		complete_send(qp, wqe, status);
+	softib_rc_settle(qp);
+	if (status != SOFTIB_WAIT && status != IB_WC_SUCCESS)
+		break_connection(qp);
+}
+
+static void send_ud(struct softib_hca *hca, struct rvt_qp *qp, struct rvt_swqe *wqe)
+{
+	struct softib_packet *packet;
+
+	if (qp->ibqp.qp_type == IB_QPT_GSI && READ_ONCE(hca->gsi_fails)) {
+		complete_send(qp, wqe, IB_WC_LOC_QP_OP_ERR);
+		return;
+	}
+	packet = make_packet(hca, qp, wqe);
+	complete_send(qp, wqe, IB_WC_SUCCESS);
+	/* Without memory the message is lost, as on a wire: UD promises no more. */
+	if (packet)
+		softib_transmit(&hca->port[1], packet);
+	kfree(packet);
 }
 
 /*
@@ -78,7 +99,6 @@ void softib_do_send(struct rvt_qp *qp)
 	bool connected = qp->ibqp.qp_type == IB_QPT_RC;
 	struct softib_qp *priv = qp->priv;
 	unsigned long flags;
-	int status;
 
 	spin_lock_irqsave(&qp->s_lock, flags);
 	if (qp->s_flags & RVT_S_BUSY) {
@@ -97,13 +117,11 @@ void softib_do_send(struct rvt_qp *qp)
 					softib_rc_begin(qp, wqe);
 			}
 			spin_unlock_irqrestore(&qp->s_lock, flags);
-			status = connected ? softib_rc_send(hca, qp, wqe) : send_ud(hca, qp, wqe);
+			if (connected)
+				send_rc(hca, qp, wqe);
+			else
+				send_ud(hca, qp, wqe);
 			spin_lock_irqsave(&qp->s_lock, flags);
-			if (status == SOFTIB_WAIT)
-				continue;
-			rvt_send_complete(qp, wqe, status);
-			if (connected && status != IB_WC_SUCCESS)
-				break_connection(qp, &flags);
 		} else if (ib_rvt_state_ops[qp->state] & RVT_FLUSH_SEND) {
 			rvt_send_complete(qp, wqe, IB_WC_WR_FLUSH_ERR);
 		} else {

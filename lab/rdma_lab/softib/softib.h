@@ -19,6 +19,11 @@
  *
  * A packet is owned by the call that made it and freed when that returns; nobody keeps a reference.
  *
+ * The order of completions. A message completes at its sender before its receive completes: a UD message completes
+ * before it is carried, and of an RC message the receive's completion waits for softib_announce(). Otherwise the
+ * receiver's program, which runs on another processor, could answer first. On a card the answer comes after the
+ * acknowledgement, and programs count on that: perftest's send queue has room for one completion.
+ *
  * Contexts:
  *	the send engine	UD: whoever posts, in any context, or the work queue; RC: the work queue, which may sleep.
  *			RVT_S_BUSY in s_flags makes it one at a time for each queue pair. There is no receive
@@ -168,6 +173,7 @@ struct softib_qp {
 
 	/* An RC requester: */
 	u32 sent;			/* packets of the current message that the responder has; who has RVT_S_BUSY */
+	unsigned int responder;		/* the HCA that was reached last, in softib.hca; who has RVT_S_BUSY */
 	bool exhausted;			/* no retry is left; s_lock */
 
 	/* An RC responder, under r_lock: */
@@ -176,6 +182,8 @@ struct softib_qp {
 	u32 atomic_psn;			/* of the last atomic, for a requester that misses the answer */
 	u64 atomic_result;
 	bool has_atomic_result;
+	struct ib_wc received;		/* of a receive that is done, and not announced */
+	bool has_received, received_solicited;
 };
 
 /* The bytes of headers, and of the variant CRC. */
@@ -343,10 +351,12 @@ void softib_trap_init(struct softib_node *node);
 /* rc_responder.c */
 enum softib_outcome softib_respond(struct softib_hca *hca, struct softib_packet *request, u32 part,
 				   struct softib_packet *response);
+void softib_announce(struct softib_hca *hca, u32 qpn);
 
 /* rc_requester.c */
 void softib_rc_begin(struct rvt_qp *qp, struct rvt_swqe *wqe);
 int softib_rc_send(struct softib_hca *hca, struct rvt_qp *qp, struct rvt_swqe *wqe);
+void softib_rc_settle(struct rvt_qp *qp);
 void softib_rc_timeout(struct rvt_qp *qp, u32 psn, int wait);
 
 /* send.c */
