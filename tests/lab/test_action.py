@@ -18,19 +18,15 @@ from rdma_lab import LabMachine, LabUnavailableError, kernels
 from rdma_lab.cache_key import cache_key
 
 from .composite import script
+from .fresh import CLONE, in_fresh_debian, needs_root
 
 ROOT = Path(__file__).parents[2]
 LAB = ROOT / "lab"
 ACTION = LAB / "action.yml"
-FRESH = ROOT / "scripts" / "fresh-debian"
-IN_CLONE = "/root/mcast/lab"
+IN_CLONE = f"{CLONE}/lab"
 """The folder of the action in the root file system that `fresh-debian` makes."""
 OF_GITHUB = {"GITHUB_ACTION_PATH", "GITHUB_OUTPUT", "RUNNER_TEMP"}
 """Variables that GitHub's runner sets for each step, with paths that hold in a container, too."""
-SECONDS = 3000
-"""Against hangs: packages come by the network, and the guest is emulated."""
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="scripts/fresh-debian refuses anyone but root")
 
 
 @pytest.fixture(scope="module")
@@ -190,20 +186,6 @@ def test_cache_key_of_an_unknown_kernel_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 # --- in a fresh Debian ------------------------------------------------------
-
-
-def in_fresh_debian(text: str) -> str:
-    """Return what a script prints in a Debian 12 of its own, which holds nothing but certificates."""
-    done = subprocess.run(
-        [str(FRESH), "bookworm", "--", "bash", "-euc", text],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=SECONDS,
-    )
-    assert done.returncode == 0, done.stdout[-4000:]
-    return done.stdout
 
 
 @needs_root
