@@ -121,7 +121,7 @@ def test_what_the_lab_keeps_is_stored_and_restored(tmp_path: Path) -> None:
     ("name", "value", "told"),
     [
         ("fabric", "ethernet", "ethernet"),
-        ("share", "nowhere", "nowhere cannot be shared: it is not a directory; make it first"),
+        ("share", "nowhere", "'nowhere' cannot be shared: it is not a directory; make it first"),
     ],
 )
 def test_a_wrong_input_is_named(tmp_path: Path, name: str, value: str, told: str) -> None:
