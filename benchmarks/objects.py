@@ -77,7 +77,7 @@ def receive(size: int, port: int, folder: Path | None) -> None:
         mcast.open_endpoint("sim", receive_depth=DEPTH) as endpoint,
         endpoint.join(GROUP) as group,
     ):
-        for _ in cast.receive(group, buffer, alone=True, silence=600.0):
+        for _ in cast.receive(group, buffer, one_session=True, peer_timeout=600.0):
             peer.send(b"%20f" % time.process_time())
             left = memoryview(buffer)
             while left:
@@ -99,10 +99,10 @@ def send(size: int, receivers: int, rounds: int, port: socket.socket, server: An
         ExitStack() as stack,
         mcast.open_endpoint("sim", receive_depth=DEPTH) as endpoint,
         endpoint.join(GROUP) as group,
-        cast.open_session(group, silence=600.0) as session,
+        cast.open_session(group, peer_timeout=600.0) as session,
     ):
         peers = [stack.enter_context(port.accept()[0]) for _ in range(receivers)]
-        session.gather(receivers, 600.0)
+        session.wait_for_receivers(receivers, 600.0)
         before, here, there = [0.0] * receivers, time.process_time(), served()
 
         def cost(begun: float, repairs: int) -> Cost:
@@ -117,7 +117,7 @@ def send(size: int, receivers: int, rounds: int, port: socket.socket, server: An
         for turn in range(rounds + 1):
             begun = time.perf_counter()
             report = session.send(data)
-            if not report.kept:
+            if not report.strategy_met:
                 raise RuntimeError(f"not all have the object: {report.receivers}")
             ours = cost(begun, report.repairs)
             begun = time.perf_counter()

@@ -135,7 +135,7 @@ class Crowd:
         for group, ids in zip(self.groups, self.members, strict=True):
             for cm_id in ids:
                 cm_id.leave_multicast(group)
-        self.fabric.clock.run_out()
+        self.fabric.clock.run_until_idle()
 
 
 def traced() -> int:
@@ -168,7 +168,7 @@ def run(backend: str, ports: int, groups: int, members: int, memory: Callable[[]
         done()
         crowd.leave()
         done()
-    assert not crowd.fabric.parts.igmp.snooping
+    assert not crowd.fabric.core.igmp.snooping
     assert crowd.fabric.sa is None or [group.well_known for group in crowd.fabric.sa.groups] == [True]
     if memory is traced:
         tracemalloc.stop()

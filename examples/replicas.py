@@ -57,13 +57,13 @@ def main(role: str, address: str, backend: str = "rdma", period: str = str(PERIO
             return
         weights = numpy.zeros(SHAPE, "f4")
         with cast.open_session(group) as session:
-            session.gather(1)
+            session.wait_for_receivers(1)
             for version in range(1, sys.maxsize):
                 weights += 1
                 report = publish(session, weights, version, seconds)
                 late = [account.name for account in report.receivers if not account.whole]
                 print(f"{report.name}: {session.receivers} replicas, {report.seconds:.3f} s, without: {late}")
-                session.gather(timeout=max(0.0, seconds - report.seconds))
+                session.wait_for_receivers(timeout=max(0.0, seconds - report.seconds))
 
 
 if __name__ == "__main__":

@@ -37,9 +37,10 @@ not done. One that it interrupts in the middle of a change breaks the object: la
 
 from __future__ import annotations
 
-from mcast.arguments.rows import Headed, rows_of
+from mcast.arguments.rows import HeaderBodyBatch, list_rows
 from mcast.contract.backend import Backend, EventChannel
 from mcast.contract.batch import RECORD_DTYPE, Batch, CopiedBatch, Lease, Leases, Message, Series
+from mcast.contract.client_process import ClientProcess
 from mcast.contract.closing import Closeable, Handle
 from mcast.contract.cm_id import CmId
 from mcast.contract.enums import (
@@ -56,14 +57,13 @@ from mcast.contract.enums import (
     QpType,
     TimestampClock,
 )
-from mcast.contract.groups import UNREPORTED, GroupInfo, GroupMember, GroupSource, GroupTable
-from mcast.contract.guest import Guest
+from mcast.contract.groups import NO_IGMP_TABLE, GroupInfo, GroupMember, GroupSource, GroupTable
 from mcast.contract.poison import (
-    RECHECK,
-    Alive,
+    MAX_SLEEP,
     Guard,
-    Reentered,
+    ReentrantCall,
     Refused,
+    SignalSafeWeakSet,
     Waiters,
     fork_safe_lock,
     is_changing,
@@ -125,7 +125,7 @@ from mcast.wire.addresses import Gid, McastAddress, Mgid
 from mcast.wire.kinds import RDMA_UDP_QKEY, LinkLayer, PortSpace
 
 __all__ = [
-    "RECHECK",
+    "MAX_SLEEP",
     "GRH_BYTES",
     "JOIN_MASK",
     "MULTICAST_QPN",
@@ -133,9 +133,9 @@ __all__ = [
     "RDMA_UDP_QKEY",
     "RECORD_DTYPE",
     "SIMULATED",
-    "UNREPORTED",
+    "NO_IGMP_TABLE",
     "AddressNotAvailable",
-    "Alive",
+    "SignalSafeWeakSet",
     "AlreadyJoined",
     "Backend",
     "BackendError",
@@ -168,9 +168,9 @@ __all__ = [
     "GroupTable",
     "Guard",
     "GuardError",
-    "Guest",
+    "ClientProcess",
     "Handle",
-    "Headed",
+    "HeaderBodyBatch",
     "Identity",
     "InvalidArgument",
     "JoinAttrEx",
@@ -202,7 +202,7 @@ __all__ = [
     "QpState",
     "QpType",
     "QueuePair",
-    "Reentered",
+    "ReentrantCall",
     "Refused",
     "Region",
     "SecondMlid",
@@ -228,5 +228,5 @@ __all__ = [
     "override_provider",
     "provider",
     "require_comp_vector",
-    "rows_of",
+    "list_rows",
 ]

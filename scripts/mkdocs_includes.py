@@ -273,7 +273,7 @@ _PLACES = {
     "JOINING": (90, 40),
     "JOINED": (400, 40),
     "LOST": (400, 210),
-    "GONE": (90, 210),
+    "FAILED": (90, 210),
     "LEFT": (640, 125),
 }
 """Where the picture of a membership's life has the middle of each state's box."""
@@ -286,10 +286,10 @@ _TIP = (
 
 def life(_: str) -> str:
     """A membership's states and changes: a picture, and a table of all rows."""
-    from mcast.endpoint.membership import LIFE, Change
+    from mcast.endpoint.membership import TRANSITIONS, Change
 
     arrows: dict[tuple[str, str], list[str]] = {}
-    for (state, change), step in LIFE.items():
+    for (state, change), step in TRANSITIONS.items():
         if state is not step.state and change is not Change.LEAVE:
             arrows.setdefault((state.name, step.state.name), []).append(change.name.lower().replace("_", " "))
     parts = [_label(*_PLACES["LEFT"], 35, "middle", "by leave, from any state")]
@@ -308,7 +308,7 @@ def life(_: str) -> str:
             step.state.name.lower(),
             "; ".join(action.value for action in step.actions) or "-",
         )
-        for (state, change), step in LIFE.items()
+        for (state, change), step in TRANSITIONS.items()
     ]
     head = '<svg viewBox="0 0 720 250" role="img" aria-label="The life of a membership">'
     picture = "".join(['<div class="picture">', head, _TIP, *parts, "</svg></div>"])
@@ -385,7 +385,7 @@ def module(path: str) -> ModuleType:
 
 def pages_of_ids() -> dict[str, str]:
     """Id of a clause or a fact -> the page, built, with its row."""
-    from mcast.conformance.sheet import lines
+    from mcast.conformance.markdown_table import lines
 
     pages = (ROOT / "docs" / "facts").glob("*.md")
     return {line.id: f"facts/{page.stem}.html" for page in pages for line in lines(page.read_text("utf-8"))}

@@ -31,7 +31,7 @@ EVERY = 1 if os.environ.get("MCAST_TESTS") == "long" else 7
 BOUND = 300.0
 """Seconds; the longest that anything may take, never a delay."""
 
-PATIENCE = 0.003
+STOP_TIMEOUT = 0.003
 """Seconds without a new line after which a thread counts as waiting; too short only means another order."""
 
 
@@ -201,7 +201,7 @@ class _Thread(threading.Thread):
     def get_on(self) -> None:
         """Wait until it has ended, or waits for another thread."""
         begun = -1
-        while not self.ended.wait(PATIENCE) and begun != self.lines.begun:
+        while not self.ended.wait(STOP_TIMEOUT) and begun != self.lines.begun:
             begun = self.lines.begun
 
     def result(self) -> object:
@@ -219,7 +219,7 @@ def interleaved(
     """
     halt = _Halt(at, counts)
     one = _Thread(first, halt)
-    while not (halt.reached.wait(PATIENCE) or one.ended.is_set()):
+    while not (halt.reached.wait(STOP_TIMEOUT) or one.ended.is_set()):
         pass
     stopped = halt.reached.is_set()
     other = _Thread(second, Lines())

@@ -136,7 +136,7 @@ class SimNetwork(Network):
 
     def touch_gids(self, port: int) -> None:
         with self.fabric.clock:
-            self.fabric.parts.queue_pairs.tell(self.fabric.ports[port], PortEvent.GID_CHANGE)
+            self.fabric.core.queue_pairs.notify_port(self.fabric.ports[port], PortEvent.GID_CHANGE)
 
     def end_memberships(self, port: int) -> None:
         self.fabric.change_lid(self.fabric.ports[port])
@@ -157,7 +157,7 @@ class SimNetwork(Network):
     @contextmanager
     def removed_while_joining(self, port: int) -> Iterator[None]:
         clock = self.fabric.clock
-        clock.call_later(1_000_000, lambda: clock.aside(lambda: self.remove_device(port)))
+        clock.call_later(1_000_000, lambda: clock.defer(lambda: self.remove_device(port)))
         with self._answering(port, None, E.ETIMEDOUT):
             yield
 

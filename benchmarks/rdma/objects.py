@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 from blake3 import blake3
 
 from mcast.cast.nack import parity
-from mcast.cast.nack.strategy import all_of_them
-from mcast.cast.objects.bytes_in import Into
+from mcast.cast.nack.strategy import all_receivers
+from mcast.cast.objects.bytes_in import ReceiveTarget
 from mcast.cast.objects.calls import MEMORY
 from mcast.cast.objects.receiving import ObjectsIn, Received
 from mcast.cast.objects.sending import ObjectReport, ObjectsOut
@@ -128,17 +128,17 @@ class Pair:
         self.groups, self.profile, self.whose = groups, profile, whose
         self.seats: list[Seat] = [stack.enter_context(seated(group, "objects")) for group in groups]
 
-    def send(self, data: memoryview, place: Into) -> tuple[float, float]:
+    def send(self, data: memoryview, place: ReceiveTarget) -> tuple[float, float]:
         """Send it once; the processor time of sender and receiver."""
         reports: list[ObjectReport] = []
         found: list[Received] = []
         out = ObjectsOut(self.seats[0], MEMORY, float("inf"), 60.0, None)
-        into = ObjectsIn(self.seats[1], place, None, 0, MEMORY, 60.0, None, None, alone=True)
+        into = ObjectsIn(self.seats[1], place, None, 0, MEMORY, 60.0, None, None, one_session=True)
 
         def sends() -> Turns[None]:
-            yield from out.gather(1, 60.0)
+            yield from out.wait_for_receivers(1, 60.0)
             ends[0].seconds = ends[1].seconds = 0.0
-            reports.append((yield from out.send(data, all_of_them(), "", b"")))
+            reports.append((yield from out.send(data, all_receivers(), "", b"")))
             yield from out.close("")
 
         def takes() -> Turns[None]:
@@ -151,7 +151,7 @@ class Pair:
             for end in busy:
                 end.go()
         (report,) = reports
-        assert report.kept
+        assert report.strategy_met
         assert report.repairs == 0, "the ends went on without each other"
         assert [one.digest for one in found] == [report.digest]
         return ends[0].seconds, ends[1].seconds

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 PARTIAL = ".partial-"
-"""How the name of a file that is not whole yet begins. The process that writes the file has a lock on it."""
+"""Prefix of a file that is not complete yet. The process that writes the file has a lock on it."""
 DIGEST: int = hashlib.sha256().digest_size
 """Bytes of the digest at the end of a file."""
 

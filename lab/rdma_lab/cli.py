@@ -124,7 +124,7 @@ def run(
         float | None,
         typer.Option(parser=_seconds, metavar="SECONDS", help="Stop everything after this time."),
     ] = None,
-    silence: Annotated[
+    output_timeout: Annotated[
         float | None,
         typer.Option(
             parser=_seconds,
@@ -154,7 +154,7 @@ def run(
     """
     with _plain_errors(context, GUEST_STOPPED):
         machine = LabMachine(ports, kernel, share or (), memory, accel, boot_timeout, fabric, switches, anew)
-        result = machine.run(command, timeout=timeout, silence=silence)
+        result = machine.run(command, timeout=timeout, output_timeout=output_timeout)
     _leave(context, result, verbose)
 
 

@@ -22,7 +22,7 @@ SCRIPT = Path(str(files("rdma_lab") / "infiniband.sh"))
 NEEDED = ("rdmavt", "ib_umad", "ib_ipoib", "rdma_ucm")
 """The kernel's own modules that an InfiniBand fabric is made of."""
 MAX_HCAS, MAX_SWITCHES = 64, 16
-"""As SOFTIB_HCAS and SOFTIB_SWITCHES in softib.h."""
+"""SOFTIB_HCAS and SOFTIB_SWITCHES of softib.h."""
 
 logger: logging.Logger = logging.getLogger("rdma_lab")
 

@@ -1,4 +1,4 @@
-"""What the lab needs from this host, and the line to type if something is missing."""
+"""Requirements of the lab on this host, and the line to type if something is missing."""
 
 import os
 import platform
@@ -24,7 +24,7 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
 class Need:
     name: str
     found: str | None
-    """What was found; None when it is missing."""
+    """Path or version that was found; None if it is missing."""
     package: str
     """Debian's package for it; "" for virtme-ng, which pip installs."""
     boots: bool
@@ -139,7 +139,7 @@ INFINIBAND: tuple[tuple[str, str, Callable[[], str | None]], ...] = (
     ("InfiniBand: libc's headers", "libc6-dev", _header("dlfcn.h")),
     ("InfiniBand: OpenSM", "opensm", _tools("opensm")),
 )
-"""What an InfiniBand fabric needs besides the headers of its kernel."""
+"""Return the needs of an InfiniBand fabric besides the headers of its kernel."""
 
 
 def needs(fabric: str | None = None) -> tuple[Need, ...]:
@@ -179,7 +179,7 @@ def require(fabric: str = "roce") -> None:
 
 @cache
 def kvm_works() -> bool:
-    """Whether a kernel starts under KVM.
+    """Return True if a kernel starts under KVM.
 
     Found out by starting one, because a VM that can be made may still not run.
     """

@@ -1,4 +1,4 @@
-"""What the guest has before it sees this host's files: its init, modules, and the tools that make its fabric.
+"""Initramfs of the guest: its init, modules, and the tools that make its fabric.
 
 virtme-ng's initramfs has busybox and the modules for 9p and virtio. A second archive is put behind it, as the
 kernel allows (Documentation/driver-api/early-userspace/buffer-format.rst); its files replace files of the

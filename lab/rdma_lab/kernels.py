@@ -81,8 +81,7 @@ def default_roots() -> tuple[Path, ...]:
 
 
 def matches(version: str, wanted: str) -> bool:
-    """Whether `wanted` is this version or its beginning: 6.1 is the beginning of 6.1.0-56-amd64, and not of
-    6.12."""
+    """Return True if `wanted` is this version or its beginning: 6.1 begins 6.1.0-56-amd64, and not 6.12."""
     return re.match(re.escape(wanted) + r"(?!\d)", version) is not None
 
 

@@ -20,7 +20,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, get_args
 
-from rdma_lab import driver, host, kept, kernels
+from rdma_lab import driver, host, kernels, snapshots
 from rdma_lab.control import MAX_SCRIPT_SECONDS, About, ControlServer
 from rdma_lab.errors import (
     CommandNotFoundError,
@@ -39,11 +39,11 @@ BOOT_TIMEOUT = 300.0
 CONSOLE_BYTES = 16 * 1024
 CONSOLE_LINES = 12
 _FAULT = re.compile(r"\b(BUG|Oops|general protection fault|kernel NULL pointer|Unable to handle)\b")
-"""What the kernel says first when it stumbles; where and by whose call follow."""
+"""First line of a kernel fault on the console; where and by whose call follow."""
 HUNG_SECONDS = 30.0
 """Seconds after which a resumed guest that is not ready is taken to hang, and is not resumed again."""
 STOP_SECONDS = 10.0
-"""How many seconds a guest may take to stop after its command ended."""
+"""Maximum seconds that a guest may take to stop after its command ended."""
 
 ENVIRONMENT = (
     *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_*", "TERM", "COLUMNS", "TZ", "CI", "TMPDIR"),
@@ -82,7 +82,7 @@ class LabResult:
     seconds: float
     """Seconds of the whole call."""
     resumed: bool = False
-    """Whether the guest was resumed from one that an earlier run kept."""
+    """True if the guest was resumed from a snapshot of an earlier run."""
 
 
 class _Limits(NamedTuple):
@@ -90,7 +90,7 @@ class _Limits(NamedTuple):
 
     boot: float
     whole: float | None = None
-    silence: float | None = None
+    output_timeout: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class LabMachine:
         command: Sequence[str],
         *,
         timeout: float | None = None,
-        silence: float | None = None,
+        output_timeout: float | None = None,
         stdout: BinaryIO | None = None,
         stderr: BinaryIO | None = None,
         cwd: Path | None = None,
@@ -165,10 +165,10 @@ class LabMachine:
         """Boot, run `command` in `cwd` (here) with `env` (ENVIRONMENT of this process), and stop the guest.
 
         The command's standard input is empty; its output is written as it comes to `stdout` and `stderr`
-        (this process's). `timeout` bounds the whole call, in seconds; `silence` the time in which the command
-        writes nothing: on a machine of unknown speed it tells a command that hangs from one that is slow. An
-        exception, KeyboardInterrupt included, stops the guest before it leaves this call.
-        Raises the errors of `rdma_lab.errors`.
+        (this process's). `timeout` bounds the whole call, in seconds; `output_timeout` the time in which the
+        command writes nothing: on a machine of unknown speed it tells a command that hangs from one that is
+        slow. An exception, KeyboardInterrupt included, stops the guest before it leaves this call. Raises the
+        errors of `rdma_lab.errors`.
         """
         env = inherited(os.environ) if env is None else env
         cwd = _here() if cwd is None else cwd.absolute()
@@ -178,7 +178,7 @@ class LabMachine:
             "lab.out": _writer(sys.stdout.buffer if stdout is None else stdout),
             "lab.err": _writer(sys.stderr.buffer if stderr is None else stderr),
         }
-        limits = _Limits(self.boot_timeout, timeout, silence)
+        limits = _Limits(self.boot_timeout, timeout, output_timeout)
         return self._boot(command, _command_script(command, cwd, env), sinks, limits, tty=False)
 
     def shell(self) -> LabResult:
@@ -279,11 +279,11 @@ class LabMachine:
                         go=lines[0],
                         tty=tty,
                     )
-                kind = None if kvm or self.anew else kept.GuestKind.of(argv)
+                kind = None if kvm or self.anew else snapshots.GuestKind.of(argv)
                 state = kind.find() if kind else None
                 if state:
                     lines.append(stack.enter_context(state.file).fileno())
-                argv += state.resumed() if state else kept.monitored(lines[1])
+                argv += state.resumed() if state else snapshots.monitored(lines[1])
                 process = stack.enter_context(
                     _running(argv, [*fds.values(), *lines], pipes["console"][1], tty)
                 )
@@ -467,7 +467,7 @@ class _Output:
 
 @dataclass
 class _Watch:
-    """What is known of a running guest, from its control port and its console."""
+    """State of a running guest, from its control port and its console."""
 
     process: subprocess.Popen[bytes]
     started: float
@@ -522,12 +522,14 @@ class _Watch:
         """The time at which to give up, and the reason to give then."""
         if self.ended is not None:
             return self.ended + STOP_SECONDS, ""
-        boot, whole, silence = self.limits
+        boot, whole, output_timeout = self.limits
         limits: list[tuple[float, str]] = []
         if self.ready_after is None:
             limits.append((self.started + boot, f"not ready in {boot:g} s"))
-        elif silence is not None:
-            limits.append((self.last_output + silence, f"the command wrote nothing for {silence:g} s"))
+        elif output_timeout is not None:
+            limits.append(
+                (self.last_output + output_timeout, f"the command wrote nothing for {output_timeout:g} s")
+            )
         if whole is not None:
             limits.append((self.started + whole, f"not done in {whole:g} s"))
         return min(limits, default=(float("inf"), ""))

@@ -17,8 +17,9 @@ from rdma_lab.errors import LabUnavailableError
 from rdma_lab.kernels import Kernel, boot_image
 
 CPUS = 2
-"""How many processors the guest has, because with one a ping-pong of two processes is 200 times slower
-(K-FABRIC-3)."""
+"""Number of the guest's processors; with one a ping-pong of two processes is 200 times slower
+(K-FABRIC-3).
+"""
 
 CHEAP = ("mitigations=off", "audit=0", "kfence.sample_interval=0", "rcupdate.rcu_expedited=1")
 """Kernel parameters that save work, because nobody attacks the guest from inside or reads its audit log."""

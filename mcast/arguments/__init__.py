@@ -1,1 +1,1 @@
-"""What programs hand in, judged in one place for all calls: types, numbers, times, buffers, file objects."""
+"""Validation of arguments, shared by all calls: types, numbers, times, buffers, file objects."""

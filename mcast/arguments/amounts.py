@@ -15,7 +15,7 @@ _FRACTION = r"(?:[0-9]{1,20}(?:\.[0-9]{1,20})?|\.[0-9]{1,20})(?:e[+-]?[0-9]{1,2}
 _NO_UNIT: Mapping[str, float] = {"": 1}
 
 
-def whole_in(text: str, base: int = 10) -> int | None:
+def parse_int(text: str, base: int = 10) -> int | None:
     """Return the whole number that the text is; with base 16 perhaps after 0x. None for any other text."""
     if base == 16:
         found = re.fullmatch("(?:0x)?([0-9a-f]{1,16})", text.strip(), re.ASCII | re.IGNORECASE)
@@ -23,12 +23,12 @@ def whole_in(text: str, base: int = 10) -> int | None:
     return int(text) if re.fullmatch(_WHOLE, text := text.strip()) else None
 
 
-def number_in(text: str) -> float | None:
+def parse_number(text: str) -> float | None:
     """Return the number that the text is, perhaps with a fraction; None for any other text."""
-    return amount_in(text, _NO_UNIT)
+    return parse_quantity(text, _NO_UNIT)
 
 
-def amount_in(
+def parse_quantity(
     text: str, units: Mapping[str, float], *, whole: bool = False, ending: str = ""
 ) -> float | None:
     """Return the number in the text times what its unit stands for; None if the text is no such amount.

@@ -12,21 +12,21 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_SHOWN = 60
+_MAX_SHOWN = 60
 """Maximum number of characters of a refused argument in the error's text."""
 
 
-def whole(given: object, name: str, least: int | None, most: int | None, why: str) -> int:
+def check_int(given: object, name: str, minimum: int | None, maximum: int | None, why: str) -> int:
     """Return the whole number; `why` says in the error what the argument is, and which values it has."""
-    number = as_whole(given)
+    number = as_int(given)
     if number is None:
-        raise TypeError(f"{name} is {shown(given)}: give a whole number; {why}")
-    if (least is not None and number < least) or (most is not None and number > most):
-        raise ValueError(f"{name} is {shown(number)}: {why}")
+        raise TypeError(f"{name} is {short_repr(given)}: give a whole number; {why}")
+    if (minimum is not None and number < minimum) or (maximum is not None and number > maximum):
+        raise ValueError(f"{name} is {short_repr(number)}: {why}")
     return number
 
 
-def as_whole(given: object) -> int | None:
+def as_int(given: object) -> int | None:
     """Return the whole number that the object is, None if it is none."""
     if type(given) is int:
         return given
@@ -40,24 +40,24 @@ def as_whole(given: object) -> int | None:
         return None
 
 
-def flag(given: object, name: str) -> bool:
+def check_bool(given: object, name: str) -> bool:
     """Return the flag."""
     if given is True or given is False:
         return given
-    raise TypeError(f"{name} is {shown(given)}: give True or False")
+    raise TypeError(f"{name} is {short_repr(given)}: give True or False")
 
 
-def member(given: object, kind: type[T], name: str, what: str) -> T:
+def check_type(given: object, kind: type[T], name: str, what: str) -> T:
     """Return the object, which must be of that class; `what` says in the error what to give instead."""
     if isinstance(given, kind):
         return given
-    raise TypeError(f"{name} is {shown(given)}: give {what}")
+    raise TypeError(f"{name} is {short_repr(given)}: give {what}")
 
 
-def shown(given: object) -> str:
+def short_repr(given: object) -> str:
     """The argument as an error shows it: short, and also if its own `repr` fails."""
     try:
         text = repr(given)
     except Exception:  # a number of thousands of digits, or an object of a program
         text = f"a {type(given).__name__} that cannot be shown"
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def remade(fields: tuple[object, ...], cls: type[object] | None = None) -> tuple[object, ...]:
+def reduce_with_copies(fields: tuple[object, ...], cls: type[object] | None = None) -> tuple[object, ...]:
     """Return what `__reduce__` needs to make a value from its fields again; views become views of copies.
 
     `fields` is a named tuple, or the constructor's arguments of `cls`.
@@ -13,10 +13,10 @@ def remade(fields: tuple[object, ...], cls: type[object] | None = None) -> tuple
         for one in fields
     ]
     others = [None if isinstance(one, memoryview) else one for one in fields]
-    return _make_again, (cls or type(fields), views, others)
+    return _rebuild, (cls or type(fields), views, others)
 
 
-def _make_again(
+def _rebuild(
     cls: type[object], views: list[tuple[bytes | bytearray, tuple[int, ...]] | None], others: list[object]
 ) -> object:
     return cls(*(one if view is None else _shaped(*view) for view, one in zip(views, others, strict=True)))

@@ -33,15 +33,15 @@ _MIN_OFFER = 4096
 """The fewest bytes offered after a short write: one byte at a time costs no copy of all the rest."""
 
 
-class Writable(Protocol):
-    """What writes as a binary file does."""
+class SupportsWrite(Protocol):
+    """An object with the `write` of a binary file."""
 
     def write(self, part: bytes, /) -> object:
         """Take the next bytes, or the first of them: the module says what the result means."""
 
 
-class Readable(Protocol):
-    """What reads as a binary file does: open files, pipes, sockets' files, `io.BytesIO`."""
+class SupportsRead(Protocol):
+    """An object with the `read` of a binary file: open files, pipes, sockets' files, `io.BytesIO`."""
 
     def read(self, size: int, /) -> bytes | None:
         """The next bytes, at most `size`; empty at the end, None where none is there yet."""
@@ -50,7 +50,7 @@ class Readable(Protocol):
 class FileWriter:
     """Writes to a file object of the caller's, which stays open. No byte is lost or written twice."""
 
-    def __init__(self, file: Writable) -> None:
+    def __init__(self, file: SupportsWrite) -> None:
         self._file = file
         self._counts = isinstance(file, RawIOBase) or hasattr(file, "readall")
         self._most = sys.maxsize
@@ -110,7 +110,7 @@ class FileWriter:
         return True
 
 
-def read_some(file: Readable, size: int, method: str = "read") -> bytes | None:
+def read_some(file: SupportsRead, size: int, method: str = "read") -> bytes | None:
     """Read about `size` bytes, perhaps more; empty at the end, None where none is there yet.
 
     Raises what the object raises, and TypeError where its result makes no sense.
@@ -127,7 +127,7 @@ def read_some(file: Readable, size: int, method: str = "read") -> bytes | None:
     return bytes(data)  # the object may fill the same memory again
 
 
-def read_exactly(file: Readable, size: int, ahead: bytes = b"") -> tuple[bytes, bytes]:
+def read_exactly(file: SupportsRead, size: int, ahead: bytes = b"") -> tuple[bytes, bytes]:
     """Read until there are `size` bytes, or the end. `ahead` has been read before.
 
     Returns the bytes, fewer only at the end, and what was read beyond them. Raises BlockingIOError for an

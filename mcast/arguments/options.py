@@ -13,7 +13,7 @@ X = TypeVar("X")
 R = TypeVar("R")
 
 
-def taking(
+def accepts_options(
     options: Callable[P, O],
 ) -> Callable[[Callable[[X, O], R]], Callable[Concatenate[X, P], R]]:
     """Let a method with a parameter for `options` take the arguments that make the options instead.

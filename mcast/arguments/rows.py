@@ -9,9 +9,9 @@ from typing import final, overload
 from typing_extensions import Buffer
 
 from mcast.arguments.buffers import flat_bytes, writable_bytes
-from mcast.arguments.copies import remade
+from mcast.arguments.copies import reduce_with_copies
 
-__all__ = ["Headed", "copy_rows", "flat_rows", "rows_of"]
+__all__ = ["HeaderBodyBatch", "copy_rows", "flat_rows", "list_rows"]
 
 
 def copy_rows_in_python(
@@ -51,9 +51,9 @@ def flat_rows(rows: memoryview) -> memoryview:
     return flat_bytes(rows)
 
 
-def rows_of(batch: memoryview | Headed) -> list[memoryview]:
-    """Each row of a memoryview of two dimensions, as a view of bytes; each message of a `Headed`, copied."""
-    rows = batch.joined() if isinstance(batch, Headed) else batch
+def list_rows(batch: memoryview | HeaderBodyBatch) -> list[memoryview]:
+    """Return each row of a two-dimensional memoryview as a view of bytes, or a copy of each message."""
+    rows = batch.joined() if isinstance(batch, HeaderBodyBatch) else batch
     flat = flat_rows(rows)
     if not flat.nbytes:
         return [memoryview(b"")] * len(rows)
@@ -63,7 +63,7 @@ def rows_of(batch: memoryview | Headed) -> list[memoryview]:
 
 @final  # to look at its type is quick, to ask an abstract class whether it has instances is not
 @dataclass(frozen=True, slots=True, eq=False)  # what was checked stays: C relies on it
-class Headed(Sequence[bytes]):
+class HeaderBodyBatch(Sequence[bytes]):
     """A batch of messages of one size, each of which is a head and a body that lie apart in memory.
 
     Message i is row i of `heads`, followed by row i of `bodies`: two C-contiguous memoryviews of bytes with
@@ -90,7 +90,7 @@ class Headed(Sequence[bytes]):
             raise ValueError(f"{heads} heads for {bodies} bodies: each message has one of both")
 
     def __reduce__(self) -> tuple[object, ...]:
-        return remade((self.heads, self.bodies), Headed)
+        return reduce_with_copies((self.heads, self.bodies), HeaderBodyBatch)
 
     @property
     def nbytes(self) -> int:
@@ -122,9 +122,9 @@ class Headed(Sequence[bytes]):
     @overload
     def __getitem__(self, index: int) -> bytes: ...
     @overload
-    def __getitem__(self, index: slice) -> Headed: ...
-    def __getitem__(self, index: int | slice) -> bytes | Headed:
+    def __getitem__(self, index: slice) -> HeaderBodyBatch: ...
+    def __getitem__(self, index: int | slice) -> bytes | HeaderBodyBatch:
         if isinstance(index, slice):
-            return Headed(self.heads[index], self.bodies[index])
+            return HeaderBodyBatch(self.heads[index], self.bodies[index])
         place = range(len(self))[index]
         return b"".join(bytes(rows[place : place + 1]) for rows in (self.heads, self.bodies))

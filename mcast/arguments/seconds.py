@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from math import fsum, inf, nan
 
-from mcast.arguments.amounts import amount_in
-from mcast.arguments.checks import shown
+from mcast.arguments.amounts import parse_quantity
+from mcast.arguments.checks import short_repr
 
-LONGEST = float(((1 << 63) - 1) // 1_000_000_000)
+MAX_SECONDS = float(((1 << 63) - 1) // 1_000_000_000)
 """The most seconds that a thread can wait, some 292 years. A longer wait is cut to this."""
 
-PLAIN = frozenset({float, int})
+NUMBERS = frozenset({float, int})
 """The types of nearly all timeouts."""
 
 _NO_TIMES = ("b", "c", "V")
@@ -22,33 +22,33 @@ UNITS = {"US": 1e-6, "MS": 1e-3, "S": 1.0, "MIN": 60.0, "H": 3600.0}
 _NO_UNIT_TOO = {**UNITS, "": 1.0}
 
 
-def seconds_in(text: str, unit: bool = True) -> float | None:
+def parse_seconds(text: str, unit: bool = True) -> float | None:
     """Return the seconds that a number with a unit says, such as 5ms or 1.5h; None for any other text.
 
     Without `unit` a number alone is one of seconds.
     """
-    return amount_in(text, UNITS if unit else _NO_UNIT_TOO)
+    return parse_quantity(text, UNITS if unit else _NO_UNIT_TOO)
 
 
-def seconds_of(given: float, name: str = "timeout") -> float:
-    """Return the seconds that were given, within 0..`LONGEST`: what is negative does not wait.
+def check_seconds(given: float, name: str = "timeout") -> float:
+    """Return the seconds that were given, within 0..`MAX_SECONDS`: what is negative does not wait.
 
     Any number will do, infinity too. Raises ValueError for NaN, because no clock would ever reach it, and
     TypeError for what is no number, as text and bool are not; both name the argument. The fastest calls look
-    themselves first whether they have a `PLAIN` number within these limits.
+    themselves first whether they have a `NUMBERS` number within these limits.
     """
-    if given.__class__ in PLAIN and 0.0 <= given <= LONGEST:
+    if given.__class__ in NUMBERS and 0.0 <= given <= MAX_SECONDS:
         return given
     try:
         if isinstance(given, bool) or getattr(getattr(given, "dtype", None), "kind", "") in _NO_TIMES:
             raise TypeError("a flag is no time")
         seconds = fsum((given,))  # takes whatever has `__float__`, but no text as `float` does
     except TypeError as error:
-        raise TypeError(f"{name} is {shown(given)}: give a number of seconds") from error
+        raise TypeError(f"{name} is {short_repr(given)}: give a number of seconds") from error
     except OverflowError:
         seconds = inf if given > 0 else 0.0
     except ValueError:  # a signaling NaN
         seconds = nan
     if seconds != seconds:
-        raise ValueError(f"{name} is {shown(given)}: give a number of seconds")
-    return min(max(seconds, 0.0), LONGEST)
+        raise ValueError(f"{name} is {short_repr(given)}: give a number of seconds")
+    return min(max(seconds, 0.0), MAX_SECONDS)

@@ -1,1 +1,1 @@
-"""How fast a group is, and which members answer in it."""
+"""Measurements of a group: rate, loss, latency, and the members that answer."""

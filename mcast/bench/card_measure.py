@@ -1,4 +1,4 @@
-"""What a card report measures beside the clauses, on the ports of a provider's test bed.
+"""Measurements of a card report besides the clauses, on the ports of a provider's test bed.
 
 Each measurement stands alone: one that cannot be made says why, and the others go on. Messages carry a mark
 of this run, because anybody may send to a group.
@@ -36,9 +36,9 @@ from mcast.bench.card_report import (
     spread,
 )
 from mcast.bench.measure import measure
-from mcast.endpoint.ports import Place
+from mcast.endpoint.ports import LocalPort
 
-BOUND = 30.0
+DELIVERY_TIMEOUT = 30.0
 """Seconds that a join may take, or the fabric to deliver a group."""
 QUIET = 0.5
 """Seconds without a message after which no more is expected."""
@@ -100,25 +100,25 @@ class _End:
         """Join, and wait until the fabric delivers here, or takes messages from here."""
         make = JoinAttrEx.send_only if send_only else JoinAttrEx.full_member
         self.id.join_multicast_ex(make(group))
-        event = self.channel.get_event(BOUND)
+        event = self.channel.get_event(DELIVERY_TIMEOUT)
         if event is None:
-            raise TimeoutError(f"a join has no outcome within {BOUND:g} s")
+            raise TimeoutError(f"a join has no outcome within {DELIVERY_TIMEOUT:g} s")
         ud = event.check().ud
         assert ud is not None
         gid, observer = ud.destination.gid, self.bed.observer
-        ready = observer.takes_from if send_only else observer.delivers_to
-        for _ in range(int(BOUND / _STEP)):
+        ready = observer.forwards_from if send_only else observer.delivers_to
+        for _ in range(int(DELIVERY_TIMEOUT / _STEP)):
             if ready(self.port, gid):
                 return ud.destination
             self.channel.get_event(_STEP)
-        raise TimeoutError(f"the fabric does not carry a group {BOUND:g} s after it was joined")
+        raise TimeoutError(f"the fabric does not carry a group {DELIVERY_TIMEOUT:g} s after it was joined")
 
     def send(self, to: Destination) -> None:
         """Send MESSAGES numbered messages, in batches that no queue of a host is too short for."""
         payloads = [_MARK + number.to_bytes(4) for number in range(MESSAGES)]
         for start in range(0, MESSAGES, 10):
-            self.qp.send(to, payloads[start : start + 10], timeout=BOUND)
-        self.qp.flush(BOUND)
+            self.qp.send(to, payloads[start : start + 10], timeout=DELIVERY_TIMEOUT)
+        self.qp.flush(DELIVERY_TIMEOUT)
 
     def count(self) -> int:
         """Return how many messages of this run come, until none has come for QUIET seconds."""
@@ -177,11 +177,11 @@ def _join_leave(bed: Testbed) -> JoinLeave:
         for _ in range(JOINS):
             group, start = _new_group(), perf_counter()
             end.id.join_multicast_ex(JoinAttrEx.full_member(group))
-            event = end.channel.get_event(BOUND)
+            event = end.channel.get_event(DELIVERY_TIMEOUT)
             spent = perf_counter() - start
             try:
                 if event is None:
-                    raise TimeoutError(f"a join has no outcome within {BOUND:g} s")
+                    raise TimeoutError(f"a join has no outcome within {DELIVERY_TIMEOUT:g} s")
                 event.check()
                 joins.append(spent * 1e6)
             except (McastError, TimeoutError) as error:
@@ -242,19 +242,21 @@ def _flood(bed: Testbed, here: IPv4Address, other: IPv4Address, member: IPv4Addr
 
 
 def _rate(bed: Testbed) -> Rate:
-    places = [_place(bed, port) for port in bed.ports[:2]]
-    largest = places[0].port.active_mtu
-    smallest = min(place.port.active_mtu for place in places)
+    local_ports = [_local_port(bed, port) for port in bed.ports[:2]]
+    largest = local_ports[0].port.active_mtu
+    smallest = min(local_port.port.active_mtu for local_port in local_ports)
     sizes = sorted({*(size for size in SIZES if size <= smallest), min(largest, smallest)})
     return Rate(
         outcome="measured",
-        receiver="second port" if len(places) > 1 else "same port",
-        sizes=tuple(_rate_of(bed, places, size) for size in sizes),
+        receiver="second port" if len(local_ports) > 1 else "same port",
+        sizes=tuple(_rate_of(bed, local_ports, size) for size in sizes),
     )
 
 
-def _rate_of(bed: Testbed, places: list[Place], size: int) -> RateOfSize:
-    runs = [measure(bed.backend, _new_group(), size, 1, RUN_SECONDS, places=places) for _ in range(RUNS)]
+def _rate_of(bed: Testbed, local_ports: list[LocalPort], size: int) -> RateOfSize:
+    runs = [
+        measure(bed.backend, _new_group(), size, 1, RUN_SECONDS, local_ports=local_ports) for _ in range(RUNS)
+    ]
     latencies = [run.latency_us.p50 for run in runs if run.latency_us is not None]
     if not latencies:
         raise TimeoutError(f"no message of {size} bytes arrives one by one")
@@ -267,10 +269,10 @@ def _rate_of(bed: Testbed, places: list[Place], size: int) -> RateOfSize:
     )
 
 
-def _place(bed: Testbed, port: IPv4Address) -> Place:
+def _local_port(bed: Testbed, port: IPv4Address) -> LocalPort:
     """The port of the bed with that address."""
     return next(
-        Place(device, info, port)
+        LocalPort(device, info, port)
         for device in bed.backend.devices()
         for info in device.ports
         if port in info.addresses

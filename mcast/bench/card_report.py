@@ -71,7 +71,7 @@ class DeviceReport(_Part):
     firmware: str
     """Version of the firmware; "" if the device has none, or does not tell."""
     hardware: dict[str, str]
-    """What identifies the model, such as PCI vendor and device, and board_id."""
+    """Identification of the model, such as PCI vendor and device, and board_id."""
     limits: dict[str, int]
     """Limits under the names of ibv_query_device."""
     ports: tuple[PortReport, ...]
@@ -81,7 +81,7 @@ class DeviceReport(_Part):
 
 
 class BedReport(_Part):
-    """What the suite could use here."""
+    """Features that the suite could use here."""
 
     ports: int
     """Number of ports that the suite used; with one alone much does not apply."""
@@ -128,14 +128,16 @@ class Spread(_Part):
 
 
 class Measurement(_Part):
-    """What was measured; where `outcome` is not measured, `reason` says why, and the figures are None."""
+    """Result of a measurement; where `outcome` is not measured, `reason` says why, and the figures are
+    None.
+    """
 
     outcome: Measured
     reason: str = ""
 
 
 class Loopback(Measurement):
-    """Whether QpInit.block_loopback keeps a queue pair's own messages from it."""
+    """Effect of QpInit.block_loopback: does it keep a queue pair's own messages from it?"""
 
     block: Literal["honoured", "ignored", "refused"] | None = None
     """Refused: no queue pair with the flag can be made. Ignored: it gets its own messages nevertheless."""
@@ -147,7 +149,7 @@ class Loopback(Measurement):
 
 
 class JoinLeave(Measurement):
-    """How long joins and leaves take, of one queue pair, in groups that had no member before."""
+    """Duration of joins and leaves of one queue pair, in groups that had no member before."""
 
     join: Spread | None = None
     """From the call to the event of the join, the attach included."""
@@ -158,7 +160,7 @@ class JoinLeave(Measurement):
 
 
 class Flood(_Part):
-    """What came of messages to a group."""
+    """Messages to a group that reached a port which is no member."""
 
     sent: int
     non_member: int
@@ -166,7 +168,7 @@ class Flood(_Part):
 
 
 class Flooding(Measurement):
-    """Whether the fabric delivers a group to a port that is no member."""
+    """Flooding: does the fabric deliver a group to a port that is no member?"""
 
     flooded: bool | None = None
     with_member: Flood | None = None
@@ -194,7 +196,7 @@ class RateOfSize(_Part):
 
 
 class Rate(Measurement):
-    """How fast one sender reaches one receiver, both in this process. Losses say more than the rate."""
+    """Rate from one sender to one receiver, both in this process. Losses say more than the rate."""
 
     receiver: Literal["second port", "same port"] | None = None
     sizes: tuple[RateOfSize, ...] = ()
@@ -215,7 +217,7 @@ class CardReport(_Part):
     created: str
     """Date and time, UTC."""
     seconds: float
-    """How long suite and measurements took."""
+    """Duration of suite and measurements, in seconds."""
     provider: str
     summary: str
     verdict: Verdict

@@ -20,15 +20,17 @@ from mcast.wire.probe import PROBE_SIZE, Kind, Peer, Probe, parse
 
 _NUMBERS = 1 << 32
 
-SOURCES_MAX = 10_000
-"""How many queue pairs are counted apart. All others share one row, so that invented ones fill no memory."""
+MAX_SOURCES = 10_000
+"""Maximum number of queue pairs that are counted apart. All others share one row, so that invented ones
+fill no memory.
+"""
 
 ALL_OTHERS = Peer(ZERO_GID, 0)
-"""The row of the queue pairs beyond SOURCES_MAX."""
+"""The row of the queue pairs beyond MAX_SOURCES."""
 
 
 def _row(table: Collection[Peer], source: Peer) -> Peer:
-    return source if source in table or len(table) < SOURCES_MAX else ALL_OTHERS
+    return source if source in table or len(table) < MAX_SOURCES else ALL_OTHERS
 
 
 def padded(probe: Probe, size: int) -> bytes:
@@ -85,7 +87,7 @@ class Pinger:
         self.sent: int = 0
         self.others: Counter[Peer] = Counter()
         self._gids, self._qps, self._first = gids, qps, first
-        self._kind = Kind.ASK_ALONE if send_only else Kind.ASK
+        self._kind = Kind.UNICAST_REQUEST if send_only else Kind.REQUEST
         self._sent_at: dict[tuple[int, int], float] = {}
         self._seen: set[tuple[int, int, Peer]] = set()
 
@@ -95,7 +97,7 @@ class Pinger:
         self._sent_at[seq, qp_num] = now
         return Probe(self._kind, (self._first + seq) % _NUMBERS, Peer(gid, qp_num))
 
-    def hears(self, payload: memoryview, source: Peer, now: float) -> tuple[int, float] | None:
+    def on_message(self, payload: memoryview, source: Peer, now: float) -> tuple[int, float] | None:
         """Take a received message.
 
         For the first answer of a member to a ping: the ping's `seq`, and the round trip in seconds.
@@ -105,9 +107,9 @@ class Pinger:
             self.others[_row(self.others, source)] += 1
             return None
         seq = (probe.number - self._first) % _NUMBERS
-        qp_num = probe.asker.qp_num
+        qp_num = probe.requester.qp_num
         sent_at = self._sent_at.get((seq, qp_num))
-        if probe.kind is not Kind.ECHO or probe.asker.gid not in self._gids or sent_at is None:
+        if probe.kind is not Kind.REPLY or probe.requester.gid not in self._gids or sent_at is None:
             return None  # an answer to another program's ping
         source = _row(self.members, source)
         member = self.members.setdefault(source, AnsweringMember())
@@ -119,7 +121,7 @@ class Pinger:
         return seq, now - sent_at
 
     def answered_by_all(self, seq: int) -> bool:
-        """Whether every member that has ever answered has answered this ping, on every queue pair."""
+        """Return True if every member that ever answered has answered this ping, on every queue pair."""
         return bool(self.members) and all(
             (seq, qp_num, member) in self._seen for qp_num in self._qps for member in self.members
         )
@@ -129,8 +131,8 @@ class Pinger:
         return 1 - member.answers / self.sent if self.sent else 0.0
 
 
-class Heard:
-    """What an answering member received from one queue pair."""
+class ReceivedFrom:
+    """Counters of the messages that an answering member received from one queue pair."""
 
     def __init__(self) -> None:
         self.pings = self.unanswered = self.messages = 0
@@ -142,15 +144,15 @@ class Answerer:
     """Answers pings, and counts all messages by their sender."""
 
     def __init__(self) -> None:
-        self.heard: dict[Peer, Heard] = {}
+        self.heard: dict[Peer, ReceivedFrom] = {}
         self.count: int = 0
 
-    def hears(self, payload: memoryview, source: Peer) -> tuple[Probe, bool] | None:
+    def on_message(self, payload: memoryview, source: Peer) -> tuple[Probe, bool] | None:
         """Take a received message. For a ping: its echo, and whether that goes to the asker alone."""
         probe = parsed(payload)
-        if probe is not None and probe.kind not in (Kind.ASK, Kind.ASK_ALONE):
+        if probe is not None and probe.kind not in (Kind.REQUEST, Kind.UNICAST_REQUEST):
             return None  # another member's answer, or the probe of a device's loopback
-        heard = self.heard.setdefault(_row(self.heard, source), Heard())
+        heard = self.heard.setdefault(_row(self.heard, source), ReceivedFrom())
         self.count += 1
         heard.smallest = min(heard.smallest, len(payload))
         heard.largest = max(heard.largest, len(payload))
@@ -158,7 +160,7 @@ class Answerer:
             heard.messages += 1
             return None
         heard.pings += 1
-        return Probe(Kind.ECHO, probe.number, source), probe.kind is Kind.ASK_ALONE
+        return Probe(Kind.REPLY, probe.number, source), probe.kind is Kind.UNICAST_REQUEST
 
     def failed(self, source: Peer) -> None:
         """Count that the echo to a ping of this source could not be sent."""

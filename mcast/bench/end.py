@@ -14,12 +14,12 @@ from mcast.api import (
     QpInit,
     QueuePair,
 )
-from mcast.endpoint.ports import Place
+from mcast.endpoint.ports import LocalPort
 from mcast.endpoint.settings import DEFAULTS, Settings
 from mcast.wire.addresses import LocalAddress
 from mcast.wire.probe import Peer
 
-BOUND = 10.0
+BENCH_TIMEOUT = 10.0
 """The longest that a join or a send may take, or the first message, in seconds."""
 
 
@@ -33,17 +33,17 @@ class BenchEnd:
     def __init__(
         self,
         channel: EventChannel,
-        place: Place,
+        local_port: LocalPort,
         init: QpInit,
         settings: Settings = DEFAULTS,
         space: PortSpace = PortSpace.UDP,
     ) -> None:
         self.channel: EventChannel = channel
-        self.place: Place = place
+        self.local_port: LocalPort = local_port
         self.settings: Settings = settings
-        self.address: LocalAddress = place.address
+        self.address: LocalAddress = local_port.address
         self.id: CmId = channel.create_id(space)
-        self.id.bind_addr(place.address)
+        self.id.bind_addr(local_port.address)
         own = {name: getattr(settings, name) for name in ("busy_poll", "comp_vector", "moderation")}
         self.qp: QueuePair = self.id.create_qp(init.model_copy(update=own))
 
@@ -52,8 +52,8 @@ class BenchEnd:
         return join_all([self], group, send_only)[0]
 
     def sends_as(self, destination: Destination) -> Peer:
-        """How receivers know the sender of messages that go from here to the destination."""
-        return Peer(self.place.source(destination), self.qp.qp_num)
+        """Return the source that receivers see in messages from here to the destination."""
+        return Peer(self.local_port.source(destination), self.qp.qp_num)
 
 
 def join_all(ends: Sequence[BenchEnd], group: McastAddress, send_only: bool = False) -> list[Destination]:
@@ -67,10 +67,10 @@ def join_all(ends: Sequence[BenchEnd], group: McastAddress, send_only: bool = Fa
         end.id.join_multicast_ex(make(group), end)
     joined: dict[BenchEnd, Destination] = {}
     for _ in ends:
-        event = ends[0].channel.get_event(BOUND)
+        event = ends[0].channel.get_event(BENCH_TIMEOUT)
         if event is None:
             late = next(end.address for end in ends if end not in joined)
-            said = f"{late} has not joined {group} within {BOUND:g} s"
+            said = f"{late} has not joined {group} within {BENCH_TIMEOUT:g} s"
             raise TimeoutError(f"{said}: on InfiniBand, is a subnet manager running?")
         ud = event.check().ud
         assert ud is not None

@@ -1,4 +1,4 @@
-"""How fast a group is: the rate of batches, losses, and the latency of single messages.
+"""Speed of a group: the rate of batches, losses, and the latency of single messages.
 
 `measure` has a sender and its receivers in this process, each with a queue pair of its own. `mcast.bench.mpi`
 has them in the processes of an MPI job. Neither ever has more messages in flight than a receiver has room
@@ -14,17 +14,17 @@ from time import perf_counter
 from typing import NamedTuple
 
 from mcast.api import Backend, Destination, McastAddress, Message, QpInit, QueuePair, TimedOut
-from mcast.bench.end import BOUND, BenchEnd, join_all
-from mcast.bench.parts import Intervals
-from mcast.bench.receiver import KNOCKS, WINDOW, Receiver
-from mcast.endpoint.ports import Place, active
+from mcast.bench.end import BENCH_TIMEOUT, BenchEnd, join_all
+from mcast.bench.intervals import Intervals
+from mcast.bench.receiver import MAX_HELLOS, WINDOW, Receiver
+from mcast.endpoint.ports import LocalPort, active
 from mcast.endpoint.settings import DEFAULTS, Settings
 
-COPIES = 512
+MAX_COPIES = 512
 """The most copies in flight to all receivers, because a host queues no more than 1000 for its software
 devices."""
 
-PINGS = 2000
+MAX_PINGS = 2000
 
 
 class Latency(NamedTuple):
@@ -104,8 +104,8 @@ def percentiles(latencies: Sequence[float]) -> Latency | None:
 
 
 def window_for(receivers: int) -> int:
-    """How many messages may be in flight to that many receivers."""
-    return max(1, min(WINDOW, COPIES // receivers))
+    """Return the number of messages that may be in flight to that many receivers."""
+    return max(1, min(WINDOW, MAX_COPIES // receivers))
 
 
 @contextmanager
@@ -114,47 +114,49 @@ def ends(
     group: McastAddress,
     receivers: int,
     settings: Settings = DEFAULTS,
-    places: Sequence[Place] = (),
+    local_ports: Sequence[LocalPort] = (),
 ) -> Iterator[tuple[QueuePair, Destination, list[Receiver]]]:
     """A sender on the first port and receivers on the others in turn, each of which has received a message of
-    the sender. `places`: the ports; without them, all that are active.
+    the sender. `local_ports`: the ports; without them, all that are active.
 
     Raises TimeoutError, which names a receiver that gets nothing, and ValueError where there is no port.
     """
-    places = places or active(backend, group)
+    local_ports = local_ports or active(backend, group)
     init = QpInit(max_recv_wr=2 * window_for(receivers))
     with backend.event_channel() as channel:
-        seats = islice(cycle(places[1:] or places), receivers)
-        members = [BenchEnd(channel, place, init, settings) for place in seats]
+        ports = islice(cycle(local_ports[1:] or local_ports), receivers)
+        members = [BenchEnd(channel, local_port, init, settings) for local_port in ports]
         join_all(members, group)
-        sender = BenchEnd(channel, places[0], QpInit(max_recv_wr=1), settings)
+        sender = BenchEnd(channel, local_ports[0], QpInit(max_recv_wr=1), settings)
         destination = sender.join(group, send_only=True)
         senders = [sender.sends_as(destination)]
-        hearers = [Receiver(member, senders, backend.now) for member in members]
-        wait_until_heard(sender, destination, hearers)
-        yield sender.qp, destination, hearers
+        receiving = [Receiver(member, senders, backend.now) for member in members]
+        wait_until_received(sender, destination, receiving)
+        yield sender.qp, destination, receiving
 
 
-def wait_until_heard(sender: BenchEnd, destination: Destination, receivers: Sequence[Receiver]) -> None:
+def wait_until_received(sender: BenchEnd, destination: Destination, receivers: Sequence[Receiver]) -> None:
     """Send empty messages until every receiver has got one, because a switch may learn of a member only after
     a while."""
-    deaf = list(receivers)
-    for _ in range(KNOCKS):
-        sender.qp.send_one(destination, b"", timeout=BOUND)
-        deaf = [receiver for receiver in deaf if not receiver.hears()]
-        if not deaf:
+    waiting = list(receivers)
+    for _ in range(MAX_HELLOS):
+        sender.qp.send_one(destination, b"", timeout=BENCH_TIMEOUT)
+        waiting = [receiver for receiver in waiting if not receiver.receives_one()]
+        if not waiting:
             for receiver in receivers:
                 receiver.drain()
             return
-    address = deaf[0].end.address
-    raise TimeoutError(f"{address} joined and hears nothing of {sender.address} within {BOUND:g} s")
+    address = waiting[0].end.address
+    raise TimeoutError(f"{address} joined and hears nothing of {sender.address} within {BENCH_TIMEOUT:g} s")
 
 
 def send_window(qp: QueuePair, destination: Destination, payloads: list[bytes]) -> None:
     try:
-        qp.send(destination, payloads, timeout=BOUND)
+        qp.send(destination, payloads, timeout=BENCH_TIMEOUT)
     except TimedOut:
-        raise TimeoutError(f"the device does not complete {len(payloads)} sends within {BOUND:g} s") from None
+        raise TimeoutError(
+            f"the device does not complete {len(payloads)} sends within {BENCH_TIMEOUT:g} s"
+        ) from None
 
 
 def measure(
@@ -164,29 +166,30 @@ def measure(
     receivers: int,
     seconds: float,
     settings: Settings = DEFAULTS,
-    parts: Intervals | None = None,
-    places: Sequence[Place] = (),
+    intervals: Intervals | None = None,
+    local_ports: Sequence[LocalPort] = (),
 ) -> BenchResult:
     """Send for `seconds` seconds in batches, then one by one, to `receivers` receivers in this process.
 
-    `parts` is told of the batches what was sent, and how many copies were lost. `places` as in `ends`.
+    `intervals` counts the messages that were sent in batches, and the copies that were lost. `local_ports` as
+    in `ends`.
     `size` is in bytes. The settings that have an effect are those that `BenchEnd` names. Raises
     MessageTooLarge if `size` is more than one MTU, and what `ends` raises.
     """
-    with ends(backend, group, receivers, settings, places) as (sender, destination, hearers):
+    with ends(backend, group, receivers, settings, local_ports) as (sender, destination, receiving):
         payloads = [bytes(size)] * window_for(receivers)
         messages = lost = 0
         start = perf_counter()
         while not messages or perf_counter() < start + seconds:  # a machine that stands still sends, too
             send_window(sender, destination, payloads)
             messages += len(payloads)
-            lost += sum([receiver.take(len(payloads)) for receiver in hearers])
-            if parts is not None:
-                parts.look(perf_counter() - start, messages, messages * size, lost)
+            lost += sum([receiver.take(len(payloads)) for receiver in receiving])
+            if intervals is not None:
+                intervals.update(perf_counter() - start, messages, messages * size, lost)
         spent = perf_counter() - start
-        latencies = list(one_by_one(sender, destination, hearers, size, seconds))
+        latencies = list(one_by_one(sender, destination, receiving, size, seconds))
         lost += sum(heard is None for heard in latencies)
-        strangers = sum(receiver.strangers for receiver in hearers)
+        strangers = sum(receiver.strangers for receiver in receiving)
         arrived = [heard for heard in latencies if heard is not None]
         return result(backend.name, size, receivers, 1, messages, spent, lost, strangers, arrived)
 
@@ -197,7 +200,7 @@ def one_by_one(
     """Seconds from before the send until the last receiver has the message; None when one misses it."""
     payload = bytes(size)
     end = perf_counter() + seconds
-    for _ in range(PINGS):
+    for _ in range(MAX_PINGS):
         start = perf_counter()
         sender.send_one(destination, payload)
         heard: list[Message | None] = [receiver.take_one() for receiver in receivers]

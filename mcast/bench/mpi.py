@@ -1,4 +1,4 @@
-"""The same measurements over the processes of an MPI job: rank 0 sends, the others receive.
+"""Measurements over the processes of an MPI job: rank 0 sends, the others receive.
 
 MPI starts the processes, numbers them, lets them wait for one another and gathers what they count; every
 message goes over the group. Processes on one host take its ports in turn. The extra `mpi`
@@ -14,9 +14,9 @@ from time import perf_counter, sleep
 from typing import TYPE_CHECKING, Any
 
 from mcast.api import Backend, Destination, McastAddress, Message, QpInit
-from mcast.bench.end import BOUND, BenchEnd
-from mcast.bench.measure import PINGS, BenchResult, result, send_window, window_for
-from mcast.bench.receiver import KNOCKS, Receiver
+from mcast.bench.end import BENCH_TIMEOUT, BenchEnd
+from mcast.bench.measure import MAX_PINGS, BenchResult, result, send_window, window_for
+from mcast.bench.receiver import MAX_HELLOS, Receiver
 from mcast.endpoint.ports import active
 from mcast.endpoint.settings import DEFAULTS, Settings
 
@@ -29,12 +29,12 @@ _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_SIZE", "SLURM_STEP_NUM_TASKS
 _NUMBER = struct.Struct("!I")
 """The first bytes of a ping: its number, from 1, which says what rank has to answer."""
 
-_OVER = 0xFFFFFFFF
+_END_NUMBER = 0xFFFFFFFF
 """In place of a number, the end of the pings: not 0, as a late message of the batches begins."""
 
 
 def started_by_mpi() -> bool:
-    """Whether a launcher started this process as one of several."""
+    """Return True if a launcher started this process as one of several."""
     return any(os.environ.get(name, "1") not in ("", "0", "1") for name in _SIZES)
 
 
@@ -53,7 +53,7 @@ def measure(
     seconds: float,
     settings: Settings = DEFAULTS,
 ) -> BenchResult | None:
-    """As `mcast.bench.measure.measure`, between the ranks; the result on rank 0, None on the others.
+    """Measure between the ranks; return the result on rank 0, None on the others.
 
     One rank answers each ping, over the next group, and the latency is half the round trip. The rate includes
     a barrier after each window.
@@ -62,14 +62,16 @@ def measure(
 
     rank, receivers = comm.Get_rank(), comm.Get_size() - 1
     try:
-        places = active(backend, group)
+        local_ports = active(backend, group)
     except ValueError as error:
         raise ValueError(f"rank {rank}: {error}") from None
-    seat = comm.Split_type(MPI.COMM_TYPE_SHARED).Get_rank()
+    local_rank = comm.Split_type(MPI.COMM_TYPE_SHARED).Get_rank()
     back = _next(group)
     window = window_for(receivers)
     with backend.event_channel() as channel:
-        end = BenchEnd(channel, places[seat % len(places)], QpInit(max_recv_wr=2 * window), settings)
+        end = BenchEnd(
+            channel, local_ports[local_rank % len(local_ports)], QpInit(max_recv_wr=2 * window), settings
+        )
         end.join(group if rank else back)
         destination = end.join(back if rank else group, send_only=True)
         peers = comm.allgather(end.sends_as(destination))
@@ -91,12 +93,12 @@ def _send(
 ) -> tuple[int, float, list[float | None]]:
     """Messages sent in batches, the seconds that took, and half of each ping's round trip in seconds."""
     qp = receiver.qp
-    for _ in range(KNOCKS):
-        qp.send_one(destination, b"", timeout=BOUND)
+    for _ in range(MAX_HELLOS):
+        qp.send_one(destination, b"", timeout=BENCH_TIMEOUT)
         if all(comm.allgather(True)):
             break
     else:
-        raise TimeoutError(f"a rank hears nothing of {receiver.end.address} within {BOUND:g} s")
+        raise TimeoutError(f"a rank hears nothing of {receiver.end.address} within {BENCH_TIMEOUT:g} s")
     comm.Barrier()
     payloads = [bytes(size)] * window
     messages = 0
@@ -116,7 +118,7 @@ def _ping(
     over."""
     receiver.drain()
     qp, stop = receiver.qp, perf_counter() + seconds
-    for number in range(1, PINGS + 1):
+    for number in range(1, MAX_PINGS + 1):
         ping = _NUMBER.pack(number).ljust(size, b"\0")
         start = perf_counter()
         qp.send_one(destination, ping)
@@ -126,20 +128,21 @@ def _ping(
             break
     everybody = comm.Ibarrier()
     while not everybody.Test():
-        qp.send_one(destination, _NUMBER.pack(_OVER))
+        qp.send_one(destination, _NUMBER.pack(_END_NUMBER))
         sleep(0.01)
 
 
 def _receive(comm: MPI.Comm, receiver: Receiver, answer_to: Destination, window: int) -> int:
     """The messages that this rank lost."""
     heard = False
-    for _ in range(KNOCKS):
-        heard = heard or receiver.hears()
+    for _ in range(MAX_HELLOS):
+        heard = heard or receiver.receives_one()
         if all(comm.allgather(heard)):
             break
     else:
         raise TimeoutError(
-            f"rank {comm.Get_rank()}: {receiver.end.address} does not hear every message within {BOUND:g} s"
+            f"rank {comm.Get_rank()}: {receiver.end.address} received nothing within {BENCH_TIMEOUT:g} s: "
+            "does the network forward the group to it?"
         )
     receiver.drain()
     comm.Barrier()  # messages count from here on
@@ -147,7 +150,7 @@ def _receive(comm: MPI.Comm, receiver: Receiver, answer_to: Destination, window:
     while comm.bcast(None):
         lost += receiver.take(window)
         comm.Barrier()
-    while (number := _number(message := receiver.take_one())) != _OVER:
+    while (number := _number(message := receiver.take_one())) != _END_NUMBER:
         if message is not None and number and _asked(number, comm.Get_size() - 1) == comm.Get_rank():
             receiver.qp.send_one(answer_to, message.payload)
     comm.Ibarrier().Wait()

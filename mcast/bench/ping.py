@@ -22,17 +22,17 @@ from mcast.api import (
     QueuePair,
 )
 from mcast.bench.echo import Answerer, AnsweringMember, Pinger, Times, padded
-from mcast.bench.end import BOUND, BenchEnd, join_all
-from mcast.endpoint.ports import Place
+from mcast.bench.end import BENCH_TIMEOUT, BenchEnd, join_all
+from mcast.endpoint.ports import LocalPort
 from mcast.endpoint.settings import DEFAULTS, Settings
 from mcast.wire.addresses import Gid, McastAddress
 from mcast.wire.probe import Peer
 
 _SLICE = 0.002
-"""How many seconds each of several queue pairs is listened to in its turn."""
+"""Seconds in which each of several queue pairs is polled in its turn."""
 
 
-class PingPlace(NamedTuple):
+class PingPort(NamedTuple):
     """Where pings are sent from, or answered: a port and the queue pairs on it."""
 
     backend: str
@@ -75,7 +75,7 @@ class PingResult(NamedTuple):
     """`sent` pings of `message_size` bytes in `seconds`; the members that answered, and the sources of other
     messages."""
 
-    place: PingPlace
+    local_port: PingPort
     message_size: int
     sent: int
     seconds: float
@@ -92,7 +92,7 @@ class PingResult(NamedTuple):
 
 
 class HeardSource(NamedTuple):
-    """What the queue pair `by_qp` received from another queue pair.
+    """Messages that the queue pair `by_qp` received from another queue pair.
 
     pings        pings that it received
     unanswered   pings whose answer could not be sent
@@ -113,7 +113,7 @@ class HeardSource(NamedTuple):
 class AnswerResult(NamedTuple):
     """The sources from which an answering member received messages."""
 
-    place: PingPlace
+    local_port: PingPort
     heard: tuple[HeardSource, ...]
 
     def as_dict(self) -> dict[str, object]:
@@ -123,8 +123,8 @@ class AnswerResult(NamedTuple):
 
 def _flat(result: PingResult | AnswerResult) -> dict[str, object]:
     fields = result._asdict()
-    place: PingPlace = fields.pop("place")
-    return place._asdict() | fields
+    local_port: PingPort = fields.pop("local_port")
+    return local_port._asdict() | fields
 
 
 class PingQueuePairs:
@@ -133,18 +133,18 @@ class PingQueuePairs:
     def __init__(
         self,
         backend: Backend,
-        place: Place,
+        local_port: LocalPort,
         address: McastAddress,
         destinations: Mapping[QueuePair, Destination],
         send_only: bool,
     ) -> None:
         self.backend: Backend = backend
-        self.place: Place = place
+        self.local_port: LocalPort = local_port
         self.address: McastAddress = address
         self.send_only: bool = send_only
         self.qps: tuple[QueuePair, ...] = tuple(destinations)
         self.destinations: Mapping[QueuePair, Destination] = destinations
-        self.gids: frozenset[Gid] = frozenset(place.port.gids.values())
+        self.gids: frozenset[Gid] = frozenset(local_port.port.gids.values())
 
     @property
     def now(self) -> float:
@@ -158,7 +158,7 @@ class PingQueuePairs:
 
     def gid(self, qp: QueuePair) -> Gid:
         """The GID that messages of the queue pair come from."""
-        return self.place.source(self.destinations[qp])
+        return self.local_port.source(self.destinations[qp])
 
     def listen(self, until: float) -> Iterator[tuple[QueuePair, Message]]:
         """The messages that come until then, own messages included.
@@ -185,7 +185,7 @@ class PingQueuePairs:
         """
         group = self.destinations[qp]
         try:
-            qp.send_one(group.reply_to(message) if alone else group, echo, timeout=BOUND)
+            qp.send_one(group.reply_to(message) if alone else group, echo, timeout=BENCH_TIMEOUT)
         except Closed:
             raise
         except McastError as error:
@@ -198,7 +198,7 @@ class PingQueuePairs:
 @contextmanager
 def joined(
     backend: Backend,
-    place: Place,
+    local_port: LocalPort,
     address: McastAddress,
     qps: int,
     space: PortSpace = PortSpace.UDP,
@@ -213,14 +213,14 @@ def joined(
     with backend.event_channel() as channel:
         try:
             init = QpInit(block_loopback=no_loopback)
-            ends = [BenchEnd(channel, place, init, settings, space) for _ in range(qps)]
+            ends = [BenchEnd(channel, local_port, init, settings, space) for _ in range(qps)]
         except (NotSupported, InvalidArgument):
             if not no_loopback:
                 raise
-            raise ValueError(f"{place.device.name} cannot keep own messages from this host") from None
+            raise ValueError(f"{local_port.device.name} cannot keep own messages from this host") from None
         destinations = join_all(ends, address, send_only)
         qps_to = {end.qp: to for end, to in zip(ends, destinations, strict=True)}
-        yield PingQueuePairs(backend, place, address, qps_to, send_only)
+        yield PingQueuePairs(backend, local_port, address, qps_to, send_only)
 
 
 def ping_all(
@@ -245,16 +245,16 @@ def ping_all(
         for seq in range(1, count + 1):
             for qp in pairs.qps:
                 probe = pinger.ask(seq, qp.qp_num, pairs.gid(qp), pairs.now)
-                qp.send_one(pairs.destinations[qp], padded(probe, size), timeout=BOUND)
+                qp.send_one(pairs.destinations[qp], padded(probe, size), timeout=BENCH_TIMEOUT)
             next_at = max(next_at + interval, pairs.now)
             for _, message in pairs.listen(next_at if seq < count else pairs.now + timeout):
                 source = Peer(message.source, message.src_qp)
-                if answer := pinger.hears(message.payload, source, pairs.now):
+                if answer := pinger.on_message(message.payload, source, pairs.now):
                     answered(source, *answer)
                 if seq == count and pinger.answered_by_all(seq):
                     break
     return PingResult(
-        _place(pairs),
+        _local_port(pairs),
         size,
         pinger.sent,
         pairs.now - started,
@@ -271,7 +271,7 @@ def answer_all(pairs: PingQueuePairs, count: int | None) -> AnswerResult:
         while count is None or any(answerer.count < count for answerer in answerers.values()):
             for qp, message in pairs.listen(pairs.now + 0.5):
                 source = Peer(message.source, message.src_qp)
-                answer = answerers[qp.qp_num].hears(message.payload, source)
+                answer = answerers[qp.qp_num].on_message(message.payload, source)
                 if answer is not None:
                     echo, alone = answer
                     if not pairs.answer(qp, message, padded(echo, len(message.payload)), alone):
@@ -285,18 +285,18 @@ def answer_all(pairs: PingQueuePairs, count: int | None) -> AnswerResult:
         for qp_num, answerer in answerers.items()
         for peer, one in sorted(answerer.heard.items())
     )
-    return AnswerResult(_place(pairs), tuple(heard))
+    return AnswerResult(_local_port(pairs), tuple(heard))
 
 
-def _place(pairs: PingQueuePairs) -> PingPlace:
-    place = pairs.place
+def _local_port(pairs: PingQueuePairs) -> PingPort:
+    local_port = pairs.local_port
     qps = tuple(qp.qp_num for qp in pairs.qps)
-    return PingPlace(
+    return PingPort(
         pairs.backend.name,
         str(pairs.address),
-        place.device.name,
-        place.port.port_num,
-        str(place.address),
+        local_port.device.name,
+        local_port.port.port_num,
+        str(local_port.address),
         qps,
     )
 

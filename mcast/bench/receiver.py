@@ -10,18 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mcast.api import Message, QueuePair
-from mcast.bench.end import BOUND, BenchEnd
+from mcast.bench.end import BENCH_TIMEOUT, BenchEnd
 from mcast.wire.probe import Peer
 
 WINDOW = 256
-"""How many messages are sent before the receivers are emptied; they have room for twice as many."""
+"""Number of messages sent before the receivers are emptied; they have room for twice as many."""
 
 CHUNK = 64
-GRACE = 1.0
-"""How many seconds a receiver waits for a message before it counts as lost."""
+RECEIVE_TIMEOUT = 1.0
+"""Seconds that a receiver waits for a message before it counts as lost."""
 
-KNOCK = 0.2
-KNOCKS = round(BOUND / KNOCK)
+HELLO_INTERVAL = 0.2
+MAX_HELLOS = round(BENCH_TIMEOUT / HELLO_INTERVAL)
 
 
 class Receiver:
@@ -42,7 +42,7 @@ class Receiver:
         They have not come when none has within `grace` seconds (None: GRACE), or within as many seconds after
         the first message of a stranger.
         """
-        grace = GRACE if grace is None else grace
+        grace = RECEIVE_TIMEOUT if grace is None else grace
         left, end = grace, None
         while left > 0:
             with self.qp.recv(count, left) as batch:
@@ -60,20 +60,20 @@ class Receiver:
     def take_one(self, payload: bytes | None = None) -> Message | None:
         """Receive the next message, or the next that is `payload`; None if it does not come within GRACE
         seconds, or within GRACE seconds after the first message that is not it."""
-        message, end = self.qp.recv_one(GRACE), None
+        message, end = self.qp.recv_one(RECEIVE_TIMEOUT), None
         while message is not None:
             known = message[1:3] in self._senders
             if known and (payload is None or message.payload == payload):
                 return message
             self.strangers += not known
             now = self._now()
-            end = now + GRACE if end is None else end
+            end = now + RECEIVE_TIMEOUT if end is None else end
             message = self.qp.recv_one(end - now) if now < end else None
         return None
 
-    def hears(self) -> bool:
-        """Whether a message comes within KNOCK seconds."""
-        return not self.take(1, KNOCK)
+    def receives_one(self) -> bool:
+        """Return True if a message comes within HELLO_INTERVAL seconds."""
+        return not self.take(1, HELLO_INTERVAL)
 
     def drain(self) -> None:
         """Drop all messages that wait; not those that come meanwhile, which may never end."""

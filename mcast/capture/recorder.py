@@ -17,8 +17,8 @@ from mcast.wire.mapping import group_mac, mgid_fields
 from mcast.wire.partition import DEFAULT_PKEY
 
 _BATCH = 256
-_LOOK = 0.5
-"""How long one wait for messages lasts at the most, in seconds."""
+_POLL_SECONDS = 0.5
+"""Maximum number of seconds that one wait for messages lasts."""
 
 _COMMENT = (
     "Recorded by mcast from what a member received: payload, immediate, source GID and QP number, group and "
@@ -55,7 +55,7 @@ class Recorder:
 
     @property
     def sources(self) -> int:
-        """How many queue pairs have sent messages."""
+        """Number of queue pairs that have sent messages."""
         return len(self._counts)
 
     def take(self, batch: Batch, t: int, limit: int | None = None) -> None:
@@ -99,7 +99,7 @@ class Recorder:
         return packets.roce(datagram, mac, group_mac(message.group))
 
 
-def recorder_of(endpoint: Endpoint, file: BinaryIO) -> Recorder:
+def make_recorder(endpoint: Endpoint, file: BinaryIO) -> Recorder:
     """A recorder of the groups that the endpoint has joined, into a file that is open for writing bytes.
 
     Packets have the times that the device has noted, if the endpoint was opened with `timestamps`. Raises
@@ -117,8 +117,8 @@ def _epoch(endpoint: Endpoint) -> int | None:
     clock = endpoint.timestamp_clock
     if clock is TimestampClock.DEVICE:
         raise ValueError(
-            f"{endpoint.device.name} stamps messages by a clock of its own, which does not tell the time of "
-            "day: record without timestamps"
+            f"{endpoint.device.name} has timestamps of its own clock, which cannot be converted to time "
+            "of day: record without timestamps"
         )
     if clock is TimestampClock.VIRTUAL:
         return time.time_ns() - int(endpoint.backend.now() * 1e9)
@@ -135,7 +135,7 @@ def record(
     clock = endpoint.backend.now
     end = None if duration is None else clock() + duration
     while count is None or recorder.messages < count:
-        left = _LOOK if end is None else min(end - clock(), _LOOK)
+        left = _POLL_SECONDS if end is None else min(end - clock(), _POLL_SECONDS)
         if left <= 0:
             return
         with endpoint.recv_batch(_BATCH, left) as batch:

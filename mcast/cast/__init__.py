@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING
 from mcast.facade import lazy
 
 if TYPE_CHECKING:
-    from mcast.cast.nack.sender import Account as Account
+    from mcast.cast.nack.sender import ReceiverReport as ReceiverReport
     from mcast.cast.nack.strategy import Strategy as Strategy
-    from mcast.cast.nack.strategy import all_of_them as all_of_them
+    from mcast.cast.nack.strategy import all_receivers as all_receivers
     from mcast.cast.nack.strategy import best_effort as best_effort
     from mcast.cast.nack.strategy import carousel as carousel
     from mcast.cast.nack.strategy import deadline as deadline
     from mcast.cast.nack.strategy import quorum as quorum
-    from mcast.cast.objects.bytes_in import Into as Into
     from mcast.cast.objects.bytes_in import Offered as Offered
+    from mcast.cast.objects.bytes_in import ReceiveTarget as ReceiveTarget
     from mcast.cast.objects.bytes_out import Sendable as Sendable
     from mcast.cast.objects.calls import AsyncObjectSession as AsyncObjectSession
     from mcast.cast.objects.calls import ObjectSession as ObjectSession
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from mcast.cast.objects.sending import Progress as Progress
 
 _NAMES = {
-    "cast.nack.sender": "Account",
-    "cast.nack.strategy": "Strategy all_of_them best_effort carousel deadline quorum",
-    "cast.objects.bytes_in": "Into Offered",
+    "cast.nack.sender": "ReceiverReport",
+    "cast.nack.strategy": "Strategy all_receivers best_effort carousel deadline quorum",
+    "cast.objects.bytes_in": "Offered ReceiveTarget",
     "cast.objects.bytes_out": "Sendable",
     "cast.objects.calls": "AsyncObjectSession ObjectSession open_session receive send",
     "cast.objects.chunks": "Chunks",

@@ -22,7 +22,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 from typer.main import get_group
 
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Failure, forget_stdout, json_output, say
+from mcast.cli.terminal import Failure, discard_stdout, json_output, say
 
 if TYPE_CHECKING:
     from typer._click.core import Command, Context, Parameter
@@ -138,8 +138,8 @@ def _unread() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        forget_stdout()
-        raise typer.Exit(ExitStatus.UNREAD) from None
+        discard_stdout()
+        raise typer.Exit(ExitStatus.BROKEN_PIPE) from None
 
 
 def load(name: str) -> Command:
@@ -156,7 +156,7 @@ def load(name: str) -> Command:
 
 
 def _named() -> None:
-    """What the table of commands has in the place of a command that is not loaded yet."""
+    """Stand for a command in the table until it is loaded."""
 
 
 app: typer.Typer = typer.Typer(
@@ -236,8 +236,8 @@ def _run() -> int:
     except KeyboardInterrupt:  # while a pipe's reader is slow to read the output
         return _interrupted()
     except BrokenPipeError:
-        forget_stdout()
-        return ExitStatus.UNREAD
+        discard_stdout()
+        return ExitStatus.BROKEN_PIPE
     except OSError as error:
         # An error of the contract, with its call and causes; or one of the system, which then is of stdout,
         # because files are named where they are written.
@@ -248,7 +248,7 @@ def _run() -> int:
 
         if not isinstance(error, BackendError):
             raise
-        return _say(str(error), ExitStatus.REFUSED)
+        return _say(str(error), ExitStatus.USAGE)
 
 
 def _interrupted() -> int:
@@ -284,7 +284,7 @@ def _say(text: str, status: int, command: str = "mcast") -> int:
         is_told = json_output.error(text, status) and json_output.on_stderr
     except OSError:  # a full disk: what is left in the buffer must not be tried again at the end
         with suppress(OSError):
-            forget_stdout()
+            discard_stdout()
     if sys.stderr is not None and not is_told:  # it was closed from the beginning
         with suppress(OSError):  # nobody can be told
             say(text if text.startswith("Usage:") else f"{command}: {text}", err=True)

@@ -8,34 +8,34 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcast import open_backend
-from mcast.cli.bench_apart import OneEnd, line_of, send, serve, show
-from mcast.cli.place import (
+from mcast.cli.bench_client_server import EndOptions, line_of, send, serve, show
+from mcast.cli.options import (
     BackendName,
     Bind,
     Device,
     Json,
-    chosen,
-    is_alone,
-    places_of,
-    refuse_simulated,
+    choose_backend,
+    is_in_process,
+    local_ports_of,
+    refuse_in_process,
     require,
     with_settings,
 )
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Failure, NotBegun, group, json_output, plural, say
+from mcast.cli.terminal import Failure, UsageError, group, json_output, plural, say
 from mcast.cli.values import bit_rate, message_size, microseconds, number_option, rate
-from mcast.cli.values import seconds as seconds_of
+from mcast.cli.values import seconds as check_seconds
 from mcast.errors import install
 from mcast.errors.tree import MessageTooLarge
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
     from mcast.api import Backend
+    from mcast.bench.intervals import IntervalResult, Intervals
     from mcast.bench.measure import BenchResult
-    from mcast.bench.parts import Intervals, Part
     from mcast.endpoint.settings import Settings
 
-_MOST = 1 << 16
+_MAX_SIZE = 1 << 16
 
 
 PROGRESS_EVERY = 10.0
@@ -51,7 +51,7 @@ def bench(
     size: Annotated[
         int,
         typer.Option(
-            parser=message_size(0, _MOST),
+            parser=message_size(0, _MAX_SIZE),
             metavar="BYTES",
             help="Bytes in a message, such as 1K.",
         ),
@@ -63,7 +63,7 @@ def bench(
     seconds: Annotated[
         float,
         typer.Option(
-            parser=seconds_of(0.01, 3600),
+            parser=check_seconds(0.01, 3600),
             metavar="SECONDS",
             help="How long to send in batches, and again one by one.",
         ),
@@ -80,7 +80,10 @@ def bench(
     limit: Annotated[
         float | None,
         typer.Option(
-            "--rate", parser=bit_rate, metavar="BITS", help="The most that --client sends a second."
+            "--rate",
+            parser=bit_rate,
+            metavar="BITS",
+            help="Maximum rate at which --client sends, in bits per second.",
         ),
     ] = None,
     interval: Annotated[
@@ -88,9 +91,9 @@ def bench(
         typer.Option(
             "--interval",
             "-i",
-            parser=seconds_of(0.001, 3600),
+            parser=check_seconds(0.001, 3600),
             metavar="SECONDS",
-            help="Print a line for each such time.",
+            help="Print a line for each interval.",
         ),
     ] = None,
     receive_depth: Annotated[
@@ -103,7 +106,7 @@ def bench(
     settings: Settings,
     min_rate: Annotated[
         float | None,
-        typer.Option(parser=rate, metavar="RATE", help="Fail below this many messages a second, as 2M."),
+        typer.Option(parser=rate, metavar="RATE", help="Fail below this many messages per second, as 2M."),
     ] = None,
     max_p99: Annotated[
         float | None,
@@ -123,56 +126,58 @@ def bench(
     server counts what is lost. Or start one rank on each host with mpirun or srun; rank 0 sends, no faster
     than all receive (pip install 'rdma-mcast[mpi]').
     """
+    from mcast.bench.intervals import Intervals
     from mcast.bench.mpi import started_by_mpi
-    from mcast.bench.parts import Intervals
 
-    told: list[Part] = []
+    reported: list[IntervalResult] = []
 
-    def tell(part: Part) -> None:
-        told.append(part)
+    def report(part: IntervalResult) -> None:
+        reported.append(part)
         if not as_json:
             say(line_of(part))
 
-    def show_progress(part: Part) -> None:
+    def show_progress(part: IntervalResult) -> None:
         say(line_of(part), err=True)
 
-    parts = Intervals(PROGRESS_EVERY, show_progress) if interval is None else Intervals(interval, tell)
+    intervals = Intervals(PROGRESS_EVERY, show_progress) if interval is None else Intervals(interval, report)
     if as_server or as_client:
         if as_server and as_client:
-            raise NotBegun("--server and --client are two ends: start one of them here")
+            raise UsageError("--server and --client exclude each other: start one on each host")
         if max_p99 is not None or (as_server and (limit, receivers) != (None, None)):
-            raise NotBegun(
-                "--max-p99 is for one command alone, --rate and --receivers are for --client: leave out"
+            raise UsageError(
+                "--max-p99 is for one command alone, --rate and --receivers are for --client: leave them out"
             )
         if as_client and receive_depth is not None:
-            raise NotBegun("--receive-depth is for --server, because a client receives little: leave it out")
+            raise UsageError(
+                "--receive-depth is for --server, because a client receives little: leave it out"
+            )
         deep = replace(settings, receive_depth=receive_depth or _DEPTH)
-        where = OneEnd(chosen(backend), bind, device, address, deep, parts)
+        where = EndOptions(choose_backend(backend), bind, device, address, deep, intervals)
         total, about = serve(where) if as_server else send(where, size, seconds, receivers or 1, limit)
-        show(total, about, told, as_json)
+        show(total, about, reported, as_json)
         if missed := _too_slow(total.messages_per_s, min_rate):
             raise Failure(missed[0])
         return
     if (limit, bind, device, receive_depth) != (None, None, None, None):
-        raise NotBegun(
+        raise UsageError(
             "--rate, --receive-depth, --bind and --device are for --client and --server: leave them out, or "
             "add one of the two"
         )
     if started_by_mpi():
         if receivers is not None:
-            raise NotBegun("under MPI every rank but the first receives: leave out --receivers")
+            raise UsageError("under MPI every rank but the first is a receiver: leave out --receivers")
         if interval is not None:
-            raise NotBegun("under MPI no rank knows what the others lost meanwhile: leave out --interval")
-        refuse_simulated(backend, "receive")
-        found = _over_ranks(chosen(backend), address, size, seconds, settings)
+            raise UsageError("under MPI losses are counted at the end alone: leave out --interval")
+        refuse_in_process(backend, "receive")
+        found = _over_ranks(choose_backend(backend), address, size, seconds, settings)
     else:
-        name = chosen(backend)
-        options = {"ports": (receivers or 1) + 1} if is_alone(name) else {}
+        name = choose_backend(backend)
+        options = {"ports": (receivers or 1) + 1} if is_in_process(name) else {}
         with open_backend(name, **options) as opened:
-            found = _run(opened, address, size, receivers or 1, seconds, settings, parts)
+            found = _run(opened, address, size, receivers or 1, seconds, settings, intervals)
     if found is None:
         return
-    _show(found, as_json, told)
+    _show(found, as_json, reported)
     _judge(found, min_rate, max_p99)
 
 
@@ -183,15 +188,15 @@ def _run(
     receivers: int,
     seconds: float,
     settings: Settings,
-    parts: Intervals,
+    intervals: Intervals,
 ) -> BenchResult:
     from mcast.bench.measure import measure
 
-    require(settings, places_of(backend))
+    require(settings, local_ports_of(backend))
     try:
-        return measure(backend, address, size, receivers, seconds, settings, parts)
+        return measure(backend, address, size, receivers, seconds, settings, intervals)
     except MessageTooLarge as error:
-        raise NotBegun(
+        raise UsageError(
             f"--size is {size}: one MTU carries {error.limit} bytes, and a message is one MTU"
         ) from None
     except (TimeoutError, ValueError) as error:
@@ -206,10 +211,10 @@ def _over_ranks(
     try:
         comm = world()
     except ImportError:
-        raise NotBegun(f"started under MPI, but there is no mpi4py: {install.line('mpi')}") from None
+        raise UsageError(f"started under MPI, but there is no mpi4py: {install.line('mpi')}") from None
     try:
         with open_backend(backend) as opened:
-            require(settings, places_of(opened))
+            require(settings, local_ports_of(opened))
             return measure(comm, opened, address, size, seconds, settings)
     except Exception as error:  # end the other ranks as well, which wait for this one
         json_output.error(str(error), ExitStatus.FAILED)
@@ -218,9 +223,9 @@ def _over_ranks(
         raise
 
 
-def _show(found: BenchResult, as_json: bool, parts: list[Part]) -> None:
+def _show(found: BenchResult, as_json: bool, intervals: list[IntervalResult]) -> None:
     if as_json:
-        json_output.result(found.as_dict() | {"intervals": [part.as_dict() for part in parts]})
+        json_output.result(found.as_dict() | {"intervals": [part.as_dict() for part in intervals]})
         return
     where = "in one process" if found.processes == 1 else f"in {found.processes} processes"
     size, ends = found.size, found.receivers
@@ -230,10 +235,10 @@ def _show(found: BenchResult, as_json: bool, parts: list[Part]) -> None:
     say(f"         {found.gbits_per_s:,.3g} Gbit/s of payload")
     say(f"lost     {found.lost:,} of {found.messages * found.receivers:,}")
     if found.strangers:
-        say(f"others   {found.strangers:,} messages of other senders in the group, not counted above")
+        say(f"others   {found.strangers:,} messages from other senders in the group, not counted above")
     latency = found.latency_us
     if latency is None:
-        say("latency  none: no message arrived one by one")
+        say("latency  unknown: of the messages sent one by one none arrived")
     else:
         shown = "  ".join(f"{name} {value:,.1f}" for name, value in latency._asdict().items())
         say(f"latency  {shown}  us, one by one")

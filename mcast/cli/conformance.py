@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from mcast import backend_names, backend_status
-from mcast.cli.place import chosen
+from mcast.cli.options import choose_backend
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import (
     BACKEND,
     STANDARD,
     Failure,
     Json,
-    NotBegun,
+    UsageError,
     backend_name,
     console,
     json_output,
     output_file,
-    refuse_two_on_stdout,
+    require_one_stdout,
     say,
     write_file,
 )
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mcast.conformance.report import SuiteReport
 
 _TEST_TIMEOUT = 600
-"""How many seconds one test may take, so that a provider that hangs fails the test."""
+"""Maximum seconds of one test, so that a provider that hangs fails the test."""
 
 _PYTEST_VARIABLES = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_DISABLE_PLUGIN_AUTOLOAD")
 
@@ -109,17 +109,17 @@ def conformance(
     driver, firmware and limits. The file has no addresses and no names of host, user or devices, unless
     --with-names asks for them.
     """
-    apart = refuse_two_on_stdout(as_json, report_file, html_file, card_file)
+    apart = require_one_stdout(as_json, report_file, html_file, card_file)
     for package in ("pytest", "pytest_timeout"):
         if not find_spec(package):
-            raise NotBegun(f"the suite needs {package}: {install.line('conformance')}")
+            raise UsageError(f"the suite needs {package}: {install.line('conformance')}")
     if fabric != "roce" and not lab:
         raise typer.BadParameter("--fabric is the lab's: add --lab")
     if with_names and not card_file:
         raise typer.BadParameter("--with-names is for the card report: add --card-report FILE")
     if not (backend or require_backend):
         given = os.environ.get(BACKEND)
-        backend = [chosen(backend_name(given) if given else None)]
+        backend = [choose_backend(backend_name(given) if given else None)]
     named = (backend or [], require_backend or [])
     card = _the_card(*named, card_file, with_names)
     if not lab:
@@ -168,7 +168,7 @@ class _Card:
 
 
 def _the_card(backends: list[str], required: list[str], path: Path | None, with_names: bool) -> _Card | None:
-    """What card report is asked for. Refuses one of no backend, or of several."""
+    """Return the card report that was asked for. Refuse one of no backend, or of several."""
     if path is None:
         return None
     names = list(dict.fromkeys([*backends, *required]))
@@ -195,7 +195,7 @@ def _require(names: list[str]) -> None:
     """End with one sentence if one of the backends cannot run here: each test would say the same."""
     for name in names:
         if not (status := backend_status(name)).available:
-            raise NotBegun(f"{name} is required and cannot run here: {status.detail}; {status.fix}")
+            raise UsageError(f"{name} is required and cannot run here: {status.detail}; {status.fix}")
 
 
 def _run_with_lab(
@@ -256,7 +256,7 @@ def run_suite(backends: list[str], required: list[str]) -> SuiteReport:
     if status == pytest.ExitCode.INTERRUPTED:
         raise Failure("interrupted", ExitStatus.INTERRUPTED)
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or grip.config is None:
-        raise NotBegun(f"the suite did not run to its end (pytest's status {int(status)}); see above")
+        raise UsageError(f"the suite did not run to its end (pytest's status {int(status)}); see above")
 
     from mcast.conformance.plugin import suite_of
 

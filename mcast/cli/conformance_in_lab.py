@@ -10,12 +10,12 @@ from mcast.cli.lab import LabError, LabMachine
 from mcast.cli.terminal import Failure
 from mcast.conformance.report import SuiteReport, from_json
 
-SILENCE = 300.0
-"""How many seconds without output mean that the suite hangs. Each test that ends writes a line."""
+OUTPUT_TIMEOUT = 300.0
+"""Seconds without output after which the suite counts as hung. Each test that ends writes a line."""
 
 
 class SuiteInLab(NamedTuple):
-    """What a run brings back; `card_report` is the text of the file, "" if none was asked for."""
+    """Result of a run; `card_report` is the text of the file, "" if none was asked for."""
 
     suite: SuiteReport
     card_report: str
@@ -39,7 +39,7 @@ def run_in_lab(
             command += ["--card-report", str(card), *card_report]
         try:
             lab = LabMachine(fabric=fabric, share=[shared])
-            result = lab.run(command, silence=SILENCE)
+            result = lab.run(command, output_timeout=OUTPUT_TIMEOUT)
         except LabError as error:
             raise Failure(str(error), error.exit_code) from None
         if not report.exists() or (card_report is not None and not card.exists()):

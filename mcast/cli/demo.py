@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mcast import backend_names
-from mcast.cli.place import OBJECTS_DEPTH, is_alone, places_of, require, with_settings
+from mcast.cli.options import OBJECTS_DEPTH, is_in_process, local_ports_of, require, with_settings
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import (
     BACKEND,
@@ -24,23 +24,22 @@ from mcast.cli.terminal import (
     group,
     json_output,
     plural,
+    print_table,
     say,
     stdin_as_file,
-    tabulate,
 )
 from mcast.cli.values import number_option, size
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
     from mcast.api import Backend
-    from mcast.cast.nack.sender import Account
+    from mcast.cast.nack.sender import ReceiverReport
     from mcast.cast.objects.sending import ObjectReport
     from mcast.cast.objects.together import ReceivingEnd
     from mcast.endpoint.settings import Settings
 
-_WAIT, _PATIENCE = 30.0, 60.0
-"""How many seconds the ends may take to find each other, and how long one may be silent before it is given
-up."""
+_JOIN_TIMEOUT, _PEER_TIMEOUT = 30.0, 60.0
+"""Seconds that the ends may take to find each other, and that one may be silent before it is given up."""
 
 _DEFAULT_SIZE = 4 << 20
 _BLOCK = 1 << 20
@@ -52,7 +51,7 @@ def demo(
         Path | None,
         typer.Argument(
             metavar="FILE",
-            help="The file to send, - for stdin; without it one is made up.",
+            help="The file to send, - for stdin; without it a file is generated.",
             show_default=False,
         ),
     ] = None,
@@ -69,7 +68,9 @@ def demo(
     ] = "sim",
     file_size: Annotated[
         int | None,
-        typer.Option("--size", parser=size, metavar="BYTES", help="Size of the made-up file. [default: 4M]"),
+        typer.Option(
+            "--size", parser=size, metavar="BYTES", help="Size of the generated file. [default: 4M]"
+        ),
     ] = None,
     address: Annotated[
         McastAddress, typer.Option("--group", parser=group, metavar="ADDRESS", help="The group to use.")
@@ -85,13 +86,13 @@ def demo(
     from mcast import open_backend
 
     if file and file_size is not None:
-        raise typer.BadParameter("--size is for a made-up file: leave out --size or FILE")
-    options = {"ports": receivers + 1} if is_alone(backend) else {}
+        raise typer.BadParameter("--size is for a generated file: leave out --size or FILE")
+    options = {"ports": receivers + 1} if is_in_process(backend) else {}
     with (
         _given(file) if file else _made_up(_DEFAULT_SIZE if file_size is None else file_size) as path,
         open_backend(backend, **options) as fabric,
     ):
-        require(settings, places_of(fabric))
+        require(settings, local_ports_of(fabric))
         outcome = _transfer(fabric, address, receivers, path, settings)
     outcome = {"backend": backend, "file": str(file) if file else None, **outcome}
     if as_json:
@@ -143,7 +144,7 @@ def _transfer(
     with ExitStack() as stack:
         watch = stack.enter_context(SendWatch(receivers, path.stat().st_size))
         try:
-            both = ends(backend, group, receivers, path, _WAIT, _PATIENCE, settings, watch.look)
+            both = ends(backend, group, receivers, path, _JOIN_TIMEOUT, _PEER_TIMEOUT, settings, watch.look)
             sender, takers = stack.enter_context(both)
         except ValueError as error:
             raise Failure(str(error)) from None
@@ -161,19 +162,20 @@ def _transfer(
             if deaf is None:  # a send took too long
                 raise
             raise Failure(
-                f"{deaf.device.name} ({deaf.address}) joined {group}, but it and {here.device.name} heard "
-                f"nothing of each other within {_WAIT:g} s: check the cabling, and IGMP snooping or the SM"
+                f"{deaf.device.name} ({deaf.address}) joined {group}, but exchanged no message with "
+                f"{here.device.name} within {_JOIN_TIMEOUT:g} s: check the cabling, and IGMP snooping or "
+                "the subnet manager"
             ) from None
     report = sender.result
     assert report is not None
-    assert report.digest is not None, "all_of_them() cuts nothing short"
+    assert report.digest is not None, "all_receivers() cuts nothing short"
     return {
         "size": report.size,
         "blake3": report.digest.hex(),
         "group": str(group),
         "sender": str(here.address),
         "message_size": pieces,
-        "messages": report.pieces,
+        "messages": report.segments,
         "sent_again": report.repairs,
         "receivers": [
             _outcome(taker, sender.account_of(taker), finished.get(taker.seat.number, 0.0), report)
@@ -183,7 +185,7 @@ def _transfer(
 
 
 def _outcome(
-    taker: ReceivingEnd, account: Account | None, seconds: float, report: ObjectReport
+    taker: ReceivingEnd, account: ReceiverReport | None, seconds: float, report: ObjectReport
 ) -> dict[str, Any]:
     endpoint, received = taker.group.endpoint, taker.received
     size = received.size if received is not None else 0
@@ -197,7 +199,7 @@ def _outcome(
         "seconds": seconds,
         "bytes_per_second": size / seconds if seconds > 0 else 0.0,
         "blake3": received.digest.hex() if received is not None else None,
-        "outcome": "verified" if verified else (account.why if account is not None else "took no part"),
+        "outcome": "verified" if verified else (account.why if account is not None else "did not take part"),
         "verified": verified,
     }
 
@@ -212,7 +214,7 @@ def _show(outcome: dict[str, Any]) -> None:
     sent, again = outcome["messages"], outcome["sent_again"]
     simulated = " (simulated)" if outcome["backend"] in SIMULATED else ""
     out.print(
-        f"{outcome['file'] or 'made-up file'}: {outcome['size']:,} bytes, "
+        f"{outcome['file'] or 'generated file'}: {outcome['size']:,} bytes, "
         f"BLAKE3 {outcome['blake3'][:16]}...\n"
         f"{outcome['sender']} -> {outcome['group']} on {outcome['backend']}{simulated}, "
         f"{sent:,} {plural('message', sent)} of up to {outcome['message_size']:,} bytes\n"
@@ -234,7 +236,7 @@ def _show(outcome: dict[str, Any]) -> None:
             f"{decimal(int(receiver['bytes_per_second']))}/s",
             "[green]equal[/]" if receiver["verified"] else f"[red]{receiver['outcome']}[/]",
         )
-    tabulate(out, table)
+    print_table(out, table)
     verified = sum(receiver["verified"] for receiver in receivers)
     lost = sum(receiver["lost"] for receiver in receivers)
     say(

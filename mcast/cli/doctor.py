@@ -16,13 +16,13 @@ from mcast.cli.terminal import (
     BACKEND,
     Json,
     backend_name,
-    beside,
     console,
     json_output,
     plural,
+    print_beside,
+    print_unwrapped,
+    print_wrapped,
     say,
-    to_paste,
-    wrapped,
 )
 from mcast.cli.values import seconds
 from mcast.errors.finding import Finding, Level
@@ -96,10 +96,10 @@ def doctor(
 def _explain(error: str, as_json: bool) -> None:
     """Show the rows of the table of causes for an error, in order of phases."""
     from mcast.errors.cause import Phase
-    from mcast.errors.causes import errno_name, rows_of, where
+    from mcast.errors.causes import errno_name, rows_for, where
 
     order = [*Phase, None]
-    rows = sorted(rows_of(error), key=lambda row: order.index(row.phase))
+    rows = sorted(rows_for(error), key=lambda row: order.index(row.phase))
     if not rows:
         raise typer.BadParameter(
             f"nothing is known of {error!r}: give an errno, such as EINVAL or 22, or a status, such as "
@@ -123,7 +123,7 @@ def _explain(error: str, as_json: bool) -> None:
         for one in some:
             say("")
             for name, text in ("why", one["why"]), ("where", one["where"]), ("do", one["next_step"]):
-                wrapped(f"  {name:5}  ", text)
+                print_wrapped(f"  {name:5}  ", text)
             say(f"  check  {one['check']}")
         say("")
 
@@ -194,12 +194,16 @@ def _show(found: Diagnosis, absent: Sequence[str]) -> None:
         levels, checks, subjects = (max(map(len, column)) for column in zip(*firsts, strict=True))
         for one in findings:
             level = (f"{one.level.value:{levels}}  ", _COLOURS[one.level])
-            beside(out, Text.assemble(level, f"{one.check:{checks}}  {one.subject:{subjects}}  "), one.seen)
+            print_beside(
+                out, Text.assemble(level, f"{one.check:{checks}}  {one.subject:{subjects}}  "), one.seen
+            )
             if one.fix:
-                to_paste(out, Text.assemble(" " * (levels + 2), ("fix", "bold"), "  "), one.fix)
+                print_unwrapped(out, Text.assemble(" " * (levels + 2), ("fix", "bold"), "  "), one.fix)
         out.print()
     for name in absent:
-        wrapped("", f"{name} has no device here. If it should have one: `mcast doctor --backend {name}`")
+        print_wrapped(
+            "", f"{name} has no device here. If it should have one: `mcast doctor --backend {name}`"
+        )
     count = _count(found)
     counted = ((count[Level.PROBLEM], "problem"), (count[Level.WARNING], "warning"), (count.total(), "check"))
     out.print(", ".join(_number(*one) for one in counted))

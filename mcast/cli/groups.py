@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.cli import guests
-from mcast.cli.place import BackendName, Json, chosen, refuse_simulated
-from mcast.cli.terminal import Failure, console, group, json_output, say, tabulate, wrapped
+from mcast.cli import clients
+from mcast.cli.options import BackendName, Json, choose_backend, refuse_in_process
+from mcast.cli.terminal import Failure, console, group, json_output, print_table, print_wrapped, say
 from mcast.wire.addresses import LOCAL_CONTROL, McastAddress
 from mcast.wire.mapping import ipv4_group_of, is_mapped
 
 if TYPE_CHECKING:
-    from mcast.api import GroupInfo, GroupMember, GroupSource, GroupTable, Guest
+    from mcast.api import ClientProcess, GroupInfo, GroupMember, GroupSource, GroupTable
 
 
 def groups(
@@ -32,11 +32,11 @@ def groups(
     """
     from mcast.api import open_backend, provider
 
-    refuse_simulated(backend, "be a member")
-    name = chosen(backend)
+    refuse_in_process(backend, "be a member")
+    name = choose_backend(backend)
     look_on = {"host": "all"} if provider(name).shared() else {}
     with open_backend(name, **look_on) as opened:
-        table, there = opened.groups(), guests.others(opened)
+        table, there = opened.groups(), clients.others(opened)
     shown = [info for info in table.groups if not wanted or any(_is_of(info, each) for each in wanted)]
     if as_json:
         json_output.result(_as_json(name, shown, table.unseen, there))
@@ -44,7 +44,7 @@ def groups(
         _show(shown, table, there)
     missing = [each for each in wanted or () if not any(_is_of(info, each) for info in shown)]
     if missing:
-        raise Failure(f"nobody is seen in {', '.join(str(each.address) for each in missing)}")
+        raise Failure(f"no member is visible in {', '.join(str(each.address) for each in missing)}")
 
 
 def _is_of(info: GroupInfo, wanted: McastAddress) -> bool:
@@ -52,7 +52,7 @@ def _is_of(info: GroupInfo, wanted: McastAddress) -> bool:
 
 
 def _as_json(
-    backend: str, shown: Sequence[GroupInfo], unseen: Sequence[str], there: Sequence[Guest]
+    backend: str, shown: Sequence[GroupInfo], unseen: Sequence[str], there: Sequence[ClientProcess]
 ) -> dict[str, Any]:
     return {
         "backend": backend,
@@ -73,7 +73,7 @@ def _as_json(
             for info in shown
         ],
         "unseen": list(unseen),
-        "guests": guests.as_json(there),
+        "clients": clients.as_json(there),
     }
 
 
@@ -88,7 +88,7 @@ def _sources(member: GroupMember) -> list[GroupSource]:
     return [where for where in GroupSource if where in member.seen_in]
 
 
-def _show(shown: Sequence[GroupInfo], table: GroupTable, there: Sequence[Guest]) -> None:
+def _show(shown: Sequence[GroupInfo], table: GroupTable, there: Sequence[ClientProcess]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
@@ -105,24 +105,24 @@ def _show(shown: Sequence[GroupInfo], table: GroupTable, there: Sequence[Guest])
     for info in shown:
         head: tuple[str, ...] = (_name(info), f"0x{info.mlid:04x}") if lids else (_name(info),)
         for member in info.members:
-            who = guests.on_port(there, member.port)
+            who = clients.on_port(there, member.port)
             port = f"{member.port}, {who}" if who else member.port
             lines.add_row(*head, escape(port), _where(member, info, snooped))
             head = ("",) * len(head)
         if not info.members:
             lines.add_row(*head, "[dim]not shown[/]", "the SA's table")
     if shown:
-        tabulate(console(), lines)
+        print_table(console(), lines)
     else:
-        say("no group is seen")
+        say("no group is visible from this host")
     if there:
         say("\non the fabric")
     for guest in there:
-        wrapped("  ", guests.words_of(guest))
+        print_wrapped("  ", clients.words_of(guest))
     if table.unseen:
         say("\nnot seen")
     for sentence in table.unseen:
-        wrapped("  ", sentence)
+        print_wrapped("  ", sentence)
 
 
 def _where(member: GroupMember, info: GroupInfo, snooped: bool) -> str:
@@ -134,5 +134,5 @@ def _where(member: GroupMember, info: GroupInfo, snooped: bool) -> str:
     group = info.mgid.ipv4
     lacking = snooped and member.seen_in == {GroupSource.HOST}
     if lacking and group is not None and group not in LOCAL_CONTROL:
-        return f"{found}\n[yellow]not in the switch's: gets no message[/]"
+        return f"{found}\n[yellow]not in the switch's table: receives nothing[/]"
     return found

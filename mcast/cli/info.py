@@ -5,12 +5,12 @@ from __future__ import annotations
 import platform
 from typing import TYPE_CHECKING, Any
 
-from mcast.cli import guests
-from mcast.cli.terminal import Json, beside, console, json_output, to_paste
+from mcast.cli import clients
+from mcast.cli.terminal import Json, console, json_output, print_beside, print_unwrapped
 from mcast.errors.tree import BackendUnavailable
 
 if TYPE_CHECKING:
-    from mcast.api import Backend, Guest
+    from mcast.api import Backend, ClientProcess
 
 
 def info(
@@ -32,18 +32,18 @@ def info(
 
 
 def _look(name: str) -> dict[str, Any]:
-    """What can be said of a backend: its status, and its ports if it can be opened."""
+    """Return the status of a backend, and its ports if it can be opened."""
     from mcast import backend_status, open_backend
     from mcast.api import provider
 
     status, ports = backend_status(name), list[dict[str, Any]]()
-    on_it: list[Guest] = []
+    on_it: list[ClientProcess] = []
     if status.available:
         try:
             words = provider(name).shared()
             with open_backend(name, **({"host": "all"} if words else {})) as backend:
                 status = status._replace(detail=words or status.detail)
-                ports, on_it = _ports(backend), guests.others(backend)
+                ports, on_it = _ports(backend), clients.others(backend)
         except BackendUnavailable as error:
             status = status._replace(available=False, detail=error.detail, reason=error.reason, fix=error.fix)
     return {
@@ -56,7 +56,7 @@ def _look(name: str) -> dict[str, Any]:
             {"device": one.name, "reason": one.reason.value, "detail": one.detail, "fix": one.fix}
             for one in status.unusable
         ],
-        "guests": guests.as_json(on_it),
+        "clients": clients.as_json(on_it),
     }
 
 
@@ -81,7 +81,7 @@ def _ports(backend: Backend) -> list[dict[str, Any]]:
 def _show(found: dict[str, Any]) -> None:
     from rich.text import Text
 
-    from mcast.api import Guest
+    from mcast.api import ClientProcess
 
     out = console()
     out.print(f"mcast {found['version']}, Python {found['python']}, {found['system']}\n", markup=False)
@@ -93,20 +93,20 @@ def _show(found: dict[str, Any]) -> None:
 
     for names, provider in rows:
         if provider["available"]:
-            beside(out, line(names, "available", "green"), provider["detail"])
+            print_beside(out, line(names, "available", "green"), provider["detail"])
             for port in provider["ports"]:
                 addresses = ", ".join(port["addresses"]) or "no address"
                 without = f"  no multicast: {port['no_multicast']}" if port["no_multicast"] else ""
                 shown = f"{port['device']}/{port['port']} {port['state']}  {addresses}{without}"
-                beside(out, line("", ""), shown)
+                print_beside(out, line("", ""), shown)
             for device in provider["left_out"]:
-                beside(out, line("", "left out", "yellow"), f"{device['device']}: {device['detail']}")
-                to_paste(out, line("", "fix", "yellow"), device["fix"])
-            for guest in provider["guests"]:
-                beside(out, line("", "on it"), guests.words_of(Guest(**guest)))
+                print_beside(out, line("", "left out", "yellow"), f"{device['device']}: {device['detail']}")
+                print_unwrapped(out, line("", "fix", "yellow"), device["fix"])
+            for guest in provider["clients"]:
+                print_beside(out, line("", "on it"), clients.words_of(ClientProcess(**guest)))
         else:
-            beside(out, line(names, "not here", "red"), f"{provider['reason']}: {provider['detail']}")
-            to_paste(out, line("", "fix", "yellow"), provider["fix"] or "")
+            print_beside(out, line(names, "not here", "red"), f"{provider['reason']}: {provider['detail']}")
+            print_unwrapped(out, line("", "fix", "yellow"), provider["fix"] or "")
 
 
 def _each_once(providers: dict[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcast.cli.interrupt import ends_cleanly
-from mcast.cli.joined import DEPTH, Demo, Groups, MostMessages, MostSeconds, listening, opened
-from mcast.cli.place import BackendName, Bind, Device, Json, with_settings
-from mcast.cli.terminal import Failure, NotBegun, say
+from mcast.cli.listening import DEFAULT_DEPTH, Demo, Groups, MaxMessages, MaxSeconds, listening, opened
+from mcast.cli.options import BackendName, Bind, Device, Json, with_settings
+from mcast.cli.signals import interruptible
+from mcast.cli.terminal import Failure, UsageError, say
 from mcast.wire.addresses import Gid
 from mcast.wire.mapping import ipv4_group_of
 
@@ -26,15 +26,15 @@ _LOOK = 0.2
 """The longest wait in one call, in seconds."""
 _BATCH = 64
 _WIDTH = 16
-"""How many bytes a line of --hex has."""
+"""Bytes in a line of --hex."""
 
 
-@with_settings(DEPTH)
+@with_settings(DEFAULT_DEPTH)
 def listen(
     groups: Groups,
     as_hex: Annotated[bool, typer.Option("--hex", help="Print the bytes of each message.")] = False,
-    count: MostMessages = None,
-    seconds: MostSeconds = None,
+    count: MaxMessages = None,
+    seconds: MaxSeconds = None,
     bind: Bind = None,
     device: Device = None,
     backend: BackendName = None,
@@ -49,16 +49,16 @@ def listen(
     JSON, which has the bytes as hexadecimal digits, and as text if they are UTF-8. A message of a sender with
     sequence=True is shown with its number, such as #7, and without the header; the first one after a gap
     says which numbers are missing. Listening ends after --count, --seconds or with Ctrl-C. The status is 1 if
-    fewer messages than --count came.
+    fewer messages than --count arrived.
     """
     if as_hex and as_json:
-        raise NotBegun("--hex and --json are two forms of the same: give one of them")
+        raise UsageError("--hex and --json are two forms of the same: give one of them")
     from mcast.endpoint.numbering import HeaderReader
 
     form = _as_json if as_json else _as_hex if as_hex else _as_text
     came = 0
     with (
-        ends_cleanly(),
+        interruptible(),
         opened(backend, demo, bind) as fabric,
         listening(fabric, groups, bind, device, settings, demo) as endpoint,
     ):
@@ -72,7 +72,7 @@ def listen(
         except KeyboardInterrupt:
             pass  # the usual way to end this command
     if count is not None and came < count:
-        raise Failure(f"{came:,} of {count:,} messages came")
+        raise Failure(f"{came:,} of {count:,} messages arrived")
 
 
 def _messages(endpoint: Endpoint, count: int | None, seconds: float | None) -> Iterator[Message]:
@@ -88,13 +88,13 @@ def _messages(endpoint: Endpoint, count: int | None, seconds: float | None) -> I
             count = None if count is None else count - len(batch)
 
 
-def _place(gid: Gid) -> str:
+def _address_of(gid: Gid) -> str:
     return str(gid.ipv4 or gid)
 
 
 def _head(message: Message) -> str:
     number = "" if message.number is None else f"  #{message.number}"
-    return f"{_place(message.source)} -> {ipv4_group_of(message.group) or message.group}{number}"
+    return f"{_address_of(message.source)} -> {ipv4_group_of(message.group) or message.group}{number}"
 
 
 def _as_text(message: Message, gaps: Sequence[MessagesMissing] = ()) -> list[str]:
@@ -121,7 +121,7 @@ def _as_json(message: Message, gaps: Sequence[MessagesMissing] = ()) -> list[str
         text = None
     told = {
         "time": time.time(),
-        "source": _place(message.source),
+        "source": _address_of(message.source),
         "qp": message.src_qp,
         "group": str(ipv4_group_of(message.group) or message.group),
         "bytes": len(data),

@@ -10,15 +10,15 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from mcast.arguments.amounts import whole_in
-from mcast.cli.terminal import Json, json_output, say, wrapped
+from mcast.arguments.amounts import parse_int
+from mcast.cli.terminal import Json, json_output, print_wrapped, say
 from mcast.wire import mapping
 from mcast.wire.addresses import Gid, Mgid
 from mcast.wire.kinds import RDMA_UDP_QKEY, PortSpace
 from mcast.wire.mapping import Signature
 from mcast.wire.mcmember import MLID_FIRST, MLID_LAST
 from mcast.wire.packets import ROCE_UDP_PORT
-from mcast.wire.partition import DEFAULT_PKEY, FULL_MEMBER, partners
+from mcast.wire.partition import DEFAULT_PKEY, FULL_MEMBER, matching_pkeys
 
 _MAC = re.compile(r"[0-9a-f]{2}([:-][0-9a-f]{2}){5}", re.IGNORECASE)
 _MAC_FOLDS = "IPv4 groups differ in 28 bits, of which the MAC address has 23"
@@ -81,7 +81,7 @@ Section = dict[str, Any]
 
 
 class _Shared(NamedTuple):
-    """How many other groups have the same MGID or MAC address, and all or some of them."""
+    """Number of other groups with the same MGID or MAC address, and all or some of them."""
 
     where: str
     others: int
@@ -96,13 +96,14 @@ def _given(text: str) -> Given:
         if mapping.is_group_mac(mac):
             return mac
         raise typer.BadParameter(
-            f"{text} is no MAC address of groups: they begin with 33:33, or 01:00:5e and a byte below 80"
+            f"{text} is not a multicast MAC address: those begin with 33:33, or with 01:00:5e and a byte "
+            "below 80"
         )
     try:
         address = ip_address(text)
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is no address: give an IPv4 or IPv6 group, an MGID, or a MAC address"
+            f"{text!r} is not an address: give an IPv4 or IPv6 group, an MGID, or a MAC address"
         ) from None
     if isinstance(address, IPv6Address):
         if address.scope_id is not None:
@@ -124,9 +125,11 @@ def _address(text: str) -> Address:
 
 def _pkey(text: str) -> int:
     """The number of a partition, with the membership bit that an IPoIB MGID has (RFC 4391, 4)."""
-    number = whole_in(text, 16) or 0
+    number = parse_int(text, 16) or 0
     if not 0 < number <= 0xFFFF or number == FULL_MEMBER:
-        raise typer.BadParameter(f"{text!r} is no P_Key: write 1 to ffff in hex, but not 8000, like 0x8001")
+        raise typer.BadParameter(
+            f"{text!r} is not a P_Key: give a hexadecimal number from 1 to ffff, except 8000, such as 0x8001"
+        )
     return number | FULL_MEMBER
 
 
@@ -134,10 +137,10 @@ def _scope(text: str) -> int:
     for number, name in SCOPES.items():
         if text.lower() in (name, name.removesuffix("-local")):
             return number
-    digit = whole_in(text, 16)
+    digit = parse_int(text, 16)
     if digit is None or digit > 15:
         names = ", ".join(SCOPES.values())
-        raise typer.BadParameter(f"{text!r} is no scope: write one hex digit, or {names}")
+        raise typer.BadParameter(f"{text!r} is not a scope: give one hexadecimal digit, or one of {names}")
     return digit
 
 
@@ -377,7 +380,10 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "flags": ("flags", lambda flags: f"{flags:x} ({_flags(flags)})"),
     "scope": ("scope", lambda scope: f"{scope:x} ({SCOPES.get(scope, 'reserved, or not assigned')})"),
     "signature": ("signature", lambda number: f"{number:04x} ({_SIGNATURES[Signature(number)]})"),
-    "pkey": ("P_Key", lambda pkey: f"0x{pkey:04x}" + _DEFAULT_PARTITION * (pkey in partners(DEFAULT_PKEY))),
+    "pkey": (
+        "P_Key",
+        lambda pkey: f"0x{pkey:04x}" + _DEFAULT_PARTITION * (pkey in matching_pkeys(DEFAULT_PKEY)),
+    ),
     "qkey": ("Q_Key", lambda qkey: f"0x{qkey:08x}" if qkey else "that of the IPoIB broadcast group"),
     "mlid": ("MLID", lambda mlid: _NO_MLID if mlid == 0 else _ANY_MLID),
     "stands_for": ("stands for", _joined),
@@ -389,17 +395,17 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
 def _show(explanation: Section, brief: bool) -> None:
     """Print what is known of one address; `brief` leaves out the groups that were not asked about."""
     meaning = f", {explanation['meaning']}" if explanation["meaning"] else ""
-    wrapped(f"{explanation['given']}  ", f"{explanation['kind']}{meaning}")
+    print_wrapped(f"{explanation['given']}  ", f"{explanation['kind']}{meaning}")
     for section in explanation["sections"]:
         say(f"\n{section['title']}")
         for key, value in section.items():
             if key != "title":
                 label, text = _FIELDS[key]
-                wrapped(f"  {label:12}", text(value))
+                print_wrapped(f"  {label:12}", text(value))
     if explanation["shared"]:
         say("\nshared with")
     for shared in explanation["shared"]:
-        wrapped(f"  {shared['where']:17}", _who(shared | {"groups": ()} if brief else shared))
+        print_wrapped(f"  {shared['where']:17}", _who(shared | {"groups": ()} if brief else shared))
 
 
 def _who(shared: Section) -> str:
@@ -414,4 +420,4 @@ def _who(shared: Section) -> str:
 def _show_collisions(collisions: list[Section]) -> None:
     say("\ncollisions of these" if collisions else "\ncollisions of these: none")
     for found in collisions:
-        wrapped(f"  {found['same']:17}", f"{found['name']}: {', '.join(found['addresses'])}")
+        print_wrapped(f"  {found['same']:17}", f"{found['name']}: {', '.join(found['addresses'])}")

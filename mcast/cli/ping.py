@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.arguments.amounts import whole_in
-from mcast.cli.interrupt import ends_cleanly
-from mcast.cli.place import (
+from mcast.arguments.amounts import parse_int
+from mcast.cli.options import (
     BackendName,
     Bind,
     Device,
     Json,
-    chosen,
-    in_options,
+    choose_backend,
+    in_option_names,
     port_of,
-    refuse_simulated,
+    refuse_in_process,
     require,
     with_settings,
 )
+from mcast.cli.signals import interruptible
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Failure, NotBegun, console, group, json_output, say, tabulate
-from mcast.cli.values import LONGEST, message_size, number_option, seconds
+from mcast.cli.terminal import Failure, UsageError, console, group, json_output, print_table, say
+from mcast.cli.values import MAX_SECONDS, message_size, number_option, seconds
 from mcast.wire.addresses import McastAddress, Mgid
 from mcast.wire.kinds import PortSpace
 from mcast.wire.probe import PROBE_SIZE
@@ -33,11 +33,11 @@ from mcast.wire.probe import PROBE_SIZE
 if TYPE_CHECKING:
     from mcast.api import Backend
     from mcast.bench.ping import AnswerResult, PingResult
-    from mcast.endpoint.ports import Place
+    from mcast.endpoint.ports import LocalPort
     from mcast.endpoint.settings import Settings
     from mcast.wire.probe import Peer
 
-_TIME = seconds(0.001, LONGEST)
+_TIME = seconds(0.001, MAX_SECONDS)
 _SPACES = {PortSpace.UDP: "0x111", PortSpace.IPOIB: "0x2"}
 
 
@@ -49,7 +49,7 @@ def _mgid(text: str) -> McastAddress:
 
 
 def _space(text: str) -> PortSpace:
-    number = whole_in(text, 16) if text[:2].lower() == "0x" else whole_in(text)
+    number = parse_int(text, 16) if text[:2].lower() == "0x" else parse_int(text)
     space = next((one for one in _SPACES if one == number), None)
     if space is None:
         raise typer.BadParameter(f"{text!r} is none of {', '.join(_SPACES.values())} (UDP, IPoIB)")
@@ -119,22 +119,22 @@ def ping(
     """
     wanted = [found for found in (address, mapped, unmapped) if found is not None]
     if len(wanted) != 1:
-        raise NotBegun("give one group: GROUP, -m ADDR or -M MGID")
+        raise UsageError("give one group: GROUP, -m ADDR or -M MGID")
     if unmapped is not None and bind is None and device is None:
-        raise NotBegun("-M does not say which port: give -b ADDR or --device DEV")
+        raise UsageError("-M does not say which port: give -b ADDR or --device DEV")
     if answer and send_only:
-        raise NotBegun("a send-only member receives no ping to answer: leave out -o or --answer")
-    refuse_simulated(backend, "answer")
+        raise UsageError("a send-only member receives no ping to answer: leave out -o or --answer")
+    refuse_in_process(backend, "answer")
     from mcast.api import open_at
     from mcast.bench.ping import AnswerResult, answer_all, joined, ping_all
 
-    with ends_cleanly(), open_at(chosen(backend), bind, {}) as opened, ExitStack() as stack:
-        place = _place(opened, bind, device)
-        require(settings, [place])
-        where = f"{place.address} ({place.device.name})"
+    with interruptible(), open_at(choose_backend(backend), bind, {}) as opened, ExitStack() as stack:
+        local_port = _local_port(opened, bind, device)
+        require(settings, [local_port])
+        where = f"{local_port.address} ({local_port.device.name})"
         try:
             pairs = stack.enter_context(
-                joined(opened, place, wanted[0], qps, space, send_only, no_loopback, settings)
+                joined(opened, local_port, wanted[0], qps, space, send_only, no_loopback, settings)
             )
         except ValueError as error:
             raise Failure(f"{error}: leave out -l") from None
@@ -143,7 +143,7 @@ def ping(
             _live(f"answering {wanted[0]} as {where}")
             outcome = answer_all(pairs, count)
         elif size > (limit := pairs.max_message_size):
-            raise NotBegun(f"-S {size} is more than one MTU carries on {place.device.name}: {limit}")
+            raise UsageError(f"-S {size} is more than one MTU carries on {local_port.device.name}: {limit}")
         else:
             _live(f"ping {wanted[0]} from {where}, {size} bytes")
             outcome = ping_all(pairs, count or 10, size, interval, timeout, _answered)
@@ -157,13 +157,13 @@ def ping(
         raise typer.Exit(ExitStatus.FAILED)
 
 
-def _place(backend: Backend, bind: IPv4Address | IPv6Address | None, device: str | None) -> Place:
+def _local_port(backend: Backend, bind: IPv4Address | IPv6Address | None, device: str | None) -> LocalPort:
     from mcast.endpoint.ports import choose
 
     try:
         return choose(backend, bind, *port_of(device))
     except ValueError as error:
-        raise NotBegun(in_options(error)) from None
+        raise UsageError(in_option_names(error)) from None
 
 
 def _live(line: str) -> None:
@@ -199,11 +199,11 @@ def _show_members(outcome: PingResult) -> None:
                 f"{member.doubles:,}",
                 *(f"{number:.3f}" for number in member.milliseconds),
             )
-        tabulate(console(), table)
+        print_table(console(), table)
         say()
     for other in outcome.others:
         say(f"{other.messages} other messages from {other.address} QP {other.qp}")
-    who = f"{len(outcome.members)} answered" if outcome.members else "nobody answered"
+    who = f"{len(outcome.members)} answered" if outcome.members else "no member answered"
     say(f"ping: {outcome.sent} sent in {outcome.seconds:.1f} s, {who}")
 
 
@@ -219,10 +219,10 @@ def _show_heard(outcome: AnswerResult) -> None:
                 f"{heard.messages:,}",
                 "-".join(map(str, sizes)),
             )
-        tabulate(console(), table)
+        print_table(console(), table)
         say()
     pings = sum(heard.pings for heard in outcome.heard)
     failed = sum(heard.unanswered for heard in outcome.heard)
     others = sum(heard.messages for heard in outcome.heard)
-    lost = f", {failed} could not be" if failed else ""
-    say(f"ping: {pings - failed} pings answered{lost}, {others} other messages counted")
+    lost = f", {failed} could not be answered" if failed else ""
+    say(f"ping: {pings - failed} pings answered{lost}, {others} other messages")

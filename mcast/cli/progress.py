@@ -1,4 +1,4 @@
-"""How far long work has come: a bar on a terminal, and a line every so often elsewhere."""
+"""Progress of long work: a bar on a terminal, and a line every so often elsewhere."""
 
 from __future__ import annotations
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from mcast.cli.interrupt import ends_cleanly
-from mcast.cli.joined import DEPTH, Demo, Groups, MostMessages, MostSeconds, listening, opened
-from mcast.cli.place import BackendName, Bind, Device, Json, with_settings
-from mcast.cli.terminal import STANDARD, Failure, NotBegun, console, json_output, packet_sink
+from mcast.cli.listening import DEFAULT_DEPTH, Demo, Groups, MaxMessages, MaxSeconds, listening, opened
+from mcast.cli.options import BackendName, Bind, Device, Json, with_settings
+from mcast.cli.signals import interruptible
+from mcast.cli.terminal import STANDARD, Failure, UsageError, console, json_output, packet_sink
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from mcast.endpoint.settings import Settings
 
 
-@with_settings(DEPTH)
+@with_settings(DEFAULT_DEPTH)
 def record(
     groups: Groups,
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Where to; - is stdout.")],
-    count: MostMessages = None,
-    seconds: MostSeconds = None,
+    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="Output file; - is stdout.")],
+    count: MaxMessages = None,
+    seconds: MaxSeconds = None,
     bind: Bind = None,
     device: Device = None,
     backend: BackendName = None,
@@ -33,29 +33,29 @@ def record(
     *,
     settings: Settings,
     timestamps: Annotated[
-        bool, typer.Option("--timestamps", help="Packets have the times that the card noted, not the host.")
+        bool, typer.Option("--timestamps", help="Use the card's time stamps instead of the host's.")
     ] = False,
     as_json: Json = False,
 ) -> None:
     """Record messages to groups in a pcapng file.
 
     Wireshark and `mcast replay` read the file. Recording ends after --count, --seconds or with Ctrl-C. The
-    status is 1 if fewer messages than --count came.
+    status is 1 if fewer messages than --count arrived.
     """
-    from mcast.capture.recorder import recorder_of
+    from mcast.capture.recorder import make_recorder
 
     apart = json_output.on_stderr = output == STANDARD
     settings = replace(settings, timestamps=timestamps)
     with (
-        ends_cleanly(),
+        interruptible(),
         opened(backend, demo, bind) as fabric,
         listening(fabric, groups, bind, device, settings, demo) as endpoint,
         packet_sink(output) as file,
     ):
         try:
-            recorder, started = recorder_of(endpoint, file), time.monotonic()
+            recorder, started = make_recorder(endpoint, file), time.monotonic()
         except ValueError as error:
-            raise NotBegun(f"{error}: leave out --timestamps") from None
+            raise UsageError(f"{error}: leave out --timestamps") from None
         try:
             _record(endpoint, recorder, count, seconds, file)
         except KeyboardInterrupt:
@@ -66,7 +66,7 @@ def record(
     else:
         _show(outcome, apart)
     if count is not None and outcome["messages"] < count:
-        raise Failure(f"{outcome['messages']:,} of {count:,} messages came in {outcome['seconds']:.3g} s")
+        raise Failure(f"{outcome['messages']:,} of {count:,} messages arrived in {outcome['seconds']:.3g} s")
 
 
 def _record(
@@ -113,5 +113,8 @@ def _show(outcome: dict[str, Any], apart: bool) -> None:
         *(f"not recorded: {count:,} {why}" for why, count in outcome["dropped"].items()),
     ]
     if outcome["receive_empty"]:
-        lines.append(f"the receive queue was empty {outcome['receive_empty']:,} times: more may be missing")
+        lines.append(
+            f"the receive queue was full {outcome['receive_empty']:,} times, so messages may be missing from "
+            "the file: raise --receive-depth"
+        )
     console(stderr=apart).print(*lines, sep="\n", markup=False)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.cli.interrupt import ends_cleanly
-from mcast.cli.place import (
+from mcast.cli.options import (
     OBJECTS_DEPTH,
     BackendName,
     Bind,
@@ -19,11 +18,12 @@ from mcast.cli.place import (
     GroupArgument,
     Json,
     endpoint_at,
-    refuse_simulated,
+    refuse_in_process,
     with_settings,
 )
 from mcast.cli.progress import Watch
-from mcast.cli.terminal import STANDARD, Failure, NotBegun, console, json_output
+from mcast.cli.signals import interruptible
+from mcast.cli.terminal import STANDARD, Failure, UsageError, console, json_output
 from mcast.cli.values import WAITING, KeyFile
 from mcast.wire.addresses import McastAddress
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mcast.endpoint.settings import Settings
 
 _NAMED = 3
-"""How many files that did not come are named; JSON has all."""
+"""Maximum number of missed files that are named; JSON has all."""
 
 
 @with_settings(OBJECTS_DEPTH)
@@ -44,7 +44,7 @@ def recv(
     output: Annotated[
         str,
         typer.Option(
-            "--output", "-o", metavar="FILE", help="Where to: a file, - for stdout, or a folder, such as in/."
+            "--output", "-o", metavar="FILE", help="Output: a file, - for stdout, or a folder, such as in/."
         ),
     ],
     overwrite: Annotated[
@@ -56,10 +56,13 @@ def recv(
     backend: BackendName = None,
     wait: Annotated[
         float | None,
-        typer.Option(parser=WAITING, metavar="SECONDS", help="Give up if no transfer begins in time."),
+        typer.Option(
+            parser=WAITING, metavar="SECONDS", help="Give up if no transfer begins within this time."
+        ),
     ] = None,
-    patience: Annotated[
-        float, typer.Option(parser=WAITING, metavar="SECONDS", help="How long the sender may be silent.")
+    peer_timeout: Annotated[
+        float,
+        typer.Option(parser=WAITING, metavar="SECONDS", help="Give up when the sender is silent this long."),
     ] = 10.0,
     *,
     settings: Settings,
@@ -67,35 +70,35 @@ def recv(
 ) -> None:
     """Receive what the next `mcast send` sends to GROUP.
 
-    FILE gets its name when it is whole, verified and on the disk; an older file is replaced then, unless it
-    is read-only. What has come of a transfer that was cut off stays in .FILE.part: the next recv verifies
-    that, and asks for the rest. Stdout, a pipe or a device gets the bytes as they come, and is never
-    replaced. A folder gets each file by the name that the sender gives. A file that is there counts if it is
-    the same; others are replaced with --overwrite alone. Files and folders have the times of the sender's.
-    The status is 0 if all has come and was verified, else 1.
+    FILE gets its name when it is complete, verified and on the disk; it then replaces an older file, unless
+    that is read-only. An interrupted transfer leaves .FILE.part: the next recv verifies it, and requests the
+    rest. Stdout, a pipe or a device gets the bytes as they arrive. In a folder each file has the name that
+    the sender gives; an existing file is accepted if it is equal, and replaced only with --overwrite. Files
+    and folders get the times of the sender's. The exit status is 0 if everything arrived and was verified,
+    otherwise 1.
     """
     from mcast.cast import receive
     from mcast.cast.objects.turns import BOUND
 
     apart = json_output.on_stderr = output == STANDARD
-    refuse_simulated(backend, "send")
+    refuse_in_process(backend, "send")
     with ExitStack() as stack:
-        stack.enter_context(ends_cleanly())
-        place = _place(stack, output, overwrite)
+        stack.enter_context(interruptible())
+        target = _target(stack, output, overwrite)
         endpoint = stack.enter_context(endpoint_at(backend, bind, device, settings))
         member = endpoint.join(group, timeout=BOUND)
         where = f"{group} as {endpoint.address} ({endpoint.device.name})"
         watch = stack.enter_context(ReceiveWatch(f"listening to {where}"))
-        came = Intake(place)
+        came = TransferResult(target)
         objects = receive(
             member,
             came.offered,
             timeout=wait,
             missed=came.missed,
-            most=0,
-            silence=patience,
+            max_size=0,
+            peer_timeout=peer_timeout,
             key=key,
-            alone=True,
+            one_session=True,
             progress=watch.look,
         )
         with closing(objects):
@@ -106,7 +109,11 @@ def recv(
                     break
         outcome = outcome_of(member, group, output, came, watch)
     if came.sender is None:
-        late = ", but a transfer that had begun before is under way" if came.late else ""
+        late = (
+            "; one that began earlier is under way, which cannot be joined: wait for its end"
+            if came.late
+            else ""
+        )
         raise Failure(f"no transfer began on {where} within {wait:g} s{late}")
     if as_json:
         json_output.result(outcome)
@@ -116,20 +123,20 @@ def recv(
         raise Failure(outcome["failure"])
 
 
-def _place(stack: ExitStack, output: str, overwrite: bool) -> Folder | OneFile:
+def _target(stack: ExitStack, output: str, overwrite: bool) -> Folder | OneFile:
     """Where the files go; the stack closes it, whenever a signal comes."""
     from mcast.cast.bundle import Folder, OneFile
 
     if not output:  # of a shell's variable that is not set; as a path it would be the folder here
-        raise NotBegun(f"cannot write '': {os.strerror(errno.ENOENT)}")
+        raise UsageError(f"cannot write '': {os.strerror(errno.ENOENT)}")
     try:
         if output.endswith("/") or (output != STANDARD and Path(output).is_dir()):
             return stack.enter_context(closing(Folder(Path(output), overwrite)))
-        place = stack.enter_context(closing(OneFile(output)))
-        place.open()  # not before: what is made there is the stack's by then
-        return place
+        target = stack.enter_context(closing(OneFile(output)))
+        target.open()  # not before: what is made there is the stack's by then
+        return target
     except OSError as error:
-        raise NotBegun(f"cannot write {output}: {error.strerror}") from None
+        raise UsageError(f"cannot write {output}: {error.strerror}") from None
 
 
 class ReceiveWatch(Watch):
@@ -148,23 +155,23 @@ class ReceiveWatch(Watch):
         self.show("receiving", self.before + done, offered.size if label is None else label.size)
 
 
-class Intake:
-    """What has come of one transfer, and what has not."""
+class TransferResult:
+    """Result of one transfer: received and missed objects."""
 
-    def __init__(self, place: Folder | OneFile) -> None:
-        self._place = place
+    def __init__(self, target: Folder | OneFile) -> None:
+        self._target = target
         self.whole: list[Received] = []
         self.lacks: list[Missed] = []
         self.late: bool = False
-        """Whether a transfer was under way that this receiver came too late for."""
+        """True if this receiver came too late for a transfer that was under way."""
         self.sender: Offered | None = None
-        """What the sender said of its first object; None before there is a sender to hear."""
+        """Announcement of the sender's first object; None before a sender is heard."""
         self.files: int | None = None
-        """How many objects it sends; None where only the end will tell."""
+        """Number of objects that the sender announced; None if only the end will tell."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more is to come."""
+        """True if nothing more is to come."""
         return len(self.whole) + len(self.lacks) >= (self.files or 1)
 
     def offered(self, offered: Offered) -> Sink | None:
@@ -174,7 +181,7 @@ class Intake:
         if self.sender is None:
             label = Label.of(offered.metadata)
             self.sender, self.files = offered, label and label.files
-        return self._place(offered)
+        return self._target(offered)
 
     def missed(self, missed: Missed) -> None:
         """An object has not come whole. One that was too late waits for the next transfer."""
@@ -204,22 +211,24 @@ class Intake:
             os.strerror(errno.EEXIST): "--overwrite replaces it",
         }
         words = [missed.why, hints.get(missed.why)]
-        if missed.kept is not None:
-            words.append(f"what has come stays in {missed.kept.name}, and the next recv goes on from there")
+        if missed.part_file is not None:
+            words.append(
+                f"what has come stays in {missed.part_file.name}, and the next recv goes on from there"
+            )
         return self.name_of(missed.offered), ": ".join(filter(None, words))
 
     def name_of(self, offered: Offered) -> str:
-        """What the user knows an object by."""
+        """Return the name that the user knows an object by."""
         from mcast.cast.bundle import Label
 
         label = Label.of(offered.metadata)
-        return self._place.name or (label.name if label is not None else offered.name)
+        return self._target.name or (label.name if label is not None else offered.name)
 
 
 def outcome_of(
-    member: Membership, group: McastAddress, output: str, came: Intake, watch: ReceiveWatch
+    member: Membership, group: McastAddress, output: str, came: TransferResult, watch: ReceiveWatch
 ) -> dict[str, Any]:
-    """What happened, as JSON shows it."""
+    """Return the result for JSON."""
     endpoint, size = member.endpoint, sum(one.size for one in came.whole)
     return {
         "backend": endpoint.backend.name,

@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from mcast.cli.interrupt import ends_cleanly
-from mcast.cli.place import BackendName, Bind, Device, Json, endpoint_at, refuse_simulated, with_settings
-from mcast.cli.terminal import Failure, NotBegun, console, group, json_output, plural, say, stdin_as_file
+from mcast.cli.options import BackendName, Bind, Device, Json, endpoint_at, refuse_in_process, with_settings
+from mcast.cli.signals import interruptible
+from mcast.cli.terminal import Failure, UsageError, console, group, json_output, plural, say, stdin_as_file
 from mcast.cli.values import factor, number_option
 from mcast.wire.addresses import Gid, McastAddress, Mgid
 from mcast.wire.mapping import ipv4_group_of
 
 if TYPE_CHECKING:
-    from mcast.capture.player import Contents, Recorded
+    from mcast.capture.replay import CaptureSummary, RecordedMessage
     from mcast.endpoint.blocking import Endpoint, Sender
     from mcast.endpoint.settings import Settings
 
-_BOUND = 10.0
+_JOIN_TIMEOUT = 10.0
 _LONG = 60.0
 """Seconds between two messages from which on a pause is announced."""
 
 
-def _require(file: Path, contents: Contents, limit: int, whose: str) -> None:
+def _require(file: Path, contents: CaptureSummary, limit: int, whose: str) -> None:
     """Raise Failure if a message of the file is larger than `limit` bytes."""
     if contents.largest > limit:
-        raise NotBegun(
+        raise UsageError(
             f"a message in {file} has {contents.largest:,} bytes, {whose} carries {limit:,}: "
             "use a port with a larger MTU",
         )
@@ -71,13 +71,13 @@ def replay(
     is read before anything is sent. What is no message to a group is counted and left out. So are
     copies of a message that were captured on other interfaces of one host.
     """
-    from mcast.capture.player import messages_of
+    from mcast.capture.replay import read_messages
 
     if at_once and speed is not None:
-        raise NotBegun("--speed and --max both set the speed: give one of them")
-    refuse_simulated(backend, "receive")
+        raise UsageError("--speed and --max both set the speed: give one of them")
+    refuse_in_process(backend, "receive")
     with ExitStack() as stack:
-        stack.enter_context(ends_cleanly())
+        stack.enter_context(interruptible())
         file = Path(stack.enter_context(stdin_as_file(given)))
         contents = _contents(file, keep_copies)
         pace = None if at_once else speed or 1.0
@@ -87,12 +87,12 @@ def replay(
         for sender in dict.fromkeys(senders.values()):
             _require(file, contents, sender.max_message_size, f"the MTU of {sender.group}")
         for sender in dict.fromkeys(senders.values()):
-            sender.ready(members, _BOUND)
+            sender.ready(members, _JOIN_TIMEOUT)
         _announce(contents.pause, pace)
         started = endpoint.backend.now()
         with _reading(file) as source:
             # If the file grows, only the messages that were counted before are sent.
-            messages = islice(messages_of(source, keep_copies=keep_copies), contents.messages)
+            messages = islice(read_messages(source, keep_copies=keep_copies), contents.messages)
             sent = _play(endpoint, senders, messages, pace, contents)
         outcome = _outcome(endpoint, given, contents, senders, sent, endpoint.backend.now() - started)
     if as_json:
@@ -110,21 +110,21 @@ def _reading(file: Path) -> Iterator[BinaryIO]:
         with file.open("rb") as source:
             yield source
     except CaptureError as error:
-        raise NotBegun(f"cannot read {file}: {error}") from None
+        raise UsageError(f"cannot read {file}: {error}") from None
 
 
-def _contents(file: Path, keep_copies: bool) -> Contents:
-    from mcast.capture.player import contents_of
+def _contents(file: Path, keep_copies: bool) -> CaptureSummary:
+    from mcast.capture.replay import summarize
 
     try:
         if not stat.S_ISREG(file.stat().st_mode):
-            raise NotBegun(f"{file} is not a regular file, and so cannot be read twice")
+            raise UsageError(f"{file} is not a regular file, and so cannot be read twice")
         with _reading(file) as source:
-            contents = contents_of(source, keep_copies)
+            contents = summarize(source, keep_copies)
     except OSError as error:
-        raise NotBegun(f"cannot read {file}: {error.strerror}") from None
+        raise UsageError(f"cannot read {file}: {error.strerror}") from None
     if not contents.messages:
-        raise NotBegun(f"{file} has no message to a group{_but(contents.skipped)}")
+        raise UsageError(f"{file} has no message to a group{_but(contents.skipped)}")
     return contents
 
 
@@ -154,7 +154,7 @@ def _span(seconds: float) -> str:
 
 
 def _senders(
-    endpoint: Endpoint, contents: Contents, group: McastAddress | None, listen: bool
+    endpoint: Endpoint, contents: CaptureSummary, group: McastAddress | None, listen: bool
 ) -> dict[Gid, Sender]:
     """MGID in the capture -> what sends to its group here. Each address is joined once.
 
@@ -163,20 +163,20 @@ def _senders(
     """
     targets = {mgid: group or McastAddress.of(ipv4_group_of(mgid) or Mgid(mgid)) for mgid in contents.groups}
     join = endpoint.join if listen else endpoint.sender
-    joined = {address: join(address, timeout=_BOUND) for address in dict.fromkeys(targets.values())}
+    joined = {address: join(address, timeout=_JOIN_TIMEOUT) for address in dict.fromkeys(targets.values())}
     return {mgid: joined[address] for mgid, address in targets.items()}
 
 
 def _play(
     endpoint: Endpoint,
     senders: Mapping[Gid, Sender],
-    messages: Iterator[Recorded],
+    messages: Iterator[RecordedMessage],
     speed: float | None,
-    contents: Contents,
+    contents: CaptureSummary,
 ) -> int:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    from mcast.capture.player import Changed, play
+    from mcast.capture.replay import FileChanged, replay
     from mcast.cli.progress import PlainLines
 
     err, sent = console(stderr=True), 0
@@ -184,10 +184,10 @@ def _play(
     with Progress(*columns, console=err, transient=True, disable=not err.is_interactive) as bar:
         task, lines = bar.add_task("", total=contents.messages), PlainLines(disable=err.is_interactive)
         try:
-            for sent in play(endpoint, senders, messages, speed):
+            for sent in replay(endpoint, senders, messages, speed):
                 bar.update(task, completed=sent)
                 lines.show(f"replaying: {sent:,} of {contents.messages:,} messages")
-        except Changed as error:
+        except FileChanged as error:
             raise Failure(str(error)) from None
     if sent < contents.messages:
         raise Failure(f"{sent:,} of {contents.messages:,} messages were sent: the file has become shorter")
@@ -197,7 +197,7 @@ def _play(
 def _outcome(
     endpoint: Endpoint,
     file: str,
-    contents: Contents,
+    contents: CaptureSummary,
     senders: Mapping[Gid, Sender],
     sent: int,
     seconds: float,
@@ -221,7 +221,7 @@ def _outcome(
 
 
 def _show(outcome: dict[str, Any]) -> None:
-    from mcast.capture.player import COPY
+    from mcast.capture.replay import COPY_REASON
 
     groups = ", ".join(dict.fromkeys(each["group"] for each in outcome["groups"]))
     console().print(
@@ -230,5 +230,5 @@ def _show(outcome: dict[str, Any]) -> None:
         markup=False,
     )
     for why, count in outcome["skipped"].items():
-        hint = "; --keep-copies sends these, too" if why == COPY else ""
+        hint = "; --keep-copies sends these, too" if why == COPY_REASON else ""
         console().print(_left_out(why, count) + hint, markup=False)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.cli.interrupt import ended_by, ends_cleanly
-from mcast.cli.place import (
+from mcast.cli.options import (
     OBJECTS_DEPTH,
     BackendName,
     Bind,
@@ -18,19 +17,20 @@ from mcast.cli.place import (
     GroupArgument,
     Json,
     endpoint_at,
-    refuse_simulated,
+    refuse_in_process,
     with_settings,
 )
 from mcast.cli.progress import Watch
+from mcast.cli.signals import interruptible, on_signal
 from mcast.cli.status import ExitStatus, by_signal
-from mcast.cli.terminal import Failure, NotBegun, console, json_output, plural, say, tabulate
+from mcast.cli.terminal import Failure, UsageError, console, json_output, plural, print_table, say
 from mcast.cli.values import MAX_RECEIVERS, WAITING, KeyFile, StrategyOption, bit_rate, number_option
 from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from mcast.cast import Account, ObjectReport, ObjectSession, Progress
+    from mcast.cast import ObjectReport, ObjectSession, Progress, ReceiverReport
     from mcast.cast.bundle import Bundle, Item
     from mcast.endpoint.blocking import Membership
     from mcast.endpoint.settings import Settings
@@ -39,7 +39,7 @@ _LINGER = 1.0
 """Seconds after the first receiver in which others may join, where no number is given."""
 
 _NAMED = 3
-"""How many files that a receiver does not have are named; JSON has all."""
+"""Maximum number of files missed by a receiver that are named; JSON has all."""
 
 
 @with_settings(OBJECTS_DEPTH)
@@ -50,22 +50,23 @@ def send(
     group: GroupArgument,
     receivers: Annotated[
         int | None,
-        number_option("--receivers", "-n", min=1, max=MAX_RECEIVERS, help="How many to wait for."),
+        number_option("--receivers", "-n", min=1, max=MAX_RECEIVERS, help="Number of receivers to wait for."),
     ] = None,
     strategy: StrategyOption = "all",
     rate: Annotated[
         float | None,
-        typer.Option(parser=bit_rate, metavar="BITS", help="The most bits a second, such as 2G."),
+        typer.Option(parser=bit_rate, metavar="BITS", help="Maximum bits per second, such as 2G."),
     ] = None,
     key: KeyFile = None,
     bind: Bind = None,
     device: Device = None,
     backend: BackendName = None,
     wait: Annotated[
-        float, typer.Option(parser=WAITING, metavar="SECONDS", help="How long to wait for receivers.")
+        float, typer.Option(parser=WAITING, metavar="SECONDS", help="Time to wait for receivers.")
     ] = 60.0,
-    patience: Annotated[
-        float, typer.Option(parser=WAITING, metavar="SECONDS", help="How long a receiver may be silent.")
+    peer_timeout: Annotated[
+        float,
+        typer.Option(parser=WAITING, metavar="SECONDS", help="Give up a receiver that is silent this long."),
     ] = 10.0,
     *,
     settings: Settings,
@@ -73,32 +74,33 @@ def send(
 ) -> None:
     """Send files and folders to every `mcast recv` in GROUP.
 
-    Waits for --receivers N receivers, or for all that join within a second after the first. What gets lost is
-    repaired. The status is 0 if the strategy's promise was kept: with `all`, if every receiver has verified
-    its copy. Else the status is 1. Each receiver that lacks something is named. With `carousel`, which needs
-    --rate, all of them go round and round for receivers that come at any time and need not answer, until
-    Ctrl-C or its bound ends it, and the command says how often they went; nobody is waited for unless
-    --receivers says so.
+    Waits for --receivers N receivers, or for all that join within a second after the first, and repairs
+    losses. The exit status is 0 if the strategy was met, for `all` if every receiver has verified its copy;
+    otherwise it is 1, and the report names each receiver and what it lacks. With `carousel`, which needs
+    --rate, the files are sent in cycles until Ctrl-C or the given limit, for receivers that join at any time
+    and send nothing; the command then waits for receivers only if --receivers is given.
     """
     from mcast.cast import open_session
     from mcast.cast.objects.turns import BOUND
 
-    refuse_simulated(backend, "receive")
+    refuse_in_process(backend, "receive")
     with ExitStack() as stack:
-        stack.enter_context(ends_cleanly())
+        stack.enter_context(interruptible())
         bundle = _bundle(files)
         if strategy.carousel and rate is None:
-            raise NotBegun("a carousel needs --rate: nobody answers, so nothing else slows it down")
+            raise UsageError("a carousel needs --rate: without answers nothing else limits its rate")
         for path, why in bundle.skipped.items():
             say(f"mcast: {path} is not sent: {why}", err=True)
         endpoint = stack.enter_context(endpoint_at(backend, bind, device, settings))
         member = endpoint.join(group, timeout=BOUND)
         watch = stack.enter_context(SendWatch(receivers, bundle.size))
         most = inf if rate is None else rate / 8
-        with open_session(member, rate=most, silence=patience, key=key, progress=watch.look) as session:
+        with open_session(
+            member, rate=most, peer_timeout=peer_timeout, key=key, progress=watch.look
+        ) as session:
             if receivers is not None or not strategy.carousel:
-                _gather(session, receivers, wait)
-            with ended_by(session.stop) if strategy.carousel else nullcontext(list[int]()) as signals:
+                _wait_for_receivers(session, receivers, wait)
+            with on_signal(session.stop) if strategy.carousel else nullcontext(list[int]()) as signals:
                 sent = _sent_around if strategy.carousel else _sent
                 reports = [*sent(session, bundle, strategy, watch)]
             seconds = watch.seconds
@@ -109,7 +111,7 @@ def send(
         _show(outcome, strategy.carousel)
     if signals:
         raise Failure("interrupted", by_signal(signals[0]))
-    if not outcome["kept"]:
+    if not outcome["strategy_met"]:
         raise typer.Exit(ExitStatus.FAILED)
 
 
@@ -137,23 +139,23 @@ def _bundle(files: list[str]) -> Bundle:
         return bundle_of(files)
     except OSError as error:
         named = "-" if error.filename is None else error.filename or "''"
-        raise NotBegun(f"cannot read {named}: {error.strerror}") from None
+        raise UsageError(f"cannot read {named}: {error.strerror}") from None
     except ValueError as error:
-        raise NotBegun(str(error)) from None
+        raise UsageError(str(error)) from None
 
 
-def _gather(session: ObjectSession, receivers: int | None, wait: float) -> None:
+def _wait_for_receivers(session: ObjectSession, receivers: int | None, wait: float) -> None:
     from mcast.api import TimedOut
 
     try:
-        session.gather(receivers or 1, wait)
+        session.wait_for_receivers(receivers or 1, wait)
     except TimedOut as error:
         here = [f"{address} ({', '.join(names)})" for address, names in session.addresses.items()]
         few = f"{session.receivers} of {receivers or 1} receivers joined within {wait:g} s"
         found = ": ".join(filter(None, [few, ", ".join(here)]))
         raise Failure(f"{found}; start `mcast recv` at the others, or give a longer --wait") from error
     if receivers is None:
-        session.gather(timeout=_LINGER)
+        session.wait_for_receivers(timeout=_LINGER)
 
 
 def _sent(session: ObjectSession, bundle: Bundle, strategy: Any, watch: SendWatch) -> Iterator[ObjectReport]:
@@ -188,7 +190,7 @@ def _sent_around(
         return Source(STANDARD) if item.path == STANDARD else Path(item.path)
 
     try:
-        return session.send_around(
+        return session.send_carousel(
             [
                 Object(data_of(item), item.label.name.rpartition("/")[2], item.label.pack())
                 for item in bundle.items
@@ -205,9 +207,9 @@ def _sent_around(
 def outcome_of(
     member: Membership, group: McastAddress, bundle: Bundle, reports: list[ObjectReport], seconds: float
 ) -> dict[str, Any]:
-    """What happened, as JSON shows it."""
+    """Return the result for JSON."""
     endpoint = member.endpoint
-    sent, rounds = sum(report.offered for report in reports), min(report.rounds for report in reports)
+    sent, cycles = sum(report.offered for report in reports), min(report.cycles for report in reports)
     names = [item.label.name for item in bundle.items]
     receivers = _receivers_of(dict(zip(names, reports, strict=True)))
     return {
@@ -217,22 +219,22 @@ def outcome_of(
         "port": endpoint.port.port_num,
         "sender": str(endpoint.address),
         "size": sent,
-        "kept": all(report.kept for report in reports)
-        and (rounds > 0 or any(one["verified"] for one in receivers)),
-        "rounds": rounds,
+        "strategy_met": all(report.strategy_met for report in reports)
+        and (cycles > 0 or any(one["verified"] for one in receivers)),
+        "cycles": cycles,
         "parity": all(report.parity for report in reports),
-        "pieces": sum(report.pieces for report in reports),
+        "segments": sum(report.segments for report in reports),
         "sent_again": sum(report.repairs for report in reports),
-        "spared": sum(report.spared for report in reports),
+        "skipped": sum(report.skipped for report in reports),
         "seconds": seconds,
-        "bytes_per_second": sent * max(1, rounds) / seconds if seconds > 0 else 0.0,
+        "bytes_per_second": sent * max(1, cycles) / seconds if seconds > 0 else 0.0,
         "files": [
             {
                 "name": name,
                 "size": one.size,
                 "offered": one.offered,
                 "blake3": one.digest and one.digest.hex(),
-                "kept": one.kept,
+                "strategy_met": one.strategy_met,
             }
             for name, one in zip(names, reports, strict=True)
         ],
@@ -242,8 +244,8 @@ def outcome_of(
 
 
 def _receivers_of(reports: dict[str, ObjectReport]) -> list[dict[str, Any]]:
-    """What became of all files at each receiver."""
-    found: dict[int, dict[str, Account]] = {}
+    """Return one row for each receiver, over all files."""
+    found: dict[int, dict[str, ReceiverReport]] = {}
     for name, report in reports.items():
         for account in report.receivers:
             found.setdefault(account.number, {})[name] = account
@@ -251,7 +253,7 @@ def _receivers_of(reports: dict[str, ObjectReport]) -> list[dict[str, Any]]:
     for accounts in found.values():
         last = [*accounts.values()][-1]
         missed = {name: one.why for name, one in accounts.items() if not one.whole}
-        missed |= {name: "came later, or had left" for name in reports if name not in accounts}
+        missed |= {name: "joined later, or had left" for name in reports if name not in accounts}
         rows.append(
             {
                 "name": last.name,
@@ -271,17 +273,17 @@ def _show(outcome: dict[str, Any], carousel: bool) -> None:
     from rich.table import Table
 
     out, receivers, files = console(), outcome["receivers"], outcome["files"]
-    rounds = outcome["rounds"]
+    cycles = outcome["cycles"]
     what = f"{files[0]['name']}: " if len(files) == 1 else f"{len(files):,} files and folders: "
     what += f"{outcome['size']:,} bytes"
-    if len(files) == 1 and (rounds or not carousel):
+    if len(files) == 1 and (cycles or not carousel):
         what += f", BLAKE3 {files[0]['blake3'][:16]}..."
     repaired = "" if outcome["parity"] else " without parity"
-    repaired += f", {outcome['spared']:,} not sent again" if outcome["spared"] else ""
-    pieces, again = outcome["pieces"], outcome["sent_again"]
+    repaired += f", {outcome['skipped']:,} not sent again" if outcome["skipped"] else ""
+    segments, again = outcome["segments"], outcome["sent_again"]
     out.print(
         f"{what}\n{outcome['sender']} -> {outcome['group']} on {outcome['backend']}, "
-        f"{pieces:,} {plural('piece', pieces)}, {again:,} {plural('repair', again)}{repaired}, "
+        f"{segments:,} {plural('segment', segments)}, {again:,} {plural('repair', again)}{repaired}, "
         f"{decimal(int(outcome['bytes_per_second']))}/s\n",
         markup=False,
     )
@@ -299,13 +301,13 @@ def _show(outcome: dict[str, Any], carousel: bool) -> None:
                 f"{receiver['asked']:,}",
                 f"[{colour}]{escape(_words(receiver, len(files)))}[/]",
             )
-        tabulate(out, table)
+        print_table(out, table)
     if carousel:
-        say(f"\nsend: {rounds:,} {plural('round', rounds)}, which no receiver answers")
+        say(f"\nsend: {cycles:,} {plural('cycle', cycles)}, without answers from receivers")
         return
     verified = sum(receiver["verified"] for receiver in receivers)
     each = (
-        f"{pieces} {plural('piece', pieces)} each"
+        f"{segments} {plural('segment', segments)} each"
         if len(files) == 1
         else f"{len(files)} files and folders each"
     )

@@ -11,21 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mcast.cli.interrupt import ended_by, ends_cleanly
-from mcast.cli.served import ctl, tap
+from mcast.cli.signals import interruptible, on_signal
 from mcast.cli.sim_cast import cast
+from mcast.cli.sim_control import ctl, tap
 from mcast.cli.status import ExitStatus
 from mcast.cli.terminal import (
-    Herald,
     Json,
-    NotBegun,
+    NonBlockingWriter,
+    UsageError,
     console,
     json_output,
     output_file,
-    refuse_two_on_stdout,
+    print_table,
+    require_one_stdout,
     say,
     stdin_as_file,
-    tabulate,
     write_file,
 )
 from mcast.cli.values import MAX_PORTS, MAX_SEED, number_option
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mcast.backends.sim.scenario.model import ScenarioFault, ScenarioTopology
-    from mcast.backends.sim.scenario.play import MemberResult, ScenarioResult, Seen
+    from mcast.backends.sim.scenario.runner import MemberResult, ObservedEvent, ScenarioResult
 
 app: typer.Typer = typer.Typer(
     help="Serve a simulated fabric, or play faulty runs on one.", no_args_is_help=True
@@ -44,10 +44,10 @@ _PORTS = 16
 """Of a fabric that nobody has described."""
 
 _SHOWN = 20
-"""How many lines of what the applications saw are shown; JSON has all."""
+"""Maximum number of events that are shown; JSON has all."""
 
 _WORDS = 2
-"""How many columns of a member begin with words, and not with numbers."""
+"""Number of leading columns that hold words; the others hold numbers."""
 
 
 def _file(option: str, words: str) -> Any:
@@ -68,7 +68,7 @@ def list_() -> None:
     """Name the ready-made scenarios."""
     from rich.padding import Padding
 
-    from mcast.backends.sim.scenario.play import load, ready_made
+    from mcast.backends.sim.scenario.runner import load, ready_made
 
     for name in ready_made():
         say(name)
@@ -102,15 +102,15 @@ def run(
     Time is virtual, so the same scenario and seed give the same result. A FILE of - is stdout; a sentence on
     stderr then takes the table's place. The exit status is 2 if the scenario cannot be read.
     """
-    from mcast.backends.sim.scenario import play as scenarios
-    from mcast.backends.sim.scenario.model import MOST_BYTES
+    from mcast.backends.sim.scenario import runner as scenarios
+    from mcast.backends.sim.scenario.model import MAX_FILE_BYTES
 
-    apart = refuse_two_on_stdout(html, pcap, trace, as_json) and not as_json
-    with stdin_as_file(scenario, ".toml", MOST_BYTES + 1) as source:
+    apart = require_one_stdout(html, pcap, trace, as_json) and not as_json
+    with stdin_as_file(scenario, ".toml", MAX_FILE_BYTES + 1) as source:
         try:
             wanted = scenarios.load(source)
         except scenarios.BadScenario as error:
-            raise NotBegun(str(error)) from None
+            raise UsageError(str(error)) from None
     result = scenarios.run(wanted if seed is None else wanted.model_copy(update={"seed": seed}))
     _write_trace(result, html, pcap, trace)
     if as_json:
@@ -134,7 +134,7 @@ def serve(
         typer.Argument(metavar="FABRIC.toml", help="What the fabric is, as in a scenario; - is stdin."),
     ] = None,
     socket: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Where to serve it. [default: the user's own place]")
+        Path | None, typer.Option(metavar="PATH", help="Socket to serve at. [default: the user's own]")
     ] = None,
     fabric: Annotated[
         str | None, typer.Option(metavar="KIND", help="roce or infiniband. [default: roce]")
@@ -150,7 +150,7 @@ def serve(
         ),
     ] = None,
     group: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Members of this group of the host may attach, too.")
+        str | None, typer.Option(metavar="NAME", help="Let members of this Unix group attach, too.")
     ] = None,
 ) -> None:
     """Serve a simulated fabric: every program that opens it is a host of its own.
@@ -159,38 +159,40 @@ def serve(
     with --backend sim-shared. Serves until it is interrupted; then their devices are gone, and come back when
     it is served again.
     """
-    from mcast.backends.sim.scenario.play import fabric_of
-    from mcast.backends.sim.served.attach import VARIABLE, default_socket, make_place
+    from mcast.backends.sim.scenario.runner import fabric_of
+    from mcast.backends.sim.served.attach import VARIABLE, default_socket, make_socket_dir
     from mcast.backends.sim.served.server import FabricServer
 
     about, seed, faults = _described(fabric_file, scenario, fabric, ports)
     if group and socket is None:
-        raise NotBegun("--group needs --socket PATH: nobody else may look into the user's own place")
+        raise UsageError(
+            "--group needs --socket PATH: the default socket is in a directory that others cannot enter"
+        )
     # Each channel and queue pair of each client has descriptors here.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:
-        path = make_place(default_socket()) if socket is None else socket.absolute()
+        path = make_socket_dir(default_socket()) if socket is None else socket.absolute()
     except OSError as error:
-        raise NotBegun(f"cannot serve: {error.strerror}") from None
+        raise UsageError(f"cannot serve: {error.strerror}") from None
     with ExitStack() as stack:
-        herald = stack.enter_context(closing(Herald()))
+        writer = stack.enter_context(closing(NonBlockingWriter()))
         try:
             made = fabric_of(about, clock="wall", seed=seed)
-            server = FabricServer(made, path, _group_number(group), herald.say)
+            server = FabricServer(made, path, _group_number(group), writer.say)
         except OSError as error:
-            elsewhere = "; name another place by --socket" if isinstance(error, FileExistsError) else ""
-            raise NotBegun(f"cannot serve at {path}: {error.strerror or error}{elsewhere}") from None
+            elsewhere = "; choose another path with --socket" if isinstance(error, FileExistsError) else ""
+            raise UsageError(f"cannot serve at {path}: {error.strerror or error}{elsewhere}") from None
         except ValueError as error:
-            raise NotBegun(str(error)) from None
+            raise UsageError(str(error)) from None
         stack.callback(made.close)
         stack.callback(server.close)
-        stack.enter_context(ends_cleanly())
-        stack.enter_context(ended_by(server.stop))
-        herald.say(f"serving {about.ports} ports of {about.link_layer} at {path}")
-        herald.say('programs with --backend sim, or mcast.open_endpoint("sim"), attach after')
-        herald.say(f"  export {VARIABLE}={quote(str(path))}")
-        herald.say("end with Ctrl-C")
+        stack.enter_context(interruptible())
+        stack.enter_context(on_signal(server.stop))
+        writer.say(f"serving {about.ports} ports of {about.link_layer} at {path}")
+        writer.say('programs with --backend sim, or mcast.open_endpoint("sim"), attach after')
+        writer.say(f"  export {VARIABLE}={quote(str(path))}")
+        writer.say("end with Ctrl-C")
         for fault in faults:
             server.control.faults.plan(fault)
         with suppress(KeyboardInterrupt):  # the usual way to end it
@@ -200,24 +202,24 @@ def serve(
 def _described(
     file: Path | None, scenario: str | None, kind: str | None, ports: int | None
 ) -> tuple[ScenarioTopology, int, Sequence[ScenarioFault]]:
-    """What the fabric shall be, its seed, and which faults it shall have."""
+    """Return the description of the fabric, its seed, and its faults."""
     from mcast.backends.sim.scenario import model
 
     if sum(one is not None for one in (file, scenario)) and (kind or ports):
-        raise NotBegun("the file says what the fabric is: leave out --fabric and --ports")
+        raise UsageError("the file says what the fabric is: leave out --fabric and --ports")
     if file and scenario:
-        raise NotBegun("a scenario has a fabric of its own: give FABRIC.toml or --scenario")
+        raise UsageError("a scenario has a fabric of its own: give FABRIC.toml or --scenario")
     if given := scenario or file:
-        with stdin_as_file(str(given), ".toml", model.MOST_BYTES + 1) as source:
+        with stdin_as_file(str(given), ".toml", model.MAX_FILE_BYTES + 1) as source:
             try:
                 if file:
                     return model.load_fabric(Path(source)), 0, ()
                 played = model.load(source)
                 return played.fabric, played.seed, played.faults
             except model.BadScenario as error:
-                raise NotBegun(str(error)) from None
+                raise UsageError(str(error)) from None
     if kind not in (None, "roce", "infiniband"):
-        raise NotBegun(f"--fabric is {kind}: there are roce and infiniband")
+        raise UsageError(f"--fabric is {kind}: there are roce and infiniband")
     shape = {"link_layer": kind or "roce", "ports": ports or _PORTS}
     return model.ScenarioTopology.model_validate(shape), 0, ()
 
@@ -228,7 +230,7 @@ def _group_number(name: str | None) -> int | None:
     try:
         return None if name is None else grp.getgrnam(name).gr_gid
     except KeyError:
-        raise NotBegun(f"--group is {name}: this host has no such group") from None
+        raise UsageError(f"--group is {name}: this host has no such group") from None
 
 
 def _write_trace(result: ScenarioResult, html: Path | None, pcap: Path | None, trace: Path | None) -> None:
@@ -276,7 +278,7 @@ def _show_members(rows: Sequence[Sequence[str]]) -> None:
         table.add_column(name, justify="right")
     for member in members:
         table.add_row(*member)
-    tabulate(console(), table)
+    print_table(console(), table)
 
 
 def _show_causes(members: tuple[MemberResult, ...]) -> None:
@@ -287,8 +289,8 @@ def _show_causes(members: tuple[MemberResult, ...]) -> None:
         say(f"  {device:8} {count:7,}  {why}")
 
 
-def _show_seen(seen: tuple[Seen, ...]) -> None:
-    say("\nwhat the applications were told")
+def _show_seen(seen: tuple[ObservedEvent, ...]) -> None:
+    say("\nevents that the applications received")
     for event in seen[:_SHOWN]:
         console().print(
             f"  {event.at:9.4f} s  {event.device:8} {event.what} {event.errno}".rstrip(), markup=False

@@ -6,9 +6,9 @@ from typing import Annotated
 
 import typer
 
-from mcast.cli.interrupt import ends_cleanly
+from mcast.cli.signals import interruptible
 from mcast.cli.status import ExitStatus
-from mcast.cli.terminal import Failure, Json, NotBegun, json_output, say
+from mcast.cli.terminal import Failure, Json, UsageError, json_output, say
 from mcast.cli.values import MAX_RECEIVERS, MAX_SEED, StrategyOption, bit_rate, number_option, size
 
 
@@ -17,7 +17,7 @@ def cast(
     loss: Annotated[
         float,
         number_option(
-            min=0, max=0.9, metavar="P", help="The part of the messages that each end loses.", is_whole=False
+            min=0, max=0.9, metavar="P", help="Fraction of messages that each end loses.", is_whole=False
         ),
     ] = 0.001,
     bytes_: Annotated[
@@ -28,8 +28,8 @@ def cast(
         float,
         typer.Option(parser=bit_rate, metavar="BITS", help="The sender's link, bits a second."),
     ] = "10G",  # type: ignore[assignment]  # which the parser reads
-    parity: Annotated[bool, typer.Option(help="Repair with parity; without, repeat pieces.")] = True,
-    seed: Annotated[int, number_option(min=0, max=MAX_SEED, help="Of all that is random.")] = 0,
+    parity: Annotated[bool, typer.Option(help="Repair with parity; without, repeat segments.")] = True,
+    seed: Annotated[int, number_option(min=0, max=MAX_SEED, help="Seed of the random numbers.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Play a transfer from one sender to N receivers in virtual time, and print what it cost.
@@ -42,16 +42,16 @@ def cast(
     from mcast.cli.progress import Watch
 
     if strategy.carousel:
-        raise NotBegun("a carousel has no answers to count: play another strategy")
+        raise UsageError("a carousel has no answers to count: choose another strategy")
     if parity and not coding.available():
         say(
-            "losses are repaired by repeating pieces, because parity needs the extra fec, which is not "
+            "losses are repaired by repeating segments, because parity needs the extra fec, which is not "
             "installed: pip install 'rdma-mcast[fec]'",
             err=True,
         )
     setup = Setup(receivers, loss, bytes_, strategy, seed, rate / 1e9, parity=parity)
     try:
-        with ends_cleanly(), Watch("receivers join") as watch:
+        with interruptible(), Watch("receivers join") as watch:
             costs = Play(setup, lambda done: watch.show("playing", done, bytes_)).run()
     except RuntimeError as error:
         raise Failure(str(error)) from None
@@ -60,7 +60,7 @@ def cast(
     else:
         for name, value in costs._asdict().items():
             say(f"{name.replace('_', ' '):26}{_shown(value)}" if name != "parity" else _repaired(value))
-    if not costs.kept:
+    if not costs.strategy_met:
         raise typer.Exit(ExitStatus.FAILED)
 
 
@@ -69,4 +69,4 @@ def _shown(value: float) -> str:
 
 
 def _repaired(parity: bool) -> str:
-    return "losses were repaired by parity" if parity else "losses were repaired by repeating pieces"
+    return "losses were repaired by parity" if parity else "losses were repaired by repeating segments"

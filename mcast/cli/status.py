@@ -11,29 +11,29 @@ class ExitStatus(IntEnum):
 
     DONE = 0
     FAILED = 1
-    REFUSED = 2
-    TIME_LIMIT = 124
+    USAGE = 2
+    TIMEOUT = 124
     LAB = 125
     NOT_FOUND = 127
-    HUNG_UP = 128 + SIGHUP
+    HANGUP = 128 + SIGHUP
     INTERRUPTED = 128 + SIGINT
-    UNREAD = 128 + SIGPIPE
+    BROKEN_PIPE = 128 + SIGPIPE
     TERMINATED = 128 + SIGTERM
 
 
 MEANINGS = {
     ExitStatus.DONE: "The command did what it was asked to do.",
     ExitStatus.FAILED: "The command ran without reaching what was asked for; a sentence or a table says why.",
-    ExitStatus.REFUSED: "The command did not begin: an argument, a file or a backend is not as it must be.",
-    ExitStatus.TIME_LIMIT: "`mcast lab`: a time limit stopped the guest, as timeout(1) has it.",
+    ExitStatus.USAGE: "The command did not begin: an argument, a file or a backend is not as it must be.",
+    ExitStatus.TIMEOUT: "`mcast lab`: a time limit stopped the guest, as timeout(1) has it.",
     ExitStatus.LAB: "`mcast lab`: the lab failed, not the command in the guest, as env(1) has it.",
     ExitStatus.NOT_FOUND: "`mcast lab run`: there is no such command, as env(1) has it.",
-    ExitStatus.HUNG_UP: "The terminal is gone (SIGHUP), which nohup(1) hides; otherwise as for 130.",
+    ExitStatus.HANGUP: "The terminal is gone (SIGHUP), which nohup(1) hides; otherwise as for 130.",
     ExitStatus.INTERRUPTED: "Ctrl-C, where that is no usual way to end the command; it has tidied up.",
-    ExitStatus.UNREAD: "Nobody reads the output any more (SIGPIPE), as in `mcast info | head -n 1`.",
+    ExitStatus.BROKEN_PIPE: "Nobody reads the output any more (SIGPIPE), as in `mcast info | head -n 1`.",
     ExitStatus.TERMINATED: "SIGTERM; otherwise as for 130.",
 }
-"""What a script's author needs to know of each."""
+"""Meaning of each exit status, for authors of scripts."""
 
 
 def by_signal(number: int) -> ExitStatus:

@@ -1,4 +1,4 @@
-"""What the commands share: how they fail, how they write, and how they read values."""
+"""Errors, output and values that the commands share."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Failure(Exception):
         self.status = status
 
 
-class NotBegun(Failure):
+class UsageError(Failure):
     """Ends the command before it has begun."""
 
     def __init__(self, sentence: str) -> None:
-        super().__init__(sentence, ExitStatus.REFUSED)
+        super().__init__(sentence, ExitStatus.USAGE)
 
 
 def plain(text: str) -> str:
@@ -110,7 +110,7 @@ class JsonOutput:
 
 
 json_output: JsonOutput = JsonOutput()
-"""What the command that runs has printed as JSON."""
+"""JSON output of the command that runs."""
 
 Json = Annotated[
     bool,
@@ -119,21 +119,21 @@ Json = Annotated[
 """The option of every command that has JSON: a flag."""
 
 
-class Herald:
+class NonBlockingWriter:
     """Writes lines to stdout in a thread of its own: a reader that does not read holds nobody up.
 
     Such a reader loses lines once MOST_LINES wait, and is told how many.
     """
 
-    MOST_LINES = 1000
-    """What waits at most."""
+    MAX_LINES = 1000
+    """Maximum number of lines that wait."""
     LAST = 1.0
     """Seconds that the end waits for a reader that does not read."""
 
     def __init__(self) -> None:
-        self._lines: Queue[str | None] = Queue(self.MOST_LINES)
+        self._lines: Queue[str | None] = Queue(self.MAX_LINES)
         self._missed = 0
-        self._thread = threading.Thread(target=self._write, name="mcast-herald", daemon=True)
+        self._thread = threading.Thread(target=self._write, name="mcast-writer", daemon=True)
         self._thread.start()
 
     def say(self, line: str) -> None:
@@ -149,7 +149,7 @@ class Herald:
                 _write_line(line)
                 missed, self._missed = self._missed, 0
                 if missed:
-                    _write_line(f"({missed} lines had no room here)")
+                    _write_line(f"({missed} lines were dropped here: the reader was too slow)")
 
     def close(self) -> None:
         """Write what is left."""
@@ -201,7 +201,7 @@ _USUAL = 80
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
-def wrapped(label: str, text: str) -> None:
+def print_wrapped(label: str, text: str) -> None:
     """Print the label, and beside it the text, in as many lines as the terminal's width needs."""
     indent = " " * len(label)
     width = max(shutil.get_terminal_size().columns, len(label) + _NARROWEST)
@@ -215,20 +215,20 @@ def _lines(text: str, width: int) -> list[str]:
     return [line.replace(_NO_BREAK, " ") for line in lines] or [""]
 
 
-def beside(out: Console, label: Text, text: str) -> None:
+def print_beside(out: Console, label: Text, text: str) -> None:
     """Print the label, and beside it the text, in as many lines as the terminal's width needs."""
     lines = _lines(text, max(out.width - label.cell_len, _NARROWEST))
     out.print(label.append(f"\n{' ' * label.cell_len}".join(lines)), soft_wrap=True)
 
 
-def tabulate(out: Console, table: Table) -> None:
+def print_table(out: Console, table: Table) -> None:
     """Print the table, on a terminal narrower than 80 columns rather too wide than with numbers cut."""
     needed = out.measure(table, options=out.options.update(width=_USUAL)).minimum
     table.width = needed if needed > out.width else None
     out.print(table, crop=False)
 
 
-def to_paste(out: Console, label: Text, text: str) -> None:
+def print_unwrapped(out: Console, label: Text, text: str) -> None:
     """Print the label, and beside it the text in one line of any length, which may be pasted."""
     out.print(label.append(text), soft_wrap=True)
 
@@ -238,7 +238,7 @@ def backend_name(name: str) -> str:
     from mcast.api import backend_names
 
     if name not in backend_names():
-        raise typer.BadParameter(f"{name!r} is no backend; there are {', '.join(backend_names())}")
+        raise typer.BadParameter(f"{name!r} is not a backend: choose one of {', '.join(backend_names())}")
     return name
 
 
@@ -253,14 +253,14 @@ def group(text: str) -> McastAddress:
 
 
 def sentence(error: ValueError) -> str:
-    """What a model refuses, without the frame that pydantic puts around it."""
+    """Return the reasons of a validation error, without the frame that pydantic puts around them."""
     from pydantic import ValidationError
 
     if isinstance(error, ValidationError):
-        from mcast.errors.refused import sentence_of
+        from mcast.errors.validation import describe_validation_error
 
         return "; ".join(
-            sentence_of({**found, "loc": ()} if found["type"] == "value_error" else dict(found))
+            describe_validation_error({**found, "loc": ()} if found["type"] == "value_error" else dict(found))
             for found in error.errors()
         )
     return str(error)
@@ -285,7 +285,7 @@ def packet_sink(output: str) -> Iterator[BinaryIO]:
     """Where packets are written, STANDARD for stdout; one sentence if that cannot be."""
     name = "to stdout" if output == STANDARD else output
     if output == STANDARD and sys.stdout.isatty():
-        raise NotBegun("a terminal cannot show packets: pipe them on, or name a file")
+        raise UsageError("packets cannot be shown on a terminal: redirect stdout, or name a file")
     try:
         with ExitStack() as stack:
             try:
@@ -293,7 +293,7 @@ def packet_sink(output: str) -> Iterator[BinaryIO]:
                 target = sys.stdout.fileno() if output == STANDARD else output
                 sink = stack.enter_context(open(target, "wb", closefd=output != STANDARD))
             except OSError as error:
-                raise NotBegun(f"cannot write {name}: {error.strerror}") from None
+                raise UsageError(f"cannot write {name}: {error.strerror}") from None
             yield sink
     except OSError as error:
         if type(error) is not OSError:  # one of the contract, or the reader is gone
@@ -301,7 +301,7 @@ def packet_sink(output: str) -> Iterator[BinaryIO]:
         raise Failure(f"cannot write {name}: {error.strerror}") from None
 
 
-def forget_stdout() -> None:
+def discard_stdout() -> None:
     """The reader of the pipe is gone, so the interpreter must not try to flush to it at the end."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
@@ -321,7 +321,7 @@ def stdin_as_file(name: str, ending: str = "", most: int | None = None) -> Itera
         yield name
         return
     if sys.stdin is None:  # closed from the beginning
-        raise NotBegun(f"cannot read {STANDARD}: {os.strerror(E.EBADF)}")
+        raise UsageError(f"cannot read {STANDARD}: {os.strerror(E.EBADF)}")
     with tempfile.NamedTemporaryFile(prefix="stdin-", suffix=ending) as copy:
         try:
             left = sys.maxsize if most is None else most
@@ -330,18 +330,18 @@ def stdin_as_file(name: str, ending: str = "", most: int | None = None) -> Itera
                 left -= len(part)
             copy.flush()
         except OSError as error:
-            raise NotBegun(f"cannot read {STANDARD} into {copy.name}: {error.strerror}") from None
+            raise UsageError(f"cannot read {STANDARD} into {copy.name}: {error.strerror}") from None
         try:
             yield copy.name
         except Failure as error:
             raise Failure(str(error).replace(copy.name, STANDARD), error.status) from None
 
 
-def refuse_two_on_stdout(*outputs: Path | str | bool | None) -> bool:
-    """Whether one of the outputs goes to stdout, True or STANDARD; two would be mixed there."""
+def require_one_stdout(*outputs: Path | str | bool | None) -> bool:
+    """Return True if one of the outputs goes to stdout; refuse two, which would be mixed there."""
     count = sum(str(one) == STANDARD or one is True for one in outputs)
     if count > 1:
-        raise NotBegun("two outputs cannot both go to stdout: name a file for one of them")
+        raise UsageError("only one output can go to stdout: name a file for the other")
     return count == 1
 
 

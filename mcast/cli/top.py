@@ -9,33 +9,38 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcast.cli import guests
-from mcast.cli.interrupt import ends_cleanly
-from mcast.cli.joined import DEPTH, Demo, listening, opened
-from mcast.cli.place import BackendName, Bind, Device, with_settings
-from mcast.cli.terminal import NotBegun, console, group, json_output, say
-from mcast.cli.values import LONGEST, number_option, seconds
+from mcast.cli import clients
+from mcast.cli.listening import DEFAULT_DEPTH, Demo, listening, opened
+from mcast.cli.options import BackendName, Bind, Device, with_settings
+from mcast.cli.signals import interruptible
+from mcast.cli.terminal import UsageError, console, group, json_output, say
+from mcast.cli.values import MAX_SECONDS, number_option, seconds
 from mcast.wire.addresses import LOCAL_CONTROL, McastAddress
 from mcast.wire.mapping import ipv4_group_of
 
 if TYPE_CHECKING:
     from rich.console import Group as Lines
 
-    from mcast.api import Backend, Guest
+    from mcast.api import Backend, ClientProcess
     from mcast.endpoint.settings import Settings
-    from mcast.endpoint.watching import Look, Rates, SequenceCounts
+    from mcast.endpoint.watching import Rates, Sample, SequenceCounts
 
 
-@with_settings(DEPTH)
+@with_settings(DEFAULT_DEPTH)
 def top(
     groups: Annotated[
         list[McastAddress] | None,
-        typer.Argument(parser=group, metavar="GROUP", help="Which groups; default: all that are seen here."),
+        typer.Argument(
+            parser=group, metavar="GROUP", help="Groups to show; default: all that this host can see."
+        ),
     ] = None,
     interval: Annotated[
-        float, typer.Option(parser=seconds(0.05, LONGEST), metavar="SECONDS", help="Time between looks.")
+        float,
+        typer.Option(
+            parser=seconds(0.05, MAX_SECONDS), metavar="SECONDS", help="Seconds between two samples."
+        ),
     ] = 1.0,
-    count: Annotated[int | None, number_option("--count", "-C", min=1, help="End after N looks.")] = None,
+    count: Annotated[int | None, number_option("--count", "-C", min=1, help="End after N samples.")] = None,
     bind: Bind = None,
     device: Device = None,
     backend: BackendName = None,
@@ -45,7 +50,7 @@ def top(
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", is_eager=True, callback=json_output.want, help="Print a line of JSON for each look."
+            "--json", is_eager=True, callback=json_output.want, help="Print a line of JSON for each sample."
         ),
     ] = False,
 ) -> None:
@@ -53,25 +58,25 @@ def top(
 
     The command joins the groups as a full member, and shows what a member on this port gets. Ctrl-C ends it.
     """
-    from mcast.endpoint.watching import looks
+    from mcast.endpoint.watching import samples
 
-    with ends_cleanly(), opened(backend, demo, bind) as fabric:
+    with interruptible(), opened(backend, demo, bind) as fabric:
         wanted = groups or _groups_here(fabric)
         with listening(fabric, wanted, bind, device, settings, demo) as endpoint:
-            seen = looks(endpoint, interval, count)
+            seen = samples(endpoint, interval, count)
             try:
                 if as_json:
-                    for look in seen:
-                        there = guests.as_json(guests.others(endpoint.backend))
-                        say(json.dumps(look.as_dict() | {"guests": there}))
+                    for sample in seen:
+                        there = clients.as_json(clients.others(endpoint.backend))
+                        say(json.dumps(sample.as_dict() | {"clients": there}))
                 elif console().is_terminal:
                     _show_live(seen, endpoint.backend)
                 else:
-                    before: list[Guest] = []
-                    for look in seen:
-                        there_now = guests.others(endpoint.backend)
+                    before: list[ClientProcess] = []
+                    for sample in seen:
+                        there_now = clients.others(endpoint.backend)
                         shown = there_now if there_now != before else []
-                        say(*_lines(look, shown))
+                        say(*_lines(sample, shown))
                         before = there_now
             except KeyboardInterrupt:
                 pass  # the usual way to end this command
@@ -82,7 +87,7 @@ def _groups_here(backend: Backend) -> list[McastAddress]:
     found = (ipv4_group_of(info.mgid) for info in backend.groups().groups)
     groups = [McastAddress.of(each) for each in found if each is not None and each not in LOCAL_CONTROL]
     if not groups:
-        raise NotBegun("no group with a member is seen here: name a GROUP, such as 239.1.1.1")
+        raise UsageError("no group with a member is seen here: name a GROUP, such as 239.1.1.1")
     return groups
 
 
@@ -95,41 +100,41 @@ def _rate(rates: Rates) -> str:
     return f"{rates.messages_per_second:,.0f} msg/s, {decimal(int(rates.bytes_per_second))}/s"
 
 
-def _lost(look: Look) -> str:
-    stats = look.stats
-    reasons = [f"{look.gaps:,} in gaps"] if look.gaps else []
-    reasons += [f"{lost:,} {why}" for why, lost in look.dropped.items()]
+def _lost(sample: Sample) -> str:
+    stats = sample.stats
+    reasons = [f"{sample.gaps:,} in gaps"] if sample.gaps else []
+    reasons += [f"{lost:,} {why}" for why, lost in sample.dropped.items()]
     free = f"{stats.receive_free:,} of {stats.receive_depth:,} free, minimum {stats.receive_low_water:,}"
     return f"receive queue {free}; lost {', '.join(reasons) or 'nothing'}"
 
 
-def _lines(look: Look, there: Sequence[Guest]) -> Iterator[str]:
+def _lines(sample: Sample, there: Sequence[ClientProcess]) -> Iterator[str]:
     """A line for each group, one for what was lost, and one for each program on the fabric."""
-    at = time.strftime("%H:%M:%S", time.localtime(look.time))
-    for found in look.groups:
+    at = time.strftime("%H:%M:%S", time.localtime(sample.time))
+    for found in sample.groups:
         gaps = "" if found.sequence.gaps is None else f", {found.sequence.gaps:,} gaps"
         sources = len(found.sources) + found.forgotten_sources
         yield f"{at} {found.group}: {_rate(found.rates)} from {sources} source{'s' * (sources != 1)}{gaps}"
-    yield f"{at} {_lost(look)}"
-    yield from (f"{at} {event}" for event in look.events)
-    yield from (f"{at} on the fabric: {guests.words_of(guest)}" for guest in there)
+    yield f"{at} {_lost(sample)}"
+    yield from (f"{at} {event}" for event in sample.events)
+    yield from (f"{at} on the fabric: {clients.words_of(guest)}" for guest in there)
 
 
-def _show_live(seen: Iterable[Look], backend: Backend) -> None:
+def _show_live(seen: Iterable[Sample], backend: Backend) -> None:
     from rich.live import Live
 
     events: list[str] = []
     with Live(console=console(), auto_refresh=False) as live:
-        for look in seen:
-            events = [*events, *map(str, look.events)][-_EVENTS_SHOWN:]
-            live.update(_table(look, events, guests.others(backend)), refresh=True)
+        for sample in seen:
+            events = [*events, *map(str, sample.events)][-_EVENTS_SHOWN:]
+            live.update(_table(sample, events, clients.others(backend)), refresh=True)
 
 
-_EVENTS_SHOWN, _SOURCES_SHOWN, _GUESTS_SHOWN = 5, 10, 10
-"""How many events, sources and programs fit on a screen; JSON has all."""
+_EVENTS_SHOWN, _SOURCES_SHOWN, _CLIENTS_SHOWN = 5, 10, 10
+"""Maximum number of events, sources and programs on a screen; JSON has all."""
 
 
-def _table(look: Look, events: Sequence[str], there: Sequence[Guest]) -> Lines:
+def _table(sample: Sample, events: Sequence[str], there: Sequence[ClientProcess]) -> Lines:
     from rich.console import Group as Lines
     from rich.table import Table
     from rich.text import Text
@@ -140,7 +145,7 @@ def _table(look: Look, events: Sequence[str], there: Sequence[Guest]) -> Lines:
     table.add_column("group, source", overflow="fold")
     for name in ("messages", "msg/s", "rate", *SEQUENCE):
         table.add_column("again" if name == "duplicates" else name, justify="right")
-    for found in look.groups:
+    for found in sample.groups:
         busiest = sorted(found.sources, key=lambda one: -one.rates.messages_per_second)[:_SOURCES_SHOWN]
         table.add_row(found.group, *_cells(found.rates, found.sequence), style="bold")
         for one in busiest:
@@ -149,8 +154,8 @@ def _table(look: Look, events: Sequence[str], there: Sequence[Guest]) -> Lines:
         if more:
             table.add_row(f"  and {more:,} more sources")
     news = [Text(event, style="yellow") for event in events]
-    news += [Text(f"on the fabric: {guests.words_of(guest)}") for guest in there[:_GUESTS_SHOWN]]
-    return Lines(table, Text(f"\n{_lost(look)}"), *news)
+    news += [Text(f"on the fabric: {clients.words_of(guest)}") for guest in there[:_CLIENTS_SHOWN]]
+    return Lines(table, Text(f"\n{_lost(sample)}"), *news)
 
 
 def _cells(rates: Rates, sequence: SequenceCounts) -> Iterator[str]:

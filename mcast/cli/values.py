@@ -1,4 +1,4 @@
-"""How commands read sizes, rates, times, factors and strategies, and what they say of what they refuse."""
+"""Parsers of sizes, rates, times, factors and strategies, with the errors for what they refuse."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 if TYPE_CHECKING:
     from mcast.cast.nack.strategy import Strategy
 
-LONGEST = 604_800.0
+MAX_SECONDS = 604_800.0
 """The longest time that an option takes, in seconds: a week, which each timer of the system can wait for."""
 
 MAX_SIZE = 1 << 30
@@ -49,7 +49,9 @@ def size(text: str) -> int:
     """A number of bytes up to MAX_SIZE: 4194304, 4096K, 4M, 4MiB, 4MB or 1G."""
     wanted = _bytes(text)
     if wanted > MAX_SIZE:
-        raise typer.BadParameter(f"{text} is too much: at most 1G is made up; give a FILE to send more")
+        raise typer.BadParameter(
+            f"{text} is too large: the generated file has at most 1G; name a FILE to send more"
+        )
     return wanted
 
 
@@ -67,13 +69,15 @@ def memory(least: int, most: int) -> Callable[[str | int], int]:
     """The reader of a number of MiB, or of a size with a unit, such as 2G, that is so many whole MiB."""
 
     def read(text: str | int) -> int:
-        from mcast.arguments.amounts import whole_in
+        from mcast.arguments.amounts import parse_int
 
-        wanted = whole_in(str(text))
+        wanted = parse_int(str(text))
         if wanted is None:
             wanted, rest = divmod(_bytes(str(text)), _MIB)
             if rest:
-                raise typer.BadParameter(f"{_short(str(text))} is no whole number of MiB")
+                raise typer.BadParameter(
+                    f"{_short(str(text))} is not a whole number of MiB: give, for example, 512, 512M or 2G"
+                )
         return int(_within(text, wanted, least, most, " MiB"))
 
     return read
@@ -83,12 +87,13 @@ def seconds(least: float, most: float) -> Callable[[str | float], float]:
     """The reader of a time: a number of seconds, or one with us, ms, s, min or h."""
 
     def read(text: str | float) -> float:
-        from mcast.arguments.seconds import seconds_in
+        from mcast.arguments.seconds import parse_seconds
 
-        wanted = seconds_in(str(text), unit=False)
+        wanted = parse_seconds(str(text), unit=False)
         if wanted is None:
             raise typer.BadParameter(
-                f"{_short(str(text))!r} is no time: write seconds, or a number with us, ms, s, min or h"
+                f"{_short(str(text))!r} is not a time: give seconds, or a number with a unit: us, ms, s, min "
+                "or h"
             )
         return _within(text, wanted, least, most, " s")
 
@@ -99,15 +104,16 @@ def microseconds(least: float, most: float) -> Callable[[str | float], float]:
     """The reader of a time in microseconds: their number, or a time with us, ms, s, min or h."""
 
     def read(text: str | float) -> float:
-        from mcast.arguments.amounts import number_in
-        from mcast.arguments.seconds import seconds_in
+        from mcast.arguments.amounts import parse_number
+        from mcast.arguments.seconds import parse_seconds
 
-        wanted, timed = number_in(str(text)), seconds_in(str(text))
+        wanted, timed = parse_number(str(text)), parse_seconds(str(text))
         if timed is not None:
             wanted = round(timed * 1e6, 3)
         if wanted is None:
             raise typer.BadParameter(
-                f"{_short(str(text))!r} is no time: write microseconds, or a number with us, ms, s, min or h"
+                f"{_short(str(text))!r} is not a time: give microseconds, or a number with a unit: us, ms, "
+                "s, min or h"
             )
         return _within(text, wanted, least, most, " us")
 
@@ -118,20 +124,20 @@ def factor(least: float, most: float) -> Callable[[str | float], float]:
     """The reader of how many times as much: 10, 0.5 or 10x."""
 
     def read(text: str | float) -> float:
-        from mcast.arguments.amounts import amount_in
+        from mcast.arguments.amounts import parse_quantity
 
-        wanted = amount_in(str(text), _TIMES)
+        wanted = parse_quantity(str(text), _TIMES)
         if wanted is None:
             raise typer.BadParameter(
-                f"{_short(str(text))!r} is no factor: write a number, perhaps with x, like 10x"
+                f"{_short(str(text))!r} is not a factor: give a number, such as 10, 0.5 or 10x"
             )
         return _within(text, wanted, least, most)
 
     return read
 
 
-WAITING = seconds(0.1, LONGEST)
-"""How long an end of a transfer may be waited for."""
+WAITING = seconds(0.1, MAX_SECONDS)
+"""Parser of the time to wait for an end of a transfer."""
 
 
 def _within(text: str | float, wanted: float, least: float, most: float, unit: str = "") -> float:
@@ -158,18 +164,18 @@ def bit_rate(text: str) -> float:
 
 
 def _rate(text: str, ending: str) -> float:
-    from mcast.arguments.amounts import amount_in
+    from mcast.arguments.amounts import parse_quantity
 
-    wanted = amount_in(text, RATES, ending=ending)
+    wanted = parse_quantity(text, RATES, ending=ending)
     if wanted is None or not wanted:
         raise typer.BadParameter(
-            f"{_short(text)!r} is no rate: write a number, perhaps with K, M or G, like 10G"
+            f"{_short(text)!r} is not a rate: give a number, such as 25000, 10K, 2.5M or 10G"
         )
     return wanted
 
 
 def strategy(text: str) -> Strategy:
-    """What a sender does with slow receivers; one sentence says which texts there are."""
+    """Parse a strategy for slow receivers; the error names the choices."""
     from mcast.cast.nack.strategy import Strategy
 
     try:
@@ -177,7 +183,7 @@ def strategy(text: str) -> Strategy:
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if found.seconds is not None:
-        _within(text, found.seconds, 0, LONGEST, " s")
+        _within(text, found.seconds, 0, MAX_SECONDS, " s")
     return found
 
 
@@ -199,7 +205,9 @@ def key_file(path: str) -> bytes:
 
 KeyFile = Annotated[
     Any,  # bytes, or None
-    typer.Option("--key-file", parser=key_file, metavar="PATH", help="Hear holders of this key alone."),
+    typer.Option(
+        "--key-file", parser=key_file, metavar="PATH", help="Accept only messages made with this key."
+    ),
 ]
 
 StrategyOption = Annotated[
@@ -207,19 +215,19 @@ StrategyOption = Annotated[
     typer.Option(
         parser=strategy,
         metavar="WHAT",
-        help="all, quorum:K, deadline:SECONDS, best-effort, or carousel, which nobody answers; carousel:3 "
-        "goes round three times, carousel:10min for ten minutes.",
+        help="all, quorum:K, deadline:SECONDS, best-effort, or carousel, without answers; carousel:3 "
+        "sends three cycles, carousel:10min for ten minutes.",
     ),
 ]
 
 
 def _bytes(text: str) -> int:
-    from mcast.arguments.amounts import amount_in
+    from mcast.arguments.amounts import parse_quantity
 
-    wanted = amount_in(text, SIZES, whole=True)
+    wanted = parse_quantity(text, SIZES, whole=True)
     if wanted is None:
         raise typer.BadParameter(
-            f"{_short(text)!r} is no size: write bytes, or a number with K, M or G, like 4M or 4MiB"
+            f"{_short(text)!r} is not a size: give a number of bytes, such as 4096, 4K, 4M or 4MiB"
         )
     return int(wanted)
 
@@ -239,10 +247,10 @@ def number_option(
     """An option that takes a number within bounds, in the grammar of all numbers."""
 
     def read(given: object) -> float:
-        from mcast.arguments.amounts import number_in, whole_in
+        from mcast.arguments.amounts import parse_int, parse_number
 
         text = str(given)
-        found = (whole_in if is_whole else number_in)(text)
+        found = (parse_int if is_whole else parse_number)(text)
         if found is None or not (min is None or found >= min) or not (max is None or found <= max):
             kind = "a whole number" if is_whole else "a number"
             more = ", its exponent of at most two digits" if found is None and "e" in text.lower() else ""

@@ -11,8 +11,8 @@ what fails on a rank ends its part in the group, which the others hear. Then all
 
 from __future__ import annotations
 
-from mcast.collective.agreeing import RankFailed
+from mcast.collective.agreement import RankFailed
+from mcast.collective.cached import allgather, broadcast
 from mcast.collective.calls import Collective
-from mcast.collective.kept import allgather, broadcast
 
 __all__ = ["Collective", "RankFailed", "allgather", "broadcast"]

@@ -1,4 +1,12 @@
-"""The collective of a communicator: the calls of a program, and the steps that they are made of."""
+"""The collective of a communicator: the calls of a program, and their steps.
+
+A call is a sequence of agreements (`_agree`) with the transfer of bytes (`_carry`) in between. All ranks take
+the same steps in the same order; a rank that fails in one says so in the next agreement, and the call then
+raises on every rank. The first agreement of a call waits for `wait` seconds, the later ones for a multiple of
+`peer_timeout` (`_bound`). What uses multicast for the first time is tried on all ranks (`_try_on_all`): if
+one rank cannot, `reason` is set on all, and MPI carries the bytes from then on. After an error other than
+wrong arguments the collective has ended, because nobody knows what still waits in MPI.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +25,10 @@ from mcast.api import Backend, BackendError, Handle, McastAddress, McastError
 from mcast.arguments.buffers import flat_bytes, writable_bytes
 from mcast.cast.nack.members import MOST_OF_ADDRESS
 from mcast.cast.nack.sender import Manners
-from mcast.collective import by_mpi
-from mcast.collective.agreeing import Act, Intent, RankFailed, Ranks, outcome
-from mcast.collective.place import JobTerms, checked, group_of, opened
-from mcast.collective.stage import NotWhole, Stage, open_stage
+from mcast.collective import mpi_fallback
+from mcast.collective.agreement import CallKind, Intent, RankFailed, Ranks, outcome
+from mcast.collective.job import JobTerms, checked, group_of, opened
+from mcast.collective.root_group import IncompleteError, RootGroup, open_root_group
 from mcast.endpoint.blocking import Endpoint
 
 if TYPE_CHECKING:
@@ -30,17 +38,19 @@ logger: logging.Logger = logging.getLogger("mcast")
 
 T = TypeVar("T")
 
-PATIENCE = 30.0
-"""So many seconds a rank may be silent in a call that all have begun, where the caller does not say."""
+DEFAULT_PEER_TIMEOUT = 30.0
+"""Default time in seconds that a rank may be silent in a call that all have begun."""
 
-STALL = Manners().stall
-"""So many seconds a rank may stand still until the root gives it up."""
+STALL_TIMEOUT = Manners().stall
+"""Seconds without progress after which the root gives up a rank."""
 
-MOST_STAGES = 64
-"""So many ranks have a group to send in at a time; the one that has not sent for longest gives its own up."""
+MAX_ROOT_GROUPS = 64
+"""Maximum number of ranks with a group to send in; the group that was unused longest is left for a new
+one.
+"""
 
 _UNFIT = (BackendError, OSError, RuntimeError, ValueError)
-"""What keeps a rank from using multicast, so that all use MPI."""
+"""Errors that keep a rank from multicast, so that all ranks use MPI."""
 
 
 class Collective(Handle):
@@ -59,12 +69,12 @@ class Collective(Handle):
     bind      the local IP address; None: the ranks of a host take its active ports in turn
     group     the IP group of rank 0; rank n sends in the n-th after it. None: rank 0 draws one of
               239.192.0.0/14. Rank 0's argument counts
-    patience  for so many seconds a rank may be silent in a call that all have begun
+    peer_timeout  for so many seconds a rank may be silent in a call that all have begun
     wait      for so many seconds a rank that calls waits for the others to call, too; inf: as MPI does
     rate      the most bytes a second that leave a root's port
     closed    True: rank 0 draws a key, MPI brings it to all, and what other programs say in the groups, or
               say again, changes nothing. It costs each rank time for each message. Rank 0's argument counts,
-              as its `patience`, `wait` and `rate` do
+              as its `peer_timeout`, `wait` and `rate` do
 
     Where a rank cannot use multicast, all use MPI for the bytes, too: `reason` says why, and rank 0 logs a
     warning. The ranks find that out when they make the collective, with an empty object from rank 0; and when
@@ -74,13 +84,13 @@ class Collective(Handle):
     the next call after an error has ended the `with` of a rank. After arguments that cannot be, the
     collective goes on; after any other error it has ended. One thread at a time may call.
 
-    A process that dies is MPI's to handle: mpirun ends the job, unless it was told to go on. Then, and
-    where a process stands still, the others raise within a bound: `RankFailed`, or a TimeoutError where
-    nobody knows of which rank. In a call that all have begun, that is after at most 6 times `patience`, a
-    minute, and twice as long as the call has taken there; before that, after `wait` and 2 times `patience`.
-    To make and to close a collective are such calls. To leave the `with` by an error takes up to 2 times
-    `patience` more. A process that stood still and goes on raises, too, or returns if the others have
-    waited for it.
+    A process that dies is MPI's to handle: mpirun ends the job, unless it was told to go on. Then, and where
+    a process stands still, the others raise within a bound: `RankFailed`, or a TimeoutError where nobody
+    knows of which rank. In a call that all have begun, that is after at most 6 times `peer_timeout`, a
+    minute, and twice as long as the call has taken there; before that, after `wait` and 2 times
+    `peer_timeout`. To make and to close a collective are such calls. To leave the `with` by an error takes up
+    to 2 times `peer_timeout` more. A process that stood still and goes on raises, too, or returns if the
+    others have waited for it.
 
     After such an error call MPI no more with these ranks, which may be anywhere, and end the job by
     `comm.Abort()`: at the end of a process MPI waits for all others, without a bound. Until then MPI keeps
@@ -94,32 +104,36 @@ class Collective(Handle):
         *,
         bind: str | None = None,
         group: McastAddress | str | None = None,
-        patience: float = PATIENCE,
+        peer_timeout: float = DEFAULT_PEER_TIMEOUT,
         wait: float = inf,
         rate: float = inf,
-        closed: bool = False,
+        authenticated: bool = False,
     ) -> None:
-        terms, error = _tried(lambda: checked(comm.Get_size(), backend, group, patience, wait, rate, closed))
-        self._patience, self._wait = (PATIENCE, inf) if terms is None else (terms.patience, terms.wait)
+        terms, error = _attempt(
+            lambda: checked(comm.Get_size(), backend, group, peer_timeout, wait, rate, authenticated)
+        )
+        self._peer_timeout, self._wait = (
+            (DEFAULT_PEER_TIMEOUT, inf) if terms is None else (terms.peer_timeout, terms.wait)
+        )
         self._ranks = Ranks(comm, self._bound(error))
         self._stack = ExitStack()
         self.endpoint: Endpoint | None = None
         """The endpoint whose groups carry the bytes; None while MPI does."""
-        self._stages: OrderedDict[int, Stage] = OrderedDict()
+        self._root_groups: OrderedDict[int, RootGroup] = OrderedDict()
         self._ended = ""
         self._known = False
-        """Whether the other ranks know that the collective has ended."""
+        """True if the other ranks know that the collective has ended."""
         self.reason: str = ""
         """Why MPI carries the bytes; empty while multicast does."""
         try:
-            self._meet(Intent(Act.MAKE), error)
+            self._agree(Intent(CallKind.MAKE), error)
             self._terms: JobTerms = self._ranks.first(terms, self._bound(begun=True))
-            self._patience, self._wait = self._terms.patience, self._terms.wait
+            self._peer_timeout, self._wait = self._terms.peer_timeout, self._terms.wait
             if self.size > 1:
-                seat = self._ranks.seat(self._bound(begun=True))
-                self._all_can(lambda: self._open(backend, bind, seat))
-                self._all_fit()
-                self._stage(0)
+                local_rank = self._ranks.local_rank(self._bound(begun=True))
+                self._try_on_all(lambda: self._open(backend, bind, local_rank))
+                self._require_capacity()
+                self._root_group(0)
         except BaseException as error:
             self._leave(error)
             raise
@@ -133,7 +147,7 @@ class Collective(Handle):
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         return self._ranks.size
 
     @property
@@ -152,9 +166,11 @@ class Collective(Handle):
         RankFailed where another rank failed. What the buffers hold is then undefined, unless the arguments
         were the reason.
         """
-        view, error = _tried(lambda: self._ours(buffer, root))
+        view, error = _attempt(lambda: self._ours(buffer, root))
         # a root that is none may not even be a number that the ranks can compare
-        self._meet(Intent(Act.BROADCAST) if view is None else Intent(Act.BROADCAST, root, len(view)), error)
+        self._agree(
+            Intent(CallKind.BROADCAST) if view is None else Intent(CallKind.BROADCAST, root, len(view)), error
+        )
         assert view is not None
         self._carry(root, view)
 
@@ -168,13 +184,13 @@ class Collective(Handle):
         The list has a view of bytes for each rank: `numpy.frombuffer(view, dtype)` makes an array of one. The
         ranks send one after another, each in a group of its own. Raises as `broadcast` does.
         """
-        mine, error = _tried(lambda: flat_bytes(buffer))
-        self._meet(Intent(Act.ALLGATHER), error)
+        mine, error = _attempt(lambda: flat_bytes(buffer))
+        self._agree(Intent(CallKind.ALLGATHER), error)
         assert mine is not None
         told = self._together(lambda: self._ranks.exchange(len(mine).to_bytes(8), self._bound(begun=True)))
         sizes = [int.from_bytes(size) for size in told]
-        whole, error = _tried(lambda: _place(into, sum(sizes)))
-        self._meet(Intent(Act.ALLGATHER), error, begun=True)
+        whole, error = _attempt(lambda: _result_buffer(into, sum(sizes)))
+        self._agree(Intent(CallKind.ALLGATHER), error, begun=True)
         assert whole is not None
         ends = [sum(sizes[: rank + 1]) for rank in range(self.size)]
         parts = [whole[end - size : end] for end, size in zip(ends, sizes, strict=True)]
@@ -186,7 +202,7 @@ class Collective(Handle):
     def close(self) -> None:
         """Leave the groups, all ranks together. Idempotent. Raises RankFailed if a rank left by an error."""
         if not self._ended:
-            self._meet(Intent(Act.CLOSE), None)
+            self._agree(Intent(CallKind.CLOSE), None)
             self._ended, self._known = "it is closed", True
             self.abandon()
             self._ranks.free()  # waits for nobody in MPICH and Open MPI
@@ -213,19 +229,19 @@ class Collective(Handle):
 
     def _carry(self, root: int, view: memoryview) -> None:
         """Let the bytes go from the root to all, and agree that they have."""
-        stage = self._stage(root)
+        root_group = self._root_group(root)
         try:
             if (
-                stage is None
+                root_group is None
             ):  # what comes of a rank that has given up may be anything, so all agree then, too
-                by_mpi.broadcast(self._ranks, view, root, self._bound(begun=True))
+                mpi_fallback.broadcast(self._ranks, view, root, self._bound(begun=True))
             else:
-                stage.carry(view)
+                root_group.carry(view)
         except BaseException as error:
             self.abandon()  # the others hear it, and do not wait for this rank
-            self._meet(Intent(Act.DONE), error)
+            self._agree(Intent(CallKind.DONE), error)
         else:
-            self._meet(Intent(Act.DONE), None, begun=True)
+            self._agree(Intent(CallKind.DONE), None, begun=True)
 
     def _together(self, step: Callable[[], T]) -> T:
         """Take a step that all ranks have agreed on. An error in it ends the collective."""
@@ -235,37 +251,37 @@ class Collective(Handle):
             self._end(error)
             raise
 
-    def _meet(self, step: Intent, error: BaseException | None, begun: bool = False) -> None:
+    def _agree(self, step: Intent, error: BaseException | None, begun: bool = False) -> None:
         """Say what has become of this rank; raise on every rank if one has failed, or does something else."""
         if self._ended:
             raise RuntimeError(f"this collective has ended: {self._ended}. Make another one, on every rank")
         try:
-            trouble = None if error is None else words_of(error)
-            told = self._ranks.agree(step, trouble, self._bound(error, begun), 2 * self._patience)
+            trouble = None if error is None else describe_error(error)
+            told = self._ranks.agree(step, trouble, self._bound(error, begun), 2 * self._peer_timeout)
         except BaseException as late:
             self._end(error or late)
-            if isinstance(error, NotWhole):
-                raise RankFailed({self.rank: words_of(error)}) from error
+            if isinstance(error, IncompleteError):
+                raise RankFailed({self.rank: describe_error(error)}) from error
             raise error or late from None
         if told:
             found = outcome(told)
-            if any(one.step.kind not in (Act.BROADCAST, Act.ALLGATHER) for one in told):
+            if any(one.step.kind not in (CallKind.BROADCAST, CallKind.ALLGATHER) for one in told):
                 self._end(found, known=True)
-            if error is None or isinstance(error, NotWhole):
+            if error is None or isinstance(error, IncompleteError):
                 raise found from error
             raise error
 
     def _bound(self, error: BaseException | None = None, begun: bool = False) -> float:
-        """How many seconds to wait for the others; `begun` says that all have begun this call.
+        """Return the seconds to wait for the others; `begun`: all have begun this call.
 
         A rank that has failed does not wait for others that may be gone. One that has the bytes knows that
         the others lack at most what is under way at once, and that the root gives up who is silent or stands
         still.
         """
         if error is not None:
-            return 2 * self._patience
+            return 2 * self._peer_timeout
         if begun:
-            return 4 * self._patience + STALL + 2 * (monotonic() - self._ranks.agreed)
+            return 4 * self._peer_timeout + STALL_TIMEOUT + 2 * (monotonic() - self._ranks.agreed)
         return self._wait
 
     def _leave(self, error: BaseException) -> None:
@@ -274,39 +290,39 @@ class Collective(Handle):
             self._known = True
             with suppress(Exception):  # what is being raised says more
                 bound = self._bound(error)
-                self._ranks.agree(Intent(Act.LEAVE), words_of(error), bound, bound)
+                self._ranks.agree(Intent(CallKind.LEAVE), describe_error(error), bound, bound)
         self._end(error, known=True)
 
     def _end(self, error: BaseException, known: bool = False) -> None:
         # The communicator is not freed: nobody knows what still waits in it.
-        self._ended, self._known = self._ended or words_of(error), self._known or known
+        self._ended, self._known = self._ended or describe_error(error), self._known or known
         self.abandon()
 
     def abandon(self) -> None:
         """Leave the groups without a word to MPI, when the process ends. Idempotent."""
-        while self._stages:
+        while self._root_groups:
             with suppress(McastError):  # a device that is gone needs no farewell
-                self._stages.popitem()[1].close()
+                self._root_groups.popitem()[1].close()
         self.endpoint = None
         with suppress(McastError):
             self._stack.close()
 
     # --- multicast, or not -----------------------------------------------------------------------
 
-    def _stage(self, root: int) -> Stage | None:
+    def _root_group(self, root: int) -> RootGroup | None:
         """The stage of that root, tried out when it is opened; None where MPI carries the bytes."""
         if self.size == 1 or self.reason:
             return None
-        if root in self._stages:
-            self._stages.move_to_end(root)
-            return self._stages[root]
-        if len(self._stages) >= MOST_STAGES:
-            self._stages.popitem(last=False)[1].close()
-        self._all_can(lambda: self._join(root))
-        self._all_can(lambda: self._stages[root].carry(memoryview(bytearray())))
-        return self._stages.get(root)
+        if root in self._root_groups:
+            self._root_groups.move_to_end(root)
+            return self._root_groups[root]
+        if len(self._root_groups) >= MAX_ROOT_GROUPS:
+            self._root_groups.popitem(last=False)[1].close()
+        self._try_on_all(lambda: self._join(root))
+        self._try_on_all(lambda: self._root_groups[root].carry(memoryview(bytearray())))
+        return self._root_groups.get(root)
 
-    def _all_can(self, call: Callable[[], object]) -> None:
+    def _try_on_all(self, call: Callable[[], object]) -> None:
         """Do it on every rank; if one cannot, MPI carries the bytes from now on."""
         if self.reason:
             return
@@ -314,9 +330,9 @@ class Collective(Handle):
         try:
             call()
         except _UNFIT as error:
-            why = words_of(error)
+            why = describe_error(error)
         try:
-            self.reason = self._ranks.reasons(why, self._bound(begun=True), 2 * self._patience)
+            self.reason = self._ranks.reasons(why, self._bound(begun=True), 2 * self._peer_timeout)
         except BaseException as late:
             self._end(late)
             raise
@@ -326,22 +342,22 @@ class Collective(Handle):
             words = "MPI carries the bytes of %d ranks, not multicast: %s"
             logger.log(level, words, self.size, self.reason)
 
-    def _open(self, backend: str | Backend, bind: str | None, seat: int) -> None:
-        self.endpoint = opened(self._stack, backend, bind, seat)
+    def _open(self, backend: str | Backend, bind: str | None, local_rank: int) -> None:
+        self.endpoint = opened(self._stack, backend, bind, local_rank)
 
-    def _all_fit(self) -> None:
+    def _require_capacity(self) -> None:
         if not self.reason:
             assert self.endpoint is not None
             mine = str(self.endpoint.address).encode()
             at = Counter(self._ranks.exchange(mine, self._bound(begun=True)))
             address, most = at.most_common(1)[0]
-            self._all_can(lambda: _require_room(address.decode(), most))
+            self._try_on_all(lambda: _require_room(address.decode(), most))
 
     def _join(self, root: int) -> None:
         assert self.endpoint is not None
-        listeners = self.size - 1 if root == self.rank else None
+        receivers = self.size - 1 if root == self.rank else None
         group = group_of(self._terms, root)
-        self._stages[root] = open_stage(self.endpoint, group, self._terms, listeners)
+        self._root_groups[root] = open_root_group(self.endpoint, group, self._terms, receivers)
 
 
 def _require_room(address: str, ranks: int) -> None:
@@ -352,20 +368,20 @@ def _require_room(address: str, ranks: int) -> None:
         )
 
 
-def _place(into: Buffer | None, size: int) -> memoryview:
+def _result_buffer(into: Buffer | None, size: int) -> memoryview:
     view = memoryview(bytearray(size)) if into is None else writable_bytes(into)
     if len(view) != size:
         raise ValueError(f"into has {len(view)} bytes, and all ranks together have {size}")
     return view
 
 
-def words_of(error: BaseException) -> str:
-    """What the other ranks learn of an error."""
+def describe_error(error: BaseException) -> str:
+    """Return the description of an error for the other ranks."""
     return f"{type(error).__name__}: {error}"
 
 
-def _tried(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """What the call returns, or the error that it raises: the other ranks are told before it is raised."""
+def _attempt(call: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """Return the call's result, or its error, which the other ranks must hear before it is raised."""
     try:
         return call(), None
     except Exception as error:

@@ -6,13 +6,13 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from time import monotonic
 
-from mcast.arguments.checks import member, whole
-from mcast.arguments.seconds import LONGEST, PLAIN, seconds_of
+from mcast.arguments.checks import check_int, check_type
+from mcast.arguments.seconds import MAX_SECONDS, NUMBERS, check_seconds
+from mcast.contract.client_process import ClientProcess
 from mcast.contract.closing import Closeable
 from mcast.contract.cm_id import CmId
 from mcast.contract.enums import Capability
 from mcast.contract.groups import GroupTable
-from mcast.contract.guest import Guest
 from mcast.contract.values import CmEvent, DeviceInfo, UnusableDevice
 from mcast.errors.cause import Phase
 from mcast.wire.kinds import PortSpace
@@ -43,12 +43,12 @@ class Backend(Closeable):
         """
         return None
 
-    def solitude(self) -> str:
+    def why_isolated(self) -> str:
         """Why nobody else can be heard here, and what to do, in a sentence; "" where others may be there."""
         return ""
 
     def suspicions(self) -> tuple[str, ...]:
-        """What may keep others from being heard here although all seems well, each with the command that
+        """Return what may keep others from being heard although all seems well, each with the command that
         decides; asked for when nobody was heard."""
         return ()
 
@@ -63,15 +63,15 @@ class Backend(Closeable):
     def port_counters(self, device: str, port_num: int = 1) -> Mapping[str, int]:
         """The counters that the device keeps of the port, under the device's names; empty where there are
         none."""
-        member(device, str, "device", "the name of a device, as `devices()` has it")
-        number = whole(port_num, "port_num", 1, 255, "ports are numbered from 1 to 255")
+        check_type(device, str, "device", "the name of a device, as `devices()` has it")
+        number = check_int(port_num, "port_num", 1, 255, "ports are numbered from 1 to 255")
         self._require_open("port_counters", Phase.OPEN)
         return self._port_counters(device, number)
 
     def _port_counters(self, device: str, port_num: int) -> Mapping[str, int]:
         return {}
 
-    def guests(self) -> tuple[Guest, ...]:
+    def client_processes(self) -> tuple[ClientProcess, ...]:
         """The processes that share the network with this one, and this one itself; empty where that is not
         known."""
         return ()
@@ -101,14 +101,14 @@ class EventChannel(Closeable):
     @property
     @abstractmethod
     def pending(self) -> bool:
-        """Whether an event waits. Asking takes no time, not even on the clock of a simulated fabric."""
+        """True if an event waits. Reading this takes no time, not even on the clock of a simulated fabric."""
 
     def create_id(self, port_space: PortSpace = PortSpace.UDP) -> CmId:
         """rdma_create_id: make an unbound id that reports to this channel.
 
         No id is without a channel (K-JOIN-23).
         """
-        member(port_space, PortSpace, "port_space", "a PortSpace, such as PortSpace.UDP")
+        check_type(port_space, PortSpace, "port_space", "a PortSpace, such as PortSpace.UDP")
         return self._change("create_id", Phase.OPEN, self._create_id, port_space)
 
     def get_event(self, timeout: float | None = None) -> CmEvent | None:
@@ -119,8 +119,8 @@ class EventChannel(Closeable):
         device refuses to attach, the event is a MULTICAST_ERROR with status -1 and the errno of the attach
         (K-JOIN-7).
         """
-        if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
-            timeout = seconds_of(timeout)
+        if timeout is not None and (timeout.__class__ not in NUMBERS or not 0.0 <= timeout <= MAX_SECONDS):
+            timeout = check_seconds(timeout)
         if self._closed:
             self._require_open("get_event", Phase.EVENT)
         return self._get_event(timeout)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, Self
 from weakref import ref
 
 from mcast.arguments.buffers import FREE_THREADED
-from mcast.arguments.checks import member, whole
-from mcast.arguments.copies import remade
+from mcast.arguments.checks import check_int, check_type
+from mcast.arguments.copies import reduce_with_copies
 from mcast.contract.closing import Handle
 from mcast.contract.region import DeviceBytes
 from mcast.wire.addresses import Gid
@@ -77,7 +77,7 @@ class Message(NamedTuple):
     number: int | None = None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return remade(self)
+        return reduce_with_copies(self)
 
 
 class Series(NamedTuple):
@@ -103,7 +103,7 @@ class Series(NamedTuple):
     from_self: bool
 
     def __reduce__(self) -> tuple[object, ...]:
-        return remade(self)
+        return reduce_with_copies(self)
 
     def payloads(self) -> Iterator[memoryview]:
         """The payload of each message. A view that is kept keeps the batch's receives from going back."""
@@ -180,10 +180,10 @@ class Batch(Handle, ABC):
             yield Series(view, step, size, count, one.source, one.src_qp, one.from_self)
 
     def _stretches(self) -> Iterable[tuple[int, int, int, int, int, bool]]:
-        """What `series` takes together.
+        """Yield the runs of messages that `series` groups.
 
-        That is the first message, how many there are, where the payload of the first begins in `memory`,
-        `step` and `size`; and whether the sender is another one than before.
+        Each is the index of the first message, the number of messages, the offset of the first payload in
+        `memory`, `step` and `size`; and True if the sender is another one than before.
         """
         rows = memoryview(self.records)
         fours, eights = rows.cast("I"), rows.cast("Q")
@@ -199,12 +199,12 @@ class Batch(Handle, ABC):
                 at, before = end, sender
 
     def count_from(self, source: Gid, src_qp: int) -> int:
-        """How many of the messages were sent by the queue pair `src_qp` of the port with the GID `source`.
+        """Return the number of messages from the queue pair `src_qp` of the port with the GID `source`.
 
-        Where all were, this costs some nanoseconds for each message.
+        If all are, this costs some nanoseconds for each message.
         """
-        member(source, bytes, "source", "a Gid, such as Message.source")
-        return self._count_from(source, whole(src_qp, "src_qp", 0, 0xFFFFFFFF, "it numbers a queue pair"))
+        check_type(source, bytes, "source", "a Gid, such as Message.source")
+        return self._count_from(source, check_int(src_qp, "src_qp", 0, 0xFFFFFFFF, "it numbers a queue pair"))
 
     def _count_from(self, source: Gid, src_qp: int) -> int:
         if not (records := self.records):
@@ -380,7 +380,7 @@ class Leases:
         if self.on_release is not None:
             self.on_release()
 
-    def take(self) -> int:
+    def reclaim(self) -> int:
         """Return the number of receives of batches that have ended since the last call, and whose memory
         nobody uses."""
         found, ended, running = 0, self.ended, self._running
@@ -407,7 +407,7 @@ class Leases:
 
 
 def _has_one_sender(rows: memoryview) -> bool:
-    """Whether one queue pair has sent all messages of these records."""
+    """Return True if one queue pair has sent all messages of these records."""
     # As integers, once of four bytes and twice of eight: is each what it is in the next row?
     fours, eights = rows.cast("I"), rows.cast("Q")
     return (

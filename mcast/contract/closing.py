@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, NoReturn, ParamSpec, Self, TypeVar
 
-from mcast.contract.poison import Guard, Reentered, Refused
+from mcast.contract.poison import Guard, ReentrantCall, Refused
 from mcast.errors.cause import Phase
 from mcast.errors.tree import Closed, McastError
 from mcast.wire.kinds import LinkLayer
@@ -29,7 +29,7 @@ class Handle:
         )
 
 
-class _OwnGuard:
+class _DefaultGuard:
     """Gives an object its guard when that is first used, unless the provider has set one."""
 
     def __get__(self, thing: Closeable | None, owner: type[Closeable]) -> Guard:
@@ -45,7 +45,7 @@ class Closeable(Handle, ABC):
     The provider's hooks that change something (`_create_id`, `_bind_addr`, `_attach_mcast` and their like)
     and `_close` run under `_guard`; those that may wait (`_get_event`, `_send`, `_recv`, `_flush`) take it
     themselves, and not while they wait. An exception in a hook counts as an interrupt in the middle of the
-    change, and breaks what the guard is for, but for `Refused(error)`, and for McastError and `Reentered`
+    change, and breaks what the guard is for, but for `Refused(error)`, and for McastError and `ReentrantCall`
     where `_strict` is False.
     """
 
@@ -54,9 +54,9 @@ class Closeable(Handle, ABC):
     """True once a close has freed everything: until then it can be called again."""
     _strict = False
     """True if the provider's hooks refuse by `Refused` alone: a McastError is a signal's handler's, then."""
-    _guard: Guard = _OwnGuard()  # type: ignore[assignment]
-    """What guards the changes of the object: its own by default, as on a served fabric. A provider may have
-    several objects share one."""
+    _guard: Guard = _DefaultGuard()  # type: ignore[assignment]
+    """Guard of the changes of the object: its own by default, as on a served fabric. A provider may share one
+    between several objects."""
 
     def __enter__(self) -> Self:
         return self
@@ -89,7 +89,7 @@ class Closeable(Handle, ABC):
             return hook(*args, **kwargs)
         try:
             return hook(*args, **kwargs)
-        except (McastError, Reentered) as error:
+        except (McastError, ReentrantCall) as error:
             raise Refused(error) from error.__cause__
 
     def close(self) -> None:
@@ -123,7 +123,7 @@ class OnPort(Closeable):
         return None
 
     def _change(self, call: str, phase: Phase, hook: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As `Closeable`'s. The error says the port's link layer, which narrows down its causes."""
+        """Carry out a change; an error has the port's link layer, which narrows down its causes."""
         try:
             return super()._change(call, phase, hook, *args, **kwargs)
         except McastError as error:

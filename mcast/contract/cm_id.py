@@ -8,8 +8,8 @@ from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import NoReturn, TypeVar
 
-from mcast.arguments.checks import member, whole
-from mcast.arguments.seconds import seconds_of
+from mcast.arguments.checks import check_int, check_type
+from mcast.arguments.seconds import check_seconds
 from mcast.contract.closing import OnPort
 from mcast.contract.poison import Refused
 from mcast.contract.queue_pair import QueuePair
@@ -26,7 +26,7 @@ class CmId(OnPort):
     one queue pair."""
 
     _keys_are_groups = False
-    """Whether `_group_of` gives each address's key, and need not be called."""
+    """True if each address's own key names its group, so that `_group_of` need not be called."""
 
     def __init__(self) -> None:
         self._joined: dict[object, McastAddress] = {}  # group, as `_group_of` says -> its address
@@ -68,7 +68,7 @@ class CmId(OnPort):
         Errors: ENETUNREACH (no route to `dst`, and no `src`).
         """
         group, source = McastAddress.of(dst), None if src is None else _ip(src)
-        timeout = seconds_of(timeout)
+        timeout = check_seconds(timeout)
         self._change("resolve_addr", Phase.RESOLVE, self._resolve_addr, group, source, timeout)
 
     def create_qp(self, init: QpInit | None = None) -> QueuePair:
@@ -81,7 +81,9 @@ class CmId(OnPort):
         EOPNOTSUPP or EINVAL, depending on the driver (block_loopback on a device that cannot).
         """
         init = (
-            QpInit() if init is None else member(init, QpInit, "init", "a QpInit, or None for the usual one")
+            QpInit()
+            if init is None
+            else check_type(init, QpInit, "init", "a QpInit, or None for the usual one")
         )
         return self._change("create_qp", Phase.CREATE_QP, self._make_qp, init)
 
@@ -109,9 +111,9 @@ class CmId(OnPort):
         (JEX-14).
         """
         if type(attr) is not JoinAttrEx:
-            member(attr, JoinAttrEx, "attr", "a JoinAttrEx, such as JoinAttrEx.full_member(address)")
+            check_type(attr, JoinAttrEx, "attr", "a JoinAttrEx, such as JoinAttrEx.full_member(address)")
         for name in ("comp_mask", "join_flags"):  # model_construct lets anything be there
-            whole(getattr(attr, name), name, 0, 0xFFFFFFFF, "it has 32 bits")
+            check_int(getattr(attr, name), name, 0, 0xFFFFFFFF, "it has 32 bits")
         address: object = attr.addr  # an attr made by model_construct may have any value there
         group = self._group_of(address) if isinstance(address, McastAddress) else object()
         self._join_once("join_multicast_ex", group, attr.addr, self._join_multicast_ex, attr, context)
@@ -145,8 +147,8 @@ class CmId(OnPort):
                     self._joined.pop(group, None)  # a close of a served fabric does not wait for this call
                     refused = error.error
                 guard.amid = ""
-                if guard.settle is not None:
-                    guard.settle(call)
+                if guard.after_change is not None:
+                    guard.after_change(call)
         finally:
             if guard.deferred:
                 guard.finish()
@@ -182,8 +184,8 @@ class CmId(OnPort):
                 except Refused as error:
                     refused = error.error
                 guard.amid = ""
-                if guard.settle is not None:
-                    guard.settle("leave_multicast")
+                if guard.after_change is not None:
+                    guard.after_change("leave_multicast")
         finally:
             if guard.deferred:
                 guard.finish()
@@ -265,6 +267,6 @@ def _ip(value: IPv4Address | IPv6Address | str) -> IPv4Address | IPv6Address:
     if isinstance(value, IPv4Address | IPv6Address):
         return value
     try:  # `ip_address` takes numbers and bytes, too
-        return ip_address(member(value, str, "src", "an IPv4 or IPv6 address, as text or from ipaddress"))
+        return ip_address(check_type(value, str, "src", "an IPv4 or IPv6 address, as text or from ipaddress"))
     except ValueError:
         raise ValueError(f"{value!r} is not a source address: give IPv4 or IPv6 text") from None

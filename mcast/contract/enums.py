@@ -147,7 +147,7 @@ class TimestampClock(Enum):
 
 
 class Capability(Enum):
-    """What can be seen and done on a backend's fabric.
+    """A capability of a backend's fabric.
 
     Tests ask for capabilities, never for a backend's name.
     """

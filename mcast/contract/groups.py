@@ -16,8 +16,8 @@ class GroupSource(Enum):
     SA = "the SA's table"
 
 
-UNREPORTED = "send-only members: they send no IGMP report, so no table has them"
-"""What each table of an Ethernet port lacks: a sentence of `GroupTable.unseen`."""
+NO_IGMP_TABLE = "send-only members: they send no IGMP report, so no table has them"
+"""Sentence of `GroupTable.unseen` for each table of an Ethernet port."""
 
 
 class GroupMember(NamedTuple):
@@ -43,7 +43,7 @@ class GroupInfo(NamedTuple):
 
 
 class GroupTable(NamedTuple):
-    """What a backend can see of groups: `groups`, ordered by MGID, and `unseen`, what is missing there.
+    """The groups that a backend can see: `groups`, ordered by MGID, and `unseen`, its blind spots.
 
     Each sentence of `unseen` says what the table cannot show, and why.
     """

@@ -21,11 +21,11 @@ Rules for code that uses a guard:
 - A change that refuses returns or raises `Refused` with its error; only `run` raises the error itself, when
   the object is whole again. A public error that passes through a change is somebody else's, because a
   signal's handler can raise any: it poisons.
-- Wait outside of the lock, on a descriptor or on what `Waiters.add` returned, for `RECHECK` seconds at most
+- Wait outside of the lock, on a descriptor or on what `Waiters.add` returned, for `MAX_SLEEP` seconds at most
   before looking at the flag again: whoever was to wake the waiting thread may have been interrupted.
 - A handle or a descriptor is created into an object that owns it, and forgotten after it was freed.
 - `close` goes by `close`: it runs on a broken object too, resumes where an earlier one was interrupted, and
-  never makes a broken object whole. What it runs finds in `torn` whether the object was broken before.
+  never makes a broken object whole. What it runs finds in `was_broken` whether the object was broken before.
 
 The lock is an RLock, because a handler may run before the flag is set. A call that finds the flag set by
 its own thread came from a handler, a finalizer or an argument's `__float__`, amid a call of the same
@@ -55,7 +55,7 @@ logger: logging.Logger = logging.getLogger("mcast")
 P = ParamSpec("P")
 T = TypeVar("T")
 
-RECHECK = 1.0
+MAX_SLEEP = 1.0
 """Maximum seconds that a waiting call sleeps before it looks at its object again."""
 
 
@@ -69,7 +69,7 @@ class Refused(Exception):
         return error
 
 
-class Reentered(RuntimeError):
+class ReentrantCall(RuntimeError):
     """The refusal of a call that came amid another one of its thread, before it has changed anything."""
 
 
@@ -83,23 +83,24 @@ def fork_safe_lock() -> Any:
 class Guard:
     """The lock of an object, and the change that is going on under it.
 
-    what      the object in the words of an error, such as "endpoint"
-    cure      what to do with a broken one: "close it and open another one"
-    deferred  the closes that came amid a call of the same thread
-    settle    called under the lock after each change, with the name of the call
-    torn      True in a `close` of an object that was broken before
+    what          name of the object in errors, such as "endpoint"
+    fix           next step for a broken one: "close it and open another one"
+    amid          name of the call that is changing the object, or was interrupted; "" while it is whole
+    deferred      closes that were called in the middle of a call of the same thread
+    after_change  called under the lock after each change, with the name of the call
+    was_broken    True in a `close` of an object that was broken before
     """
 
-    __slots__ = ("__weakref__", "amid", "cure", "deferred", "lock", "settle", "torn", "what")
+    __slots__ = ("__weakref__", "after_change", "amid", "deferred", "fix", "lock", "was_broken", "what")
 
-    def __init__(self, what: str, cure: str = "close it and open another one") -> None:
+    def __init__(self, what: str, fix: str = "close it and open another one") -> None:
         self.what: str = what
-        self.cure: str = cure
+        self.fix: str = fix
         self.lock: Any = fork_safe_lock()
         self.amid: str = ""
         self.deferred: list[Callable[[], object]] = []
-        self.settle: Callable[[str], None] | None = None
-        self.torn: bool = False
+        self.after_change: Callable[[str], None] | None = None
+        self.was_broken: bool = False
         _guards.add(self)
 
     @property
@@ -111,20 +112,20 @@ class Guard:
             return bool(self.amid)
 
     def refuse(self, call: str, phase: Phase, reentered: bool | None = None) -> NoReturn:
-        """Raise `Reentered` for a call amid another one of this thread, `Broken` for a broken object.
+        """Raise `ReentrantCall` for a call amid another one of this thread, `Broken` for a broken object.
 
         The caller holds the lock, and has found `amid` set.
         """
         if self._is_reentered() if reentered is None else reentered:
-            raise Reentered(
+            raise ReentrantCall(
                 f"{call}: this thread is in the middle of {self.amid or 'a call'} of the same {self.what}, "
                 "and this call comes from a signal's handler, a finalizer or __float__, where only close and "
                 "stats are allowed: let the handler set a flag, and make the call where a thread looks at it"
             )
-        raise Broken(self.what, self.amid, self.cure, call, phase)
+        raise Broken(self.what, self.amid, self.fix, call, phase)
 
-    def require_alone(self, call: str, phase: Phase) -> None:
-        """Raise `Reentered` if this thread, which holds the lock, held it before, and so must not sleep."""
+    def require_outermost(self, call: str, phase: Phase) -> None:
+        """Raise `ReentrantCall` if this thread holds the lock more than once, and so must not sleep."""
         if self._is_reentered():
             self.refuse(call, phase, True)
 
@@ -142,8 +143,8 @@ class Guard:
                 except Refused as error:
                     refused = error
                 self.amid = ""
-                if self.settle is not None:
-                    self.settle(call)
+                if self.after_change is not None:
+                    self.after_change(call)
         finally:
             if self.deferred:
                 self.finish()
@@ -178,15 +179,15 @@ class Guard:
         failed: BaseException | None = None
         with self.lock:
             before = self.amid
-            self.torn = bool(before)
+            self.was_broken = bool(before)
             self.amid = before or "close"
             try:
                 end()
             except Refused as refused:
                 failed = refused.error
             self.amid = before
-            if self.settle is not None:
-                self.settle("close")
+            if self.after_change is not None:
+                self.after_change("close")
         return failed
 
     def finish(self) -> None:
@@ -222,8 +223,8 @@ class Waiters:
 
     @staticmethod
     def sleep(waiter: Any, seconds: float | None) -> None:
-        """Wait until `wake`, for `seconds` and for `RECHECK` at most; outside of the guard's lock."""
-        waiter.acquire(timeout=RECHECK if seconds is None else max(0.0, min(seconds, RECHECK)))
+        """Wait until `wake`, for `seconds` and for `MAX_SLEEP` at most; outside of the guard's lock."""
+        waiter.acquire(timeout=MAX_SLEEP if seconds is None else max(0.0, min(seconds, MAX_SLEEP)))
 
     def wake(self) -> None:
         """Let every waiting thread look again."""
@@ -231,7 +232,7 @@ class Waiters:
             self._asleep.pop().release()
 
 
-class Alive(Generic[T]):
+class SignalSafeWeakSet(Generic[T]):
     """The objects that were added, for as long as somebody else has them.
 
     As weakref.WeakSet, but no Python code runs when one goes: an exception in there would be dropped.
@@ -251,8 +252,8 @@ class Alive(Generic[T]):
         return iter([one for known in self._refs.copy() if (one := known()) is not None])
 
 
-_guards: Alive[Guard] = Alive()
-_locks: Alive[Any] = Alive()
+_guards: SignalSafeWeakSet[Guard] = SignalSafeWeakSet()
+_locks: SignalSafeWeakSet[Any] = SignalSafeWeakSet()
 
 
 def is_changing() -> bool:

@@ -14,7 +14,7 @@ from mcast.errors.tree import UnavailableReason
 
 
 class Status(NamedTuple):
-    """Whether a provider can run on this host.
+    """Availability of a provider on this host.
 
     available  True if it can
     detail     what was found, a sentence
@@ -31,7 +31,7 @@ class Status(NamedTuple):
 
 
 class DeviceIdentity(NamedTuple):
-    """What a device is, as far as the host knows it: nothing of it names the host or one single device.
+    """Model of a device, as far as the host knows it. Nothing here identifies the host or the single device.
 
     driver          the kernel's driver, such as mlx5_core; "" if not known
     driver_version  version of a driver that does not come with the kernel; "" if it does
@@ -46,7 +46,7 @@ class DeviceIdentity(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What a provider runs on.
+    """Libraries and devices that a provider runs on.
 
     libraries  library that is loaded -> its version
     devices    name of a device -> what it is

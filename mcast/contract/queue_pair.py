@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 from typing_extensions import Buffer
 
 from mcast.arguments.buffers import flat_bytes, writable_bytes
-from mcast.arguments.checks import flag, member, whole
-from mcast.arguments.rows import Headed, flat_rows, rows_of
-from mcast.arguments.seconds import LONGEST, PLAIN, seconds_of
+from mcast.arguments.checks import check_bool, check_int, check_type
+from mcast.arguments.rows import HeaderBodyBatch, flat_rows, list_rows
+from mcast.arguments.seconds import MAX_SECONDS, NUMBERS, check_seconds
 from mcast.contract.batch import Batch, Message
 from mcast.contract.closing import OnPort
 from mcast.contract.enums import PortEvent, QpState, QpType, TimestampClock
@@ -34,11 +34,11 @@ class QueuePair(OnPort):
 
     Messages pass through two hooks of the provider: `_send` posts a list of payloads, `_recv` returns a
     batch. Rows, messages of two parts, single messages and registered memory reach these two by default; a
-    provider overrides `_send_rows`, `_send_headed`, `_recv_one` and `_register` where that saves time.
+    provider overrides `_send_rows`, `_send_header_body`, `_recv_one` and `_register` where that saves time.
     """
 
     _depth = 0
-    """How many receives there are (`QpInit.max_recv_wr`)."""
+    """Number of receives (`QpInit.max_recv_wr`)."""
     _receive_slots: ReceiveSlots | None = None
     """Where `recv` copies messages, of a provider that cannot receive there."""
 
@@ -73,7 +73,7 @@ class QueuePair(OnPort):
         On RoCE a group has no MTU, and those of the receivers' ports are not known.
         """
         if type(destination) is not Destination:
-            member(destination, Destination, "destination", _DESTINATION)
+            check_type(destination, Destination, "destination", _DESTINATION)
         limit, group = self.max_message_size, destination.group_mtu
         return limit if group is None or group > limit else group
 
@@ -106,7 +106,7 @@ class QueuePair(OnPort):
     @property
     @abstractmethod
     def counters(self) -> QpCounters:
-        """What the queue pair has counted since it was made."""
+        """Return the counters of the queue pair since it was made."""
 
     @abstractmethod
     def fileno(self) -> int:
@@ -135,10 +135,11 @@ class QueuePair(OnPort):
 
     @property
     def has_port_events(self) -> bool:
-        """Whether `port_events` has something that a `recv` has seen before it returned an empty batch.
+        """True if `port_events` has events that a `recv` saw before it returned an empty batch.
 
-        What no `recv` has seen yet keeps the descriptor of `fileno` readable. So a loop that has received
-        nothing asks here before it sleeps on the descriptor. Asking takes no time, and never raises.
+        Events that no `recv` has seen yet keep the descriptor of `fileno` readable. So a loop that has
+        received nothing reads this before it sleeps on the descriptor. Reading it takes no time, and never
+        raises.
         """
         return False
 
@@ -148,7 +149,7 @@ class QueuePair(OnPort):
         RESET drops the messages that nobody has received, and counts them (`QpCounters.dropped_reset`). INIT
         posts the receives again. EINVAL for a step that the state machine lacks.
         """
-        member(state, QpState, "state", "a QpState, such as QpState.RTS")
+        check_type(state, QpState, "state", "a QpState, such as QpState.RTS")
         self._change("modify", Phase.MODIFY, self._modify, state)
 
     def reset(self) -> None:
@@ -170,7 +171,7 @@ class QueuePair(OnPort):
         member of the group, too (AT-5).
         """
         gid = Gid(gid)
-        lid = whole(lid, "lid", 0, 0xFFFF, "a LID has 16 bits; take it from the join event's destination")
+        lid = check_int(lid, "lid", 0, 0xFFFF, "a LID has 16 bits; take it from the join event's destination")
         self._change("attach_mcast", Phase.ATTACH, self._attach, gid, lid)
 
     def _attach(self, gid: Gid, lid: int) -> None:
@@ -187,7 +188,7 @@ class QueuePair(OnPort):
         this pair, DT-6).
         """
         gid = Gid(gid)
-        lid = whole(lid, "lid", 0, 0xFFFF, "a LID has 16 bits; take it from the join event's destination")
+        lid = check_int(lid, "lid", 0, 0xFFFF, "a LID has 16 bits; take it from the join event's destination")
         self._change("detach_mcast", Phase.DETACH, self._detach_mcast, gid, lid)
 
     def send(
@@ -197,17 +198,18 @@ class QueuePair(OnPort):
         imm: int | None = None,
         timeout: float | None = None,
     ) -> int:
-        """Send each buffer of `batch` as one message, in order; return the number of messages, which is all
-        of them.
+        """Send each buffer of `batch` as one message, in order; return the number of messages, always all.
 
-        A payload is a buffer of contiguous memory without Python objects in it, of which the bytes are sent
-        in the order of memory, or a part of a `DeviceRegion` of this queue pair; TypeError for all else. A
-        C-contiguous memoryview of two dimensions is a batch of its rows, and nothing is made for each of
-        them; nor for those of a `Headed`, whose bodies a device reads where they lie, if that is registered
-        memory. `imm` is a 32-bit immediate for every message. The call posts the messages, and does not wait
-        until the device has sent them (`flush` does). The call waits, at most `timeout` seconds, only while
-        the send queue is full, and until the device has read payloads that lie in registered memory, but for
-        one that is `constant`. So every other buffer may be reused when the call returns.
+        A payload is a buffer of contiguous memory without Python objects in it, whose bytes are sent in the
+        order of memory, or a part of a `DeviceRegion` of this queue pair; TypeError for anything else. A
+        C-contiguous memoryview of two dimensions is a batch of its rows. No Python object is made for each
+        row, nor for each message of a `HeaderBodyBatch`, whose bodies a device reads in place if they lie in
+        registered memory. `imm` is a 32-bit immediate for every message.
+
+        The call posts the messages, and does not wait until the device has sent them (`flush` does). It
+        waits, at most `timeout` seconds, only while the send queue is full, and until the device has read
+        payloads that lie in registered memory, unless that is `constant`. So every other buffer may be
+        reused when the call returns.
 
         Success means that messages are posted: UD has no acknowledgement. Errors: MessageTooLarge (guard
         G-MTU), EINVAL (the queue pair is not in RTS; the destination is not one of this device), ENODATA (the
@@ -217,22 +219,22 @@ class QueuePair(OnPort):
         """
         if self._closed:
             self._require_open("send", Phase.SEND)
-        if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
-            timeout = seconds_of(timeout)
+        if timeout is not None and (timeout.__class__ not in NUMBERS or not 0.0 <= timeout <= MAX_SECONDS):
+            timeout = check_seconds(timeout)
         rows = isinstance(batch, memoryview) and batch.ndim == 2
         if isinstance(batch, _ONE_PAYLOAD) and not rows:
             raise TypeError(f"send takes a batch of buffers, not one {type(batch).__name__}: use send_one")
         if type(destination) is not Destination:
-            member(destination, Destination, "destination", _DESTINATION)
+            check_type(destination, Destination, "destination", _DESTINATION)
         if imm is not None:
-            imm = whole(imm, "imm", 0, 0xFFFFFFFF, "an immediate is 32 bits, 0..0xFFFFFFFF")
-        if type(batch) is Headed and not batch:
+            imm = check_int(imm, "imm", 0, 0xFFFFFFFF, "an immediate is 32 bits, 0..0xFFFFFFFF")
+        if type(batch) is HeaderBodyBatch and not batch:
             batch = batch.bodies
         if isinstance(batch, memoryview):
             return self._check_rows(destination, batch, imm, timeout)
-        if type(batch) is Headed:
+        if type(batch) is HeaderBodyBatch:
             self.require_fits(destination, [batch.nbytes // len(batch)])
-            self._send_headed(destination, batch, imm, timeout)
+            self._send_header_body(destination, batch, imm, timeout)
             return len(batch)
         payloads: list[Any] = batch if isinstance(batch, list) else list(batch)
         if set(map(type, payloads)) <= _BYTES:
@@ -265,8 +267,8 @@ class QueuePair(OnPort):
         timeout: float | None = None,
     ) -> None:
         """Send one message, as `send` with a batch of one."""
-        if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
-            timeout = seconds_of(timeout)
+        if timeout is not None and (timeout.__class__ not in NUMBERS or not 0.0 <= timeout <= MAX_SECONDS):
+            timeout = check_seconds(timeout)
         plain = imm is None and not self._closed and type(destination) is Destination
         if (
             plain
@@ -285,7 +287,7 @@ class QueuePair(OnPort):
         """
         self._require_open("flush", Phase.SEND)
         if timeout is not None:
-            timeout = seconds_of(timeout)
+            timeout = check_seconds(timeout)
         self._flush(timeout)
 
     def send_fileno(self) -> int | None:
@@ -309,12 +311,12 @@ class QueuePair(OnPort):
         if self._closed:
             self._require_open("recv", Phase.RECV)
         if type(max) is not int or not 1 <= max <= _MAX_BATCH:
-            max = min(whole(max, "max", 1, None, "recv returns 1 or more messages"), _MAX_BATCH)
-        if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
-            timeout = seconds_of(timeout)
+            max = min(check_int(max, "max", 1, None, "recv returns 1 or more messages"), _MAX_BATCH)
+        if timeout is not None and (timeout.__class__ not in NUMBERS or not 0.0 <= timeout <= MAX_SECONDS):
+            timeout = check_seconds(timeout)
         given: object = events
         if given is not False and given is not True:
-            flag(given, "events")
+            check_bool(given, "events")
         if self._receive_slots is None:
             return self._recv(max, timeout, events)
         return self._receive_slots.receive(partial(self._recv, timeout=timeout, events=events), max)
@@ -327,8 +329,8 @@ class QueuePair(OnPort):
         """
         if self._closed:
             self._require_open("recv", Phase.RECV)
-        if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
-            timeout = seconds_of(timeout)
+        if timeout is not None and (timeout.__class__ not in NUMBERS or not 0.0 <= timeout <= MAX_SECONDS):
+            timeout = check_seconds(timeout)
         return self._recv_one(timeout)
 
     def register(
@@ -362,10 +364,10 @@ class QueuePair(OnPort):
         `constant` promises that nobody changes the buffer before the region is closed, which waits until the
         device has sent what lies there. So no send waits for the device to read its payload.
         """
-        flag(relaxed_ordering, "relaxed_ordering")
-        flag(constant, "constant")
+        check_bool(relaxed_ordering, "relaxed_ordering")
+        check_bool(constant, "constant")
         if recv_slot is not None:
-            recv_slot = whole(recv_slot, "recv_slot", 1, None, _SLOT)
+            recv_slot = check_int(recv_slot, "recv_slot", 1, None, _SLOT)
         self._require_open("register", Phase.REGISTER)
         view = flat_bytes(buffer) if recv_slot is None else writable_bytes(buffer)
         if not view.nbytes:
@@ -375,7 +377,7 @@ class QueuePair(OnPort):
                 f"recv_slot is {recv_slot}: it needs at least one slot, this buffer has {view.nbytes} bytes"
             )
         if recv_slot is not None and constant:
-            raise ValueError("constant: messages arrive in the buffer of a recv_slot, and change it")
+            raise ValueError("constant=True contradicts recv_slot: received messages change the buffer")
         how = view, recv_slot, relaxed_ordering, constant
         return self._change("register", Phase.REGISTER, self._register, *how)
 
@@ -397,13 +399,15 @@ class QueuePair(OnPort):
         and `device` says where its bytes are. Errors: EOPNOTSUPP (the device or its driver cannot), ENOSYS
         (rdma-core is older than 34), EBADF or EINVAL (`fd` is no DMA-BUF), EBUSY as in `register`.
         """
-        flag(relaxed_ordering, "relaxed_ordering")
-        fd = whole(fd, "fd", 0, (1 << 31) - 1, "it is the descriptor of a DMA-BUF")
-        nbytes = whole(nbytes, "nbytes", 1, _MAX_REGION, "a region has at least one byte")
-        offset = whole(offset, "offset", 0, _MAX_REGION - nbytes, "it is a place in the memory, from 0 on")
+        check_bool(relaxed_ordering, "relaxed_ordering")
+        fd = check_int(fd, "fd", 0, (1 << 31) - 1, "it is the descriptor of a DMA-BUF")
+        nbytes = check_int(nbytes, "nbytes", 1, _MAX_REGION, "a region has at least one byte")
+        offset = check_int(
+            offset, "offset", 0, _MAX_REGION - nbytes, "it is a place in the memory, from 0 on"
+        )
         if recv_slot is not None:
             why = f"it needs at least one slot, the memory has {nbytes} bytes"
-            recv_slot = whole(recv_slot, "recv_slot", 1, nbytes, why)
+            recv_slot = check_int(recv_slot, "recv_slot", 1, nbytes, why)
         how = fd, nbytes, offset, recv_slot, relaxed_ordering
         return self._change("register_dmabuf", Phase.REGISTER, self._register_dmabuf, *how)
 
@@ -434,13 +438,13 @@ class QueuePair(OnPort):
     def _send_rows(
         self, destination: Destination, rows: memoryview, imm: int | None, timeout: float | None
     ) -> None:
-        """As `_send`, of the rows of a view of bytes with two dimensions, none of which is empty."""
-        self._send(destination, rows_of(rows), imm, timeout)
+        """Post the rows of a two-dimensional view of bytes, none of which is empty, like `_send`."""
+        self._send(destination, list_rows(rows), imm, timeout)
 
-    def _send_headed(
-        self, destination: Destination, batch: Headed, imm: int | None, timeout: float | None
+    def _send_header_body(
+        self, destination: Destination, batch: HeaderBodyBatch, imm: int | None, timeout: float | None
     ) -> None:
-        """As `_send`, of messages of two parts."""
+        """Post messages of two parts, like `_send`."""
         self._send_rows(destination, batch.joined(), imm, timeout)
 
     def _flush(self, timeout: float | None) -> None:
@@ -512,7 +516,7 @@ def require_comp_vector(vector: int | None, there: int, device: str) -> None:
     `vector`."""
     if vector is not None and vector >= there:
         has = f"{there} completion vectors, 0..{there - 1}" if there > 1 else "one completion vector, 0"
-        detail = f"{device} has {has}: choose one of these, or None to take them in turn"
+        detail = f"{device} has {has}: choose one of these, or None to use them in rotation"
         raise mcast_error(E.EINVAL, "create_qp", Phase.CREATE_QP, {"comp_vector": vector}, detail)
 
 

@@ -40,17 +40,17 @@ class ReceiveSlots:
         self.size: int = size
         self._free = deque(range(memory.nbytes // size))
         self._count = len(self._free)
-        self.leases: Leases = Leases(self.settle)
+        self.leases: Leases = Leases(self.reclaim)
 
     @property
     def leased(self) -> bool:
         """True while a batch has a slot."""
-        self.settle()
+        self.reclaim()
         return len(self._free) < self._count
 
-    def settle(self) -> None:
+    def reclaim(self) -> None:
         """Take back the slots of batches that have ended."""
-        self.leases.take()
+        self.leases.reclaim()
 
     def free(self, slots: Iterable[int]) -> None:
         """Take slots back from a batch."""
@@ -69,7 +69,7 @@ class ReceiveSlots:
         return _SlotBatch(self, slots[: len(found)], found)
 
     def _take(self, max: int) -> list[int]:
-        self.settle()
+        self.reclaim()
         slots: list[int] = []
         try:
             while len(slots) < max:
@@ -84,7 +84,9 @@ class ReceiveSlots:
     def _copy(self, slot: int, message: Message) -> Message:
         size, begin = len(message.payload), slot * self.size
         if size > self.size:  # the port's MTU has grown since the memory was registered
-            detail = f"a message of {size} bytes was lost: the slots of the receive memory have {self.size}"
+            detail = (
+                f"a message of {size} bytes was lost: the slots of the receive memory have {self.size} bytes"
+            )
             raise mcast_error(E.EMSGSIZE, "recv", Phase.RECV, {"recv_slot": self.size}, detail)
         self.memory[begin : begin + size] = message.payload
         return message._replace(payload=self.memory[begin : begin + size])

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import NoReturn
 
-from mcast.arguments.checks import shown, whole
+from mcast.arguments.checks import check_int, short_repr
 from mcast.contract.closing import Closeable
 
 NO_VIEW = (
@@ -66,11 +66,12 @@ class DeviceRegion(Closeable):
 
         ValueError if they are not all inside the region.
         """
-        offset = whole(offset, "offset", None, None, "it is a place in the region, from 0 on")
-        nbytes = whole(nbytes, "nbytes", None, None, "it is a number of bytes, from 0 on")
+        offset = check_int(offset, "offset", None, None, "it is a place in the region, from 0 on")
+        nbytes = check_int(nbytes, "nbytes", None, None, "it is a number of bytes, from 0 on")
         if offset < 0 or nbytes < 0 or offset + nbytes > self.nbytes:
             raise ValueError(
-                f"{shown(nbytes)} bytes from {shown(offset)} on are not inside a region of {self.nbytes}"
+                f"{short_repr(nbytes)} bytes from {short_repr(offset)} on are not inside a region of "
+                f"{self.nbytes}"
             )
         return DeviceBytes(self, offset, nbytes)
 

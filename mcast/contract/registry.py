@@ -67,7 +67,9 @@ def provider(name: str) -> Provider:
 
 
 def backend_status(name: str) -> Status:
-    """Whether that provider can run here; if not, the reason and what to do. Raises only UnknownBackend."""
+    """Return the availability of a provider: if it cannot run here, why, and what to do.
+
+    Raises only UnknownBackend."""
     try:
         return provider(name).status()
     except BackendUnavailable as error:

@@ -1,5 +1,4 @@
-"""What a provider gives the conformance suite: ports to bind to, faults to cause, and an observer for
-evidence.
+"""Test bed of a provider for the conformance suite: ports to bind to, faults to cause, an observer.
 
 Evidence takes another path than the call under test: the observer reads the fabric's own tables, not the
 caller's.
@@ -18,7 +17,7 @@ from mcast.wire.addresses import Gid
 
 
 class Feature(Enum):
-    """What a test bed can cause or show beyond the contract.
+    """A fault that a test bed can cause, or evidence that it can show, beyond the contract.
 
     A test that needs a feature runs where the bed has it.
     """
@@ -42,7 +41,7 @@ class Feature(Enum):
 
 
 PORT_FEATURES = (Feature.SECOND_PORT, Feature.THIRD_PORT)
-"""What the number of ports decides, and no bed declares."""
+"""Features that follow from the number of ports; no bed declares them."""
 
 
 class Observer(ABC):
@@ -56,11 +55,11 @@ class Observer(ABC):
         """
 
     def delivers_to(self, port: IPv4Address, group: Gid) -> bool:
-        """Whether that port is one of them."""
+        """Return True if the fabric's tables deliver the group to that port."""
         return port in self.group_ports(group)
 
-    def takes_from(self, port: IPv4Address, group: Gid) -> bool:
-        """Whether the fabric carries on what that port sends to the group, as its tables stand now.
+    def forwards_from(self, port: IPv4Address, group: Gid) -> bool:
+        """Return True if the fabric forwards messages of that port to the group now.
 
         InfiniBand: the SA answers a join before the switches' tables are written.
         """
@@ -68,7 +67,7 @@ class Observer(ABC):
 
     @abstractmethod
     def group_exists(self, group: Gid) -> bool:
-        """Whether the fabric knows the group; asked from a port that is not a member."""
+        """Return True if the fabric knows the group; asked from a port that is not a member."""
 
     @abstractmethod
     def port_memberships(self, port: IPv4Address) -> frozenset[Gid]:
@@ -83,7 +82,7 @@ class Observer(ABC):
         raise NotImplementedError
 
     def igmp_reports(self, group: Gid) -> int:
-        """How many membership reports for the group were seen on the wire so far (Feature.IGMP_ON_WIRE)."""
+        """Return the number of membership reports for the group seen on the wire (Feature.IGMP_ON_WIRE)."""
         raise NotImplementedError
 
     def qkey_violations(self, port: IPv4Address) -> int:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
-from mcast.arguments.checks import as_whole, shown
+from mcast.arguments.checks import as_int, short_repr
 from mcast.contract.batch import Message
 from mcast.contract.enums import (
     JOIN_MASK,
@@ -40,11 +40,11 @@ class _Model(BaseModel):
 
 def _plainly(value: object) -> object:
     """The value; as an int if it is a whole number of another class, which no IntEnum is."""
-    number = None if isinstance(value, int) else as_whole(value)
+    number = None if isinstance(value, int) else as_int(value)
     return value if number is None else number
 
 
-Whole = Annotated[int, BeforeValidator(_plainly)]
+IntField = Annotated[int, BeforeValidator(_plainly)]
 """A field for a whole number, as `mcast.wire.arguments` has it."""
 
 
@@ -63,19 +63,19 @@ class JoinAttrEx(_Model):
     @field_validator("comp_mask", mode="plain")
     @classmethod
     def _both_fields(cls, value: object) -> CompMask:
-        if as_whole(value) == JOIN_MASK:
+        if as_int(value) == JOIN_MASK:
             return JOIN_MASK
         raise ValueError(
-            f"{shown(value)} is not ADDRESS | JOIN_FLAGS (3): both fields are needed, no other exists"
+            f"{short_repr(value)} is not ADDRESS | JOIN_FLAGS (3): both fields are needed, no other exists"
         )
 
     @field_validator("join_flags", mode="plain")
     @classmethod
     def _single_flag(cls, value: object) -> JoinFlag:
         for one in JoinFlag:
-            if as_whole(value) == one:
+            if as_int(value) == one:
                 return one
-        raise ValueError(f"{shown(value)} is not one of FULLMEMBER (0), SENDONLY_FULLMEMBER (1)")
+        raise ValueError(f"{short_repr(value)} is not one of FULLMEMBER (0), SENDONLY_FULLMEMBER (1)")
 
     @field_validator("addr", mode="before")
     @classmethod
@@ -101,8 +101,8 @@ class CqModeration(_Model):
     less.
     """
 
-    count: Whole
-    period: Whole
+    count: IntField
+    period: IntField
 
     @field_validator("count", "period")
     @classmethod
@@ -140,12 +140,12 @@ class QpInit(_Model):
     """
 
     qp_type: QpType = QpType.UD
-    max_send_wr: Whole = Field(default=128, ge=1, le=1 << 20)
-    max_recv_wr: Whole = Field(default=512, ge=1, le=1 << 20)
-    max_recv_size: Whole | None = Field(default=None, ge=0, le=1 << 16)
+    max_send_wr: IntField = Field(default=128, ge=1, le=1 << 20)
+    max_recv_wr: IntField = Field(default=512, ge=1, le=1 << 20)
+    max_recv_size: IntField | None = Field(default=None, ge=0, le=1 << 16)
     block_loopback: bool = False
     busy_poll: float = Field(default=0.0, ge=0)
-    comp_vector: Whole | None = Field(default=None, ge=0)
+    comp_vector: IntField | None = Field(default=None, ge=0)
     moderation: CqModeration | None = None
     timestamps: bool = False
 
@@ -193,19 +193,19 @@ class Destination(_Model):
     """
 
     gid: Gid
-    qp_num: Whole = Field(default=MULTICAST_QPN, ge=0, le=0xFFFFFF)
-    qkey: Whole = Field(default=RDMA_UDP_QKEY, ge=0, le=0xFFFFFFFF)
-    dlid: Whole = Field(default=0, ge=0, le=0xFFFF)
-    sl: Whole = Field(default=0, ge=0, le=15)
-    port_num: Whole = Field(default=1, ge=1, le=255)
-    sgid_index: Whole = Field(default=0, ge=0, le=0xFFFF)
-    hop_limit: Whole = Field(default=64, ge=0, le=255)
-    traffic_class: Whole = Field(default=0, ge=0, le=255)
-    flow_label: Whole = Field(default=0, ge=0, le=0xFFFFF)
+    qp_num: IntField = Field(default=MULTICAST_QPN, ge=0, le=0xFFFFFF)
+    qkey: IntField = Field(default=RDMA_UDP_QKEY, ge=0, le=0xFFFFFFFF)
+    dlid: IntField = Field(default=0, ge=0, le=0xFFFF)
+    sl: IntField = Field(default=0, ge=0, le=15)
+    port_num: IntField = Field(default=1, ge=1, le=255)
+    sgid_index: IntField = Field(default=0, ge=0, le=0xFFFF)
+    hop_limit: IntField = Field(default=64, ge=0, le=255)
+    traffic_class: IntField = Field(default=0, ge=0, le=255)
+    flow_label: IntField = Field(default=0, ge=0, le=0xFFFFF)
     is_global: bool = True
-    static_rate: Whole = Field(default=0, ge=0, le=255)
-    src_path_bits: Whole = Field(default=0, ge=0, le=127)
-    group_mtu: Whole | None = Field(default=None, ge=1)
+    static_rate: IntField = Field(default=0, ge=0, le=255)
+    src_path_bits: IntField = Field(default=0, ge=0, le=127)
+    group_mtu: IntField | None = Field(default=None, ge=1)
     mtu_source: MtuSource | None = None
 
     def marked(self, traffic_class: int | None = None, sl: int | None = None) -> Destination:
@@ -221,11 +221,11 @@ class Destination(_Model):
         return Destination(**{**dict(self), **changed}) if changed else self
 
     def can_reply_to(self, message: Message, on_loopback: bool = False) -> bool:
-        """Whether the sender of a message that came over this group has an address that can be answered.
+        """Return True if the sender of a message of this group has an address that can be answered.
 
         `on_loopback`: the own port is a loopback interface, where every sender has such an address.
 
-        The sender's address stands in the message, so it may be forged. An address of the other IP version
+        The address is part of the message, so it may be forged. An address of the other IP version
         would put the own queue pair into ERR on RoCE, and an answer to a multicast address would reach
         everybody.
         """
@@ -412,12 +412,12 @@ _EVENT_CALL = {
 
 
 class QpCounters(NamedTuple):
-    """What a queue pair has counted. None: the provider cannot know.
+    """Counters of a queue pair. None: the provider cannot know.
 
     sent                messages posted; the device may not have sent all of them yet
     received            messages that arrived in a receive
-    dropped_no_receive  messages lost because no receive was free; nothing else tells of them on the real
-                        stack
+    dropped_no_receive  messages lost because no receive was free; the real stack reports them nowhere
+                        else
     dropped_too_long    messages lost because a receive had too little room
     dropped_qkey        messages lost because of a wrong Q_Key
     recv_free           receives free now
@@ -428,8 +428,8 @@ class QpCounters(NamedTuple):
                         where they end at a switch or at the port's interface (`ip -s link`)
     dropped_reset       messages that had arrived and were dropped before they were received, because the
                         queue pair was reset or its receive memory was closed (guard G-RECV)
-    dropped_invalid     messages lost because the driver reported for them what cannot be true: a length that
-                        no message has, or a receive that was not posted
+    dropped_invalid     messages lost because the driver reported an impossible completion: a length that no
+                        message has, or a receive that was not posted
     """
 
     sent: int

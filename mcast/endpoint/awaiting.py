@@ -22,6 +22,22 @@ the endpoint or a simulated fabric, as `mcast.endpoint.blocking` says: then call
 A send returns when the messages are posted, at once while the send queue has room. On InfiniBand a join may
 block the loop for up to 0.25 s, while it asks the SA for the group's MTU or for the reason of a refusal.
 `stats` may be called from any thread.
+
+Theory of operation. The loop's thread alone changes an endpoint, and runs each change under the endpoint's
+guard. A task that has to wait adds a `Waiter` and sleeps on its future. These wake it:
+
+    queue pair   `_on_readable` receives for the first waiter whose future is not done. Its descriptor is
+                 watched while a task sleeps and the queue pair is usable: that of one in ERR stays readable
+    channel      `_on_change` handles events; it is watched from the first call to `close`
+    timer        `_on_timer` ends waits whose time is over, and does attempts to rejoin. It is set to the
+                 earliest of them, and to MAX_SLEEP seconds at most, because a broken endpoint wakes nobody
+    send queue   `_on_sendable` lets senders try again
+    other tasks  `_wake` lets all waiters check again, after a change that sets `Waiting.dirty`
+
+A task that does not sleep gives way after TIME_SLICE seconds. A queue pair arms its descriptor only when a
+receive finds it empty, so a task sleeps only after such a receive. Messages that were received for a task
+that is cancelled go back to the front of the buffer. Not handled: a task that starves because others always
+find work within their slice.
 """
 
 from __future__ import annotations
@@ -41,7 +57,7 @@ from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 from typing_extensions import Buffer
 
 from mcast.api import (
-    RECHECK,
+    MAX_SLEEP,
     Backend,
     Batch,
     Closed,
@@ -54,14 +70,14 @@ from mcast.api import (
     QueuePair,
     TimedOut,
 )
-from mcast.arguments.seconds import LONGEST, PLAIN, seconds_of
+from mcast.arguments.seconds import MAX_SECONDS, NUMBERS, check_seconds
+from mcast.endpoint.base import EndpointBase, GroupLike, SenderBase
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import Event, LoopbackPolicy, RejoinPolicy
 from mcast.endpoint.receiving import Receiving, require_count
-from mcast.endpoint.sending import Post, Posting, as_batch
-from mcast.endpoint.settings import Opening, Settings
-from mcast.endpoint.view import EndpointView, GroupLike, MemberView
-from mcast.endpoint.waiting import Box, Done, Operation, Proceed, Step, resume, wait_for
+from mcast.endpoint.sending import Post, PostRequest, as_batch
+from mcast.endpoint.settings import OpenArguments, Settings
+from mcast.endpoint.waiting import Box, Done, Operation, Proceed, Step, resume, run_async
 from mcast.errors.tree import Broken
 from mcast.wire.probe import Peer
 
@@ -73,10 +89,10 @@ W = TypeVar("W")
 
 _JOINED = GroupState.JOINED
 
-TURN = 0.005
+TIME_SLICE = 0.005
 """Seconds that one task may run before it lets the loop run the others."""
 
-CHUNK = 64
+MAX_POSTED = 64
 """Messages that one call to the provider posts, or as many as the send queue holds, so that none waits for
 room."""
 
@@ -86,19 +102,20 @@ NO_LOOP = (
 )
 """The text of the RuntimeError where no loop of asyncio runs."""
 
-ELSEWHERE = (
+OTHER_LOOP = (
     "this endpoint belongs to another event loop, the one in which it was opened: open an endpoint in this "
     "loop, or hand the call over with asyncio.run_coroutine_threadsafe(call, loop)"
 )
 """The text of the RuntimeError that refuses a call in another loop."""
 
-RETRY = 0.001
+RETRY_INTERVAL = 0.001
 """Seconds until a send that found no room is tried again, where the provider has no descriptor for sends."""
 
 
 class Waiter(NamedTuple):
-    """What a task waits for: until `take(what)` finds something, or the loop's time is `until` (inf:
-    never)."""
+    """Wake-up condition of a task: until `take(what)` finds something, or the loop's time is `until` (inf:
+    never).
+    """
 
     take: Callable[[Any], Any]
     what: Any
@@ -106,7 +123,7 @@ class Waiter(NamedTuple):
 
 
 class AsyncEnterable:
-    """What an `async with` ends by the method that `_ended_by` names."""
+    """Asynchronous context manager, ended by the method that `_ended_by` names."""
 
     _ended_by: ClassVar[str]
 
@@ -123,7 +140,7 @@ class AsyncEnterable:
                 raise
 
 
-class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
+class Endpoint(AsyncEnterable, EndpointBase["Membership | Sender"]):
     """One id and one UD queue pair on one port, and the groups that they are in.
 
     `open_endpoint` makes an endpoint.
@@ -147,19 +164,19 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         self._thread = get_ident()
         self._clock = self._loop.time
         self._waiters: dict[asyncio.Future[Any], Waiter] = {}
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = inf
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = inf
         self._channel_fd = self._qp_fd = self._send_fd = -1
         self._senders: set[asyncio.Future[None]] = set()
         self._watching = False
         self._has_handed = False
-        self._turn_ends = 0.0
+        self._slice_ends = 0.0
 
     # --- groups ---
 
     def join(
         self, group: GroupLike, *, timeout: float | None = 10.0, settle: float = 0.0
-    ) -> Joining[Membership]:
+    ) -> JoinContext[Membership]:
         """Join a group as a full member, to send and receive.
 
         `await` the result, or use it in an `async with`.
@@ -169,16 +186,16 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         `Membership.ready` asks the members instead. Raises the McastError of the step that failed, with its
         likely causes. A join that fails, times out or is cancelled leaves nothing behind.
         """
-        return Joining(self._join(group, False, timeout, settle, Membership))
+        return JoinContext(self._join(group, False, timeout, settle, Membership))
 
     def sender(
         self, group: GroupLike, *, timeout: float | None = 10.0, settle: float = 0.0
-    ) -> Joining[Sender]:
+    ) -> JoinContext[Sender]:
         """Join a group only to send: the endpoint receives nothing from it.
 
         Arguments and errors are those of `join`.
         """
-        return Joining(self._join(group, True, timeout, settle, Sender))
+        return JoinContext(self._join(group, True, timeout, settle, Sender))
 
     async def _join(
         self,
@@ -190,7 +207,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
     ) -> M:
         self._require_loop()
         enter = partial(self._entered, make)
-        join = self._session.memberships.join(name, send_only, timeout, settle, enter)
+        join = self._core.memberships.join(name, send_only, timeout, settle, enter)
         return await self._run("join", Phase.JOIN, join)
 
     def _require_loop(self) -> None:
@@ -202,7 +219,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         if getattr(self._loop, "_thread_id", None) == get_ident():
             return
         if (loop := _running()) is not self._loop:
-            raise RuntimeError(NO_LOOP if loop is None else ELSEWHERE)
+            raise RuntimeError(NO_LOOP if loop is None else OTHER_LOOP)
 
     def _leave(self, group: EndpointGroup) -> None:
         self._require_loop()
@@ -212,14 +229,14 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         self._wake()
 
     def _do_leave(self, group: EndpointGroup) -> None:
-        self._session.memberships.leave(group)
+        self._core.memberships.leave(group)
         self._forget(group)
 
     # --- receiving ---
 
     async def recv(self, timeout: float | None = None) -> Message | None:
         """The next message of any group, as a copy; None when `timeout` seconds have passed."""
-        return await self._taken(self._session.receiving.take, None, timeout)
+        return await self._taken(self._core.receiving.take, None, timeout)
 
     async def recv_batch(self, max: int = 64, timeout: float | None = None) -> Batch:
         """Receive 1..max messages of all groups, leased; an empty batch when `timeout` seconds have passed.
@@ -231,7 +248,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
     async def _recv_batch(self, group: EndpointGroup | None, max: int, timeout: float | None) -> Batch:
         if max.__class__ is not int or max < 1:
             require_count(max)
-        batch = await self._taken(partial(self._session.receiving.take_batch, max), group, timeout)
+        batch = await self._taken(partial(self._core.receiving.take_batch, max), group, timeout)
         return CopiedBatch() if batch is None else batch
 
     async def batches(self, timeout: float | None = None, max: int = 64) -> AsyncIterator[Batch]:
@@ -243,7 +260,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
             require_count(max)
         while True:
             try:
-                batch = await self._taken(self._session.receiving.take_batch, max, timeout)
+                batch = await self._taken(self._core.receiving.take_batch, max, timeout)
             except Closed:
                 return
             if batch is None:
@@ -254,37 +271,36 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
     async def next_event(self, timeout: float | None = 0.0) -> Event | None:
         """The next `mcast.endpoint.policy.Event`, such as Lost; None when `timeout` seconds have passed."""
         if timeout is not None:
-            timeout = seconds_of(timeout)
+            timeout = check_seconds(timeout)
         self._require_loop()
-        self._look()
+        self._poll()
         event = self._guard.run("next_event", Phase.EVENT, self._take_event)
         if event is not None or timeout == 0:
             return event
-        return await self._run("next_event", Phase.EVENT, self._session.events.next_event(timeout))
+        return await self._run("next_event", Phase.EVENT, self._core.events.next_event(timeout))
 
     def _take_event(self) -> Event | None:
-        events = self._session.events
+        events = self._core.events
         return events.pop() if events else None
 
     async def _taken(self, take: Callable[[W], T | None], what: W, timeout: float | None) -> T | None:
-        """What `take(what)` finds, now or when the loop reports a change; None when `timeout` seconds have
-        passed.
+        """Return what `take(what)` finds, now or after a change; None when `timeout` seconds have passed.
 
         While a task has its turn it asks only the queue pair; the loop reports events and steps that are due.
         """
-        if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
-            timeout = seconds_of(timeout)
-        session, end = self._session, None
+        if timeout is not None and (timeout.__class__ not in NUMBERS or not 0.0 <= timeout <= MAX_SECONDS):
+            timeout = check_seconds(timeout)
+        core, end = self._core, None
         self._require_loop()
         while True:
-            if monotonic() >= self._turn_ends:
-                await self._next_turn()
-            if self._qp_fd < 0 and not self._session.station.closed:
-                self._look()
+            if monotonic() >= self._slice_ends:
+                await self._yield_to_loop()
+            if self._qp_fd < 0 and not self._core.resources.closed:
+                self._poll()
             found = self._guard.run("recv", Phase.RECV, take, what)
-            if news := session.waiting.news:
+            if dirty := core.waiting.dirty:
                 self._wake()  # messages of other tasks may have come with this one
-            if found is not None or (timeout == 0 and not news):
+            if found is not None or (timeout == 0 and not dirty):
                 return found
             if timeout is not None:
                 now = self._loop.time()
@@ -292,7 +308,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
                     end = now + timeout
                 elif now >= end:
                     return None
-            if news:
+            if dirty:
                 continue  # more may wait, and only a queue pair that was found empty arms its descriptor
             handed: T | None = await self._sleep(Waiter(take, what, inf if end is None else end))
             if handed is not None:
@@ -308,25 +324,25 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         def advance(operation: Operation[T], box: Box) -> Step | Done[T]:
             return run(call, phase, resume, operation, box)
 
-        return await wait_for(operation, advance, self._act)
+        return await run_async(operation, advance, self._act)
 
     async def _act(self, step: Step, proceed: Proceed[T]) -> Step | Done[T]:
         """Post, or wait until something happens, at most until `step.until`."""
         until = inf if step.until is None else step.until
         if step.post is not None:
             return proceed(await self._posted(step.post, until))
-        if self._look():
+        if self._poll():
             return proceed(None)
-        if over := monotonic() >= self._turn_ends:
-            await self._next_turn()
-        self._guard.run("recv", Phase.RECV, self._session.receiving.take_in)
-        if self._session.waiting.news:
+        if over := monotonic() >= self._slice_ends:
+            await self._yield_to_loop()
+        self._guard.run("recv", Phase.RECV, self._core.receiving.drain)
+        if self._core.waiting.dirty:
             self._wake()
         elif not over:  # after another task's turn the operation has to look again before it sleeps
-            await self._sleep(Waiter(_take_in, self._session.receiving, until))
+            await self._sleep(Waiter(_drain, self._core.receiving, until))
         return proceed(None)
 
-    async def _posted(self, posting: Posting, until: float) -> McastError | None:
+    async def _posted(self, posting: PostRequest, until: float) -> McastError | None:
         """Post as soon as there is room for a part, at most until `until`; return the error of the last
         try."""
         while True:
@@ -341,61 +357,61 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
             with suppress(Closed):  # the queue pair was replaced, as the next try says
                 await self._sendable(posting.qp, until)
 
-    async def _next_turn(self) -> None:
+    async def _yield_to_loop(self) -> None:
         """Let the other tasks run."""
         await asyncio.sleep(0)
-        self._turn_ends = monotonic() + TURN
+        self._slice_ends = monotonic() + TIME_SLICE
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         """Handle the events that have come, and do the steps that are due; return whether there was
         anything."""
-        session = self._session
-        happened = self._guard.run("step", Phase.EVENT, session.step)
+        core = self._core
+        happened = self._guard.run("step", Phase.EVENT, core.step)
         self._watch()
-        self._wake_at(session.restorer.due())
-        if happened or session.waiting.news:
+        self._wake_at(core.rejoiner.due())
+        if happened or core.waiting.dirty:
             self._wake()
         return happened
 
     def _answer(self, leaves: bool = False) -> None:
         """Answer the probes that wait; while a task waits, the loop receives them for it."""
         if not self._waiters:
-            self._guard.run("send", Phase.SEND, self._session.answer, True, leaves)
-            if self._session.waiting.news:
+            self._guard.run("send", Phase.SEND, self._core.answer, True, leaves)
+            if self._core.waiting.dirty:
                 self._wake()
 
     def _watch(self) -> None:
         """Let the loop watch the event channel, and duplicate the queue pair's descriptor for `_sleep`."""
-        session = self._session
+        core = self._core
         # Duplicates, because a closed descriptor's number may by then belong to another file.
         if self._channel_fd < 0:
-            self._channel_fd = os.dup(session.station.channel.fileno())
+            self._channel_fd = os.dup(core.resources.channel.fileno())
             self._loop.add_reader(self._channel_fd, self._on_change)
-            session.station.on_id_destroyed = self._on_id_destroyed
-        if self._qp_fd < 0 and (qp := session.restorer.usable_qp) is not None:
+            core.resources.on_id_destroyed = self._on_id_destroyed
+        if self._qp_fd < 0 and (qp := core.rejoiner.usable_qp) is not None:
             self._qp_fd = os.dup(qp.fileno())
 
     def _on_change(self) -> None:
         """Handle an event or a step that is due. The calls that wait meet its errors themselves."""
         try:
-            self._look()
+            self._poll()
         except (Closed, Broken):
             self._wake()
 
     def _wake_at(self, at: float) -> None:
-        """See to it that `_on_alarm` is called at `at` or before.
+        """See to it that `_on_timer` is called at `at` or before.
 
-        Most waits end sooner, so an earlier alarm stays. It comes after RECHECK seconds at the latest.
+        Most waits end sooner, so an earlier alarm stays. It comes after MAX_SLEEP seconds at the latest.
         """
-        if at < self._alarm_at:
-            at = min(at, self._loop.time() + RECHECK)
-            if self._alarm is not None:
-                self._alarm.cancel()
-            self._alarm, self._alarm_at = self._loop.call_at(at, self._on_alarm), at
+        if at < self._timer_at:
+            at = min(at, self._loop.time() + MAX_SLEEP)
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer, self._timer_at = self._loop.call_at(at, self._on_timer), at
 
-    def _on_alarm(self) -> None:
+    def _on_timer(self) -> None:
         """Do the steps that are due, wake the tasks whose time is over, and plan the next alarm."""
-        self._alarm, self._alarm_at = None, inf
+        self._timer, self._timer_at = None, inf
         try:
             self._on_change()
             now = self._loop.time()
@@ -403,9 +419,9 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
                 if waiter.until <= now:
                     _finish(future)
                 else:
-                    self._wake_at(min(waiter.until, now + RECHECK))
+                    self._wake_at(min(waiter.until, now + MAX_SLEEP))
         except BaseException:  # a signal's handler has raised
-            self._loop.call_soon(self._on_alarm)
+            self._loop.call_soon(self._on_timer)
             raise
 
     async def _sleep(self, waiter: Waiter) -> Any:
@@ -413,17 +429,17 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         this task."""
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiters[future] = waiter
-        if waiter.until < self._alarm_at:
+        if waiter.until < self._timer_at:
             self._wake_at(waiter.until)
-        elif self._alarm is None:
-            self._wake_at(self._loop.time() + RECHECK)
-        if self._session.restorer.recovery is not None:
+        elif self._timer is None:
+            self._wake_at(self._loop.time() + MAX_SLEEP)
+        if self._core.rejoiner.recovery is not None:
             self._unwatch()  # the descriptor of a queue pair in ERR stays readable
         elif not self._watching and self._qp_fd >= 0:
             self._loop.add_reader(self._qp_fd, self._on_readable)
             self._watching = True
         try:
-            if self._session.station.qp.has_port_events:  # and the descriptor need not be readable any more
+            if self._core.resources.qp.has_port_events:  # and the descriptor need not be readable any more
                 self._on_change()
             return await future
         except BaseException:
@@ -432,13 +448,13 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
             raise
         finally:
             del self._waiters[future]
-            self._turn_ends = monotonic() + TURN
+            self._slice_ends = monotonic() + TIME_SLICE
 
     def _keep(self, found: Message | Batch | None) -> None:
         """Keep the messages of a receive that was cancelled, for the next call that receives."""
         if found is not None:
             with suppress(Broken):
-                self._guard.run("recv", Phase.RECV, self._session.receiving.put_back, found)
+                self._guard.run("recv", Phase.RECV, self._core.receiving.put_back, found)
             self._wake()
 
     def _on_readable(self) -> None:
@@ -475,7 +491,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
                 future.set_exception(error)
         if found is None:
             self._on_change()  # the descriptor may be readable because of a port event
-        if self._session.waiting.news:
+        if self._core.waiting.dirty:
             self._wake()
 
     def _take_for(self, future: asyncio.Future[Any], waiter: Waiter) -> object:
@@ -483,15 +499,15 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         if found is not None:
             future.set_result(found)
         if type(found) is Message:
-            self._session.receiving.take_in(1)
+            self._core.receiving.drain(1)
         else:
             self._has_handed = found is not None
         return found
 
     def _wake(self) -> None:
         """Let every waiting task look again, and see to it that steps that are due are done."""
-        self._session.waiting.news = False
-        self._wake_at(self._session.restorer.due())
+        self._core.waiting.dirty = False
+        self._wake_at(self._core.rejoiner.due())
         for future in self._waiters:
             _finish(future)
 
@@ -520,10 +536,10 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         Raises QpError if the device could not send one of them.
         """
         self._require_loop()
-        session = self._session
-        deadline = session.waiting.deadline(timeout)
-        self._guard.run("flush", Phase.SEND, session.station.require_open, "flush", Phase.SEND)
-        await self._post("flush", session.sending.flush(session.station.qp, deadline))
+        core = self._core
+        deadline = core.waiting.deadline(timeout)
+        self._guard.run("flush", Phase.SEND, core.resources.require_open, "flush", Phase.SEND)
+        await self._post("flush", core.sending.flush(core.resources.qp, deadline))
 
     async def _post(self, call: str, operation: Operation[None]) -> None:
         """Carry out an operation that sends."""
@@ -538,7 +554,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         if self._send_fd < 0:
             fd = qp.send_fileno()
             if fd is None:
-                await asyncio.sleep(RETRY)
+                await asyncio.sleep(RETRY_INTERVAL)
             else:
                 self._send_fd = os.dup(fd)  # the next try arms it
             return
@@ -585,14 +601,14 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
         """
         if not self._loop.is_closed():
             self._require_loop()
-        self._alarm_at = -inf  # nothing is due any more
+        self._timer_at = -inf  # nothing is due any more
         if self._channel_fd >= 0 and not self._loop.is_closed():
             self._loop.remove_reader(self._channel_fd)
         fd, self._channel_fd = self._channel_fd, -1
         if fd >= 0:
             os.close(fd)
-        if self._alarm is not None:
-            self._alarm.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._forget_qp()
         if not self._loop.is_closed():  # in a closed one no task runs again
             self._wake()
@@ -601,7 +617,7 @@ class Endpoint(AsyncEnterable, EndpointView["Membership | Sender"]):
     def _end(self) -> None:
         try:
             if self._guard.amid == "close":  # else the endpoint is broken
-                self._session.answer(keep=False)
+                self._core.answer(keep=False)
         finally:
             self._free()
 
@@ -631,10 +647,10 @@ def open_endpoint(
 
     Call it inside a coroutine, because the endpoint belongs to the running event loop. `busy_poll` must be 0.
     """
-    return Endpoint(Opening(**locals()))
+    return Endpoint(OpenArguments(**locals()))
 
 
-class Sender(AsyncEnterable, MemberView):
+class Sender(AsyncEnterable, SenderBase):
     """A group that the program sends to."""
 
     _ended_by = "leave"
@@ -642,29 +658,29 @@ class Sender(AsyncEnterable, MemberView):
 
     def __init__(self, endpoint: Endpoint, group: EndpointGroup) -> None:
         self._endpoint, self._group = endpoint, group
-        self._chunk = min(CHUNK, endpoint._session.station.settings.send_depth)
+        self._chunk = min(MAX_POSTED, endpoint._core.resources.settings.send_depth)
 
     async def send(self, payload: Buffer, imm: int | None = None, timeout: float | None = None) -> None:
         """Send one message, as `send_batch` with a batch of one."""
-        await self._post(self._endpoint._session.sending.send_one, payload, imm, timeout)
+        await self._post(self._endpoint._core.sending.send_one, payload, imm, timeout)
 
     async def send_batch(
         self, payloads: Iterable[Buffer] | memoryview, imm: int | None = None, timeout: float | None = None
     ) -> int:
         """Send each payload as one message, in order; return how many were sent. UD has no acknowledgement.
 
-        A C-contiguous memoryview of two dimensions is a batch of its rows, and a `Headed` one of messages in
-        two parts: these take the least time.
+        A C-contiguous memoryview of two dimensions is a batch of its rows, and a `HeaderBodyBatch` one of
+        messages in two parts: these take the least time.
         `imm` is a 32-bit immediate for every message. Waits, at most `timeout` seconds, while the send queue
         is full or a lost membership is being restored. Raises MessageTooLarge, TimedOut, QpError,
         MembershipLost or Closed; the error's `posted` is how many of the messages were sent.
         """
         batch, endpoint, chunk = as_batch(payloads), self._endpoint, self._chunk
-        count, send = len(batch), endpoint._session.sending.send
+        count, send = len(batch), endpoint._core.sending.send
         if count <= chunk:
             await self._post(send, batch, imm, timeout)
             return count
-        waiting, sending = endpoint._session.waiting, endpoint._session.sending
+        waiting, sending = endpoint._core.waiting, endpoint._core.sending
         deadline = waiting.deadline(timeout)
         endpoint._require_loop()
         if isinstance(batch, list):  # each part would be checked by itself, when others are on their way
@@ -687,7 +703,7 @@ class Sender(AsyncEnterable, MemberView):
         arguments and errors are those of `send`. Raises ValueError if that sender cannot be answered, and on
         an endpoint with sequence=True. Soft-RoCE loses unicast within a network namespace (K-FABRIC-6).
         """
-        await self._post(self._endpoint._session.sending.reply, (message, payload), imm, timeout)
+        await self._post(self._endpoint._core.sending.reply, (message, payload), imm, timeout)
 
     async def _post(self, post: Post[P, object], what: P, imm: int | None, timeout: float | None) -> None:
         """Call `post` if the group is joined, and leave all else to the operation.
@@ -695,17 +711,17 @@ class Sender(AsyncEnterable, MemberView):
         A task that has had its turn waits first, because a cancelled send must not be sent.
         """
         endpoint, group = self._endpoint, self._group
-        sending = endpoint._session.sending
+        sending = endpoint._core.sending
         endpoint._require_loop()
         if endpoint._guard.amid:  # the endpoint is broken
             endpoint._guard.run("send", Phase.SEND, lambda: None)
-        if monotonic() >= endpoint._turn_ends:
-            await endpoint._next_turn()
-            endpoint._look()  # the loop does not watch for port events while nobody receives
+        if monotonic() >= endpoint._slice_ends:
+            await endpoint._yield_to_loop()
+            endpoint._poll()  # the loop does not watch for port events while nobody receives
             endpoint._answer()
         if timeout is not None:
-            timeout = seconds_of(timeout)
-        qp, destination = endpoint._session.station.qp, group.destination
+            timeout = check_seconds(timeout)
+        qp, destination = endpoint._core.resources.qp, group.destination
         failed: tuple[QueuePair, McastError] | None = None
         if group.state is _JOINED and destination is not None:
             try:
@@ -728,7 +744,7 @@ class Sender(AsyncEnterable, MemberView):
         answered, too.
         """
         endpoint = self._endpoint
-        ready = endpoint._session.questions.ready(self._group, members, timeout)
+        ready = endpoint._core.probing.ready(self._group, members, timeout)
         return await endpoint._run("ready", Phase.RECV, ready)
 
     async def leave(self) -> None:
@@ -742,7 +758,7 @@ class Membership(Sender):
     async def recv(self, timeout: float | None = None) -> Message | None:
         """The next message of the group, as a copy; None when `timeout` seconds have passed."""
         endpoint = self._endpoint
-        return await endpoint._taken(endpoint._session.receiving.take, self._group, timeout)
+        return await endpoint._taken(endpoint._core.receiving.take, self._group, timeout)
 
     async def recv_batch(self, max: int = 64, timeout: float | None = None) -> Batch:
         """Receive 1..max messages of the group; an empty batch when `timeout` seconds have passed.
@@ -753,14 +769,13 @@ class Membership(Sender):
         return await self._endpoint._recv_batch(self._group, max, timeout)
 
     async def probe_loopback(self, timeout: float = 0.5) -> bool:
-        """Whether the device returns the endpoint's own messages; found out by sending one, whatever the
-        device claims.
+        """Return True if the device returns the endpoint's own messages, found out by sending one.
 
         True as soon as the message comes back, False when `timeout` seconds have passed. With loopback="off"
         a device that has agreed not to return own messages, and returns none, ends the filter.
         """
         endpoint = self._endpoint
-        probe = endpoint._session.questions.probe_loopback(self._group, timeout)
+        probe = endpoint._core.probing.probe_loopback(self._group, timeout)
         return await endpoint._run("probe_loopback", Phase.SEND, probe)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
@@ -777,7 +792,7 @@ class Membership(Sender):
 M = TypeVar("M", bound=Sender)
 
 
-class Joining(Generic[M]):
+class JoinContext(Generic[M]):
     """A join under way: `await` it for the membership, or use it in an `async with`, which leaves the group
     at the end."""
 
@@ -812,5 +827,5 @@ def _finish(future: asyncio.Future[Any]) -> None:
         future.set_result(None)
 
 
-def _take_in(receiving: Receiving) -> None:
-    receiving.take_in()
+def _drain(receiving: Receiving) -> None:
+    receiving.drain()

@@ -47,8 +47,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 from typing_extensions import Buffer
 
 from mcast.api import (
-    RECHECK,
-    Alive,
+    MAX_SLEEP,
     Backend,
     Batch,
     Closed,
@@ -61,16 +60,17 @@ from mcast.api import (
     QpError,
     QueuePair,
     Refused,
+    SignalSafeWeakSet,
     Waiters,
 )
-from mcast.arguments.seconds import LONGEST, PLAIN, seconds_of
+from mcast.arguments.seconds import MAX_SECONDS, NUMBERS, check_seconds
+from mcast.endpoint.base import EndpointBase, GroupLike, SenderBase
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import Event, LoopbackPolicy, RejoinPolicy
-from mcast.endpoint.receiving import note_silence, require_count
-from mcast.endpoint.sending import Post, Posting, as_batch
-from mcast.endpoint.settings import Opening, Settings
-from mcast.endpoint.view import EndpointView, GroupLike, MemberView
-from mcast.endpoint.waiting import Box, Done, Operation, Proceed, Step, block, resume
+from mcast.endpoint.receiving import log_isolation, require_count
+from mcast.endpoint.sending import Post, PostRequest, as_batch
+from mcast.endpoint.settings import OpenArguments, Settings
+from mcast.endpoint.waiting import Box, Done, Operation, Proceed, Step, resume, run_blocking
 from mcast.errors.tree import Broken
 from mcast.wire.probe import Peer
 
@@ -81,13 +81,13 @@ T = TypeVar("T")
 
 _JOINED = GroupState.JOINED
 
-ANSWER_INTERVAL = 0.01
+PROBE_POLL_INTERVAL = 0.01
 """Seconds from one look for probes to the next, in the sends of a program that does not receive."""
 
-LOOK_EVERY = 64
+POLL_INTERVAL_CALLS = 64
 """After so many sends and successful receives in a row, a call asks for events although it need not wait."""
 
-WITHIN = (
+REENTRANT_CALL = (
     "recv: this thread is waiting in another call of the same endpoint, and this call comes from a signal's "
     "handler or a finalizer: let the handler set a flag, and make this call where a thread looks at the flag"
 )
@@ -120,14 +120,14 @@ class Enterable:
 
 
 class _Receive(NamedTuple):
-    """How the thread that receives for all waits: on `qp`, or for events alone while there is none."""
+    """Wait of the thread that receives for all: on `qp`, or for events alone while there is none."""
 
     qp: QueuePair | None
     max: int
     timeout: float | None
 
 
-class Endpoint(Enterable, EndpointView["Membership | Sender"]):
+class Endpoint(Enterable, EndpointBase["Membership | Sender"]):
     """One id and one UD queue pair on one port, and the groups that they are in.
 
     `open_endpoint` makes an endpoint.
@@ -137,7 +137,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
     """
 
     _ended_by = "close"
-    _unlooked = 0
+    _calls_since_poll = 0
     """Sends and receives since a call last asked for events."""
     _answered_at = 0.0
     """When a send last looked for probes."""
@@ -180,7 +180,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         make: Callable[[Endpoint, EndpointGroup], M],
     ) -> M:
         enter = partial(self._entered, make)
-        join = self._session.memberships.join(name, send_only, timeout, settle, enter)
+        join = self._core.memberships.join(name, send_only, timeout, settle, enter)
         return self._run("join", Phase.JOIN, join)
 
     def _leave(self, group: EndpointGroup) -> None:
@@ -189,12 +189,12 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
     def _do_leave(self, group: EndpointGroup) -> None:
         receives = self._claim.locked()
         if not receives and group.state is _JOINED:
-            self._session.answer(keep=True, leaves=True)
-        self._session.memberships.leave(group)
+            self._core.answer(keep=True, leaves=True)
+        self._core.memberships.leave(group)
         self._forget(group)
         self._waiters.wake()
         if receives and not self.closed:
-            self._session.station.nudge()  # wake the receiving thread, which may wait for this very group
+            self._core.resources.wake()  # wake the receiving thread, which may wait for this very group
 
     # --- receiving ---
 
@@ -212,7 +212,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
     def _recv_batch(self, group: EndpointGroup | None, max: int, timeout: float | None) -> Batch:
         if max.__class__ is not int or max < 1:
             require_count(max)
-        receiving = self._session.receiving
+        receiving = self._core.receiving
         batch = self._taken(partial(receiving.take_batch, max), group, timeout)
         if batch is not None:
             return batch
@@ -239,16 +239,16 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
     def next_event(self, timeout: float | None = 0.0) -> Event | None:
         """The next `mcast.endpoint.policy.Event`, such as Lost; None when `timeout` seconds have passed."""
         if timeout is not None:
-            timeout = seconds_of(timeout)
+            timeout = check_seconds(timeout)
         event = self._guard.run("next_event", Phase.EVENT, self._take_event)
         if event is not None or timeout == 0:
             return event
-        return self._run("next_event", Phase.EVENT, self._session.events.next_event(timeout))
+        return self._run("next_event", Phase.EVENT, self._core.events.next_event(timeout))
 
     def _take_event(self) -> Event | None:
         if not self._claim.locked():
-            self._look()
-        events = self._session.events
+            self._poll()
+        events = self._core.events
         return events.pop() if events else None
 
     def flush(self, timeout: float | None = None) -> None:
@@ -256,13 +256,13 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
 
         Raises QpError if the device could not send one of them.
         """
-        session = self._session
-        deadline = session.waiting.deadline(timeout)
-        self._guard.run("flush", Phase.SEND, session.station.require_open, "flush", Phase.SEND)
-        self._run("flush", Phase.SEND, session.sending.flush(session.station.qp, deadline))
+        core = self._core
+        deadline = core.waiting.deadline(timeout)
+        self._guard.run("flush", Phase.SEND, core.resources.require_open, "flush", Phase.SEND)
+        self._run("flush", Phase.SEND, core.sending.flush(core.resources.qp, deadline))
 
     def _recv(self, group: EndpointGroup | None, timeout: float | None) -> Message | None:
-        receiving = self._session.receiving
+        receiving = self._core.receiving
         message = self._taken(receiving.take, group, timeout)
         if message is not None:
             return message
@@ -271,13 +271,16 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         return self._run("recv", Phase.RECV, receiving.recv(group, timeout))
 
     def _taken(self, take: Callable[[P], T | None], what: P, timeout: float | None) -> T | None:
-        """What `take(what)` finds at once; None if it finds nothing, or if another thread is receiving.
+        """Return what `take(what)` finds at once; None if it finds nothing, or if another thread is
+        receiving.
 
         A receive that finds something does not ask for events each time, because asking may take longer than
         receiving.
         """
-        if timeout is not None and (timeout.__class__ not in PLAIN or not 0.0 <= timeout <= LONGEST):
-            seconds_of(timeout)  # what is no number of seconds is refused, although nothing may wait for them
+        if timeout is not None and (timeout.__class__ not in NUMBERS or not 0.0 <= timeout <= MAX_SECONDS):
+            check_seconds(
+                timeout
+            )  # what is no number of seconds is refused, although nothing may wait for them
         # As `Guard.run`, without two calls, in a receive that finds a message and costs as much as they do.
         guard = self._guard
         found: T | None = None
@@ -289,9 +292,9 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
                 guard.amid = "recv"
                 try:
                     if not self._claim.locked():
-                        self._unlooked += 1
-                        if self._unlooked > LOOK_EVERY:
-                            self._look()
+                        self._calls_since_poll += 1
+                        if self._calls_since_poll > POLL_INTERVAL_CALLS:
+                            self._poll()
                         found = take(what)
                 except Refused as error:
                     refused = error
@@ -307,25 +310,25 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         return found
 
     def _take_last(self, take: Callable[..., T | None], *what: Any) -> T | None:
-        """As the operation does that receives within no time: handle events, and look once more."""
+        """Handle events and take once more, for a receive with timeout 0."""
         if self._claim.locked():
             return None
-        self._look()
+        self._poll()
         found = take(*what)
         if found is None:
-            note_silence(self._session.station)
+            log_isolation(self._core.resources)
         return found
 
     # --- the driver ---
 
-    def _look(self) -> bool:
+    def _poll(self) -> bool:
         """Handle the events that have come, and do the steps that are due; return whether there was
         anything."""
-        self._unlooked = 0
+        self._calls_since_poll = 0
         if self._reads and not self._claim.locked():
             self._reads = False
-            self._session.lose_event()
-        happened = self._session.step()
+            self._core.recover_lost_event()
+        happened = self._core.step()
         if happened:
             self._waiters.wake()
         return happened
@@ -337,7 +340,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
 
     def _answer(self) -> None:
         """Answer the probes that wait, where the program sends and does not receive."""
-        self._session.answer(keep=True)
+        self._core.answer(keep=True)
 
     def _run(self, call: str, phase: Phase, operation: Operation[T]) -> T:
         """Carry out an operation by blocking."""
@@ -346,13 +349,13 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
         def advance(operation: Operation[T], box: Box) -> Step | Done[T]:
             return run(call, phase, resume, operation, box)
 
-        return block(operation, advance, partial(self._act, call, phase))
+        return run_blocking(operation, advance, partial(self._act, call, phase))
 
     def _act(self, call: str, phase: Phase, step: Step, proceed: Proceed[T]) -> Step | Done[T]:
         """Post, or wait until something happens, at most until `step.until`."""
-        left = self._session.waiting.left(step.until)
+        left = self._core.waiting.left(step.until)
         if step.post is not None:
-            posting: Posting = step.post
+            posting: PostRequest = step.post
             try:
                 posting.call(left)
             except McastError as error:
@@ -370,36 +373,37 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
                 with self._guard.lock:
                     self._waiters.wake()
         if how is not None:
-            how.acquire(timeout=RECHECK if left is None else min(left, RECHECK))
+            how.acquire(timeout=MAX_SLEEP if left is None else min(left, MAX_SLEEP))
             with self._guard.lock:
                 self._waiters.discard(how)
         return proceed(None)
 
     def _plan(self, step: Step, claim: Lock, left: float | None) -> Any:
-        """How to wait: as the thread that receives, or on a lock, while another thread does; None: look
-        again."""
+        """Return how to wait: `_Receive` as the receiving thread, a lock while another one receives, None
+        to retry.
+        """
         if self._claim.locked():
             if self._claimant == get_ident():
-                raise Refused(RuntimeError(WITHIN))
+                raise Refused(RuntimeError(REENTRANT_CALL))
             # Only the receiving thread reads events: if this one did, that one would sleep on.
             return self._waiters.add()
-        if self._look():
+        if self._poll():
             return None
-        session = self._session
+        core = self._core
         self._claim, self._claimant = claim, get_ident()
-        due = session.restorer.due()
+        due = core.rejoiner.due()
         if due != inf:
-            soon = session.waiting.left(due)
+            soon = core.waiting.left(due)
             left = soon if left is None or soon is None else min(left, soon)
-        if not session.station.backend.virtual_time:  # where nobody could break the endpoint meanwhile
-            left = RECHECK if left is None else min(left, RECHECK)
-        return _Receive(session.restorer.usable_qp, step.max, left)
+        if not core.resources.backend.virtual_time:  # where nobody could break the endpoint meanwhile
+            left = MAX_SLEEP if left is None else min(left, MAX_SLEEP)
+        return _Receive(core.rejoiner.usable_qp, step.max, left)
 
     def _receive(self, how: _Receive) -> Batch | None:
         """Wait for a message or an event, as the thread that has the claim."""
         if how.qp is None:
             self._reads = True
-            event = self._session.station.channel.get_event(how.timeout)
+            event = self._core.resources.channel.get_event(how.timeout)
             self._guard.run("recv", Phase.RECV, self._on_event, event)
             return None
         failed: McastError
@@ -412,14 +416,14 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
 
     def _on_event(self, event: CmEvent | None) -> None:
         if event is not None:
-            self._session.on_event(event)
+            self._core.on_event(event)
         self._reads = False
 
     def _on_error(self, error: McastError) -> None:
         if isinstance(error, QpError):
-            self._session.on_qp_error(error)
+            self._core.on_qp_error(error)
         else:
-            self._session.station.require_open("recv", Phase.RECV)
+            self._core.resources.require_open("recv", Phase.RECV)
 
     # --- the end ---
 
@@ -434,7 +438,7 @@ class Endpoint(Enterable, EndpointView["Membership | Sender"]):
     def _end(self) -> None:
         try:
             if self._guard.amid == "close" and not self._claim.locked():  # else the endpoint is broken
-                self._session.answer(keep=False)
+                self._core.answer(keep=False)
         finally:
             try:
                 self._free()  # wakes the receiving thread
@@ -507,10 +511,10 @@ def open_endpoint(
     which names the choices, for an argument that cannot be; BackendError if the provider cannot run here;
     McastError if the stack refuses.
     """
-    return Endpoint(Opening(**locals()))
+    return Endpoint(OpenArguments(**locals()))
 
 
-class Sender(Enterable, MemberView):
+class Sender(Enterable, SenderBase):
     """A group that the program sends to."""
 
     _ended_by = "leave"
@@ -521,21 +525,21 @@ class Sender(Enterable, MemberView):
 
     def send(self, payload: Buffer, imm: int | None = None, timeout: float | None = None) -> None:
         """Send one message, as `send_batch` with a batch of one."""
-        self._post(self._endpoint._session.sending.send_one, payload, imm, timeout)
+        self._post(self._endpoint._core.sending.send_one, payload, imm, timeout)
 
     def send_batch(
         self, payloads: Iterable[Buffer] | memoryview, imm: int | None = None, timeout: float | None = None
     ) -> int:
         """Send each payload as one message, in order; return how many were sent. UD has no acknowledgement.
 
-        A C-contiguous memoryview of two dimensions is a batch of its rows, and a `Headed` one of messages in
-        two parts: these take the least time.
+        A C-contiguous memoryview of two dimensions is a batch of its rows, and a `HeaderBodyBatch` one of
+        messages in two parts: these take the least time.
         `imm` is a 32-bit immediate for every message. Waits, at most `timeout` seconds, while the send queue
         is full or a lost membership is being restored. Raises MessageTooLarge, TimedOut, QpError,
         MembershipLost or Closed; the error's `posted` is how many of the messages were sent.
         """
         batch = as_batch(payloads)
-        self._post(self._endpoint._session.sending.send, batch, imm, timeout)
+        self._post(self._endpoint._core.sending.send, batch, imm, timeout)
         return len(batch)
 
     def reply(
@@ -547,7 +551,7 @@ class Sender(Enterable, MemberView):
         arguments and errors are those of `send`. Raises ValueError if that sender cannot be answered, and on
         an endpoint with sequence=True. Soft-RoCE loses unicast within a network namespace (K-FABRIC-6).
         """
-        self._post(self._endpoint._session.sending.reply, (message, payload), imm, timeout)
+        self._post(self._endpoint._core.sending.reply, (message, payload), imm, timeout)
 
     def _post(self, post: Post[P, object], what: P, imm: int | None, timeout: float | None) -> None:
         """Call `post` if the group is joined, and leave all else to the operation.
@@ -555,22 +559,22 @@ class Sender(Enterable, MemberView):
         Events that have come are handled first, unless a thread that is receiving handles them.
         """
         endpoint, group = self._endpoint, self._group
-        session, guard = endpoint._session, endpoint._guard
+        core, guard = endpoint._core, endpoint._guard
         if guard.amid:  # another thread is in the middle of a change, or the endpoint is broken
             guard.run("send", Phase.SEND, lambda: None)
-        endpoint._unlooked += 1  # port events are not in `is_quiet`: only the queue pair has them
+        endpoint._calls_since_poll += 1  # port events are not in `is_idle`: only the queue pair has them
         if not endpoint._claim.locked():
             # The receive queue fills with own messages, too, so a look is due by time and by number; but
             # not while virtual time stands still, because then nobody else acts.
-            pause = session.waiting.now() - endpoint._answered_at
-            looks = endpoint._unlooked > LOOK_EVERY or not session.is_quiet()
-            if looks:
-                endpoint._unless_busy(endpoint._look)
-            if pause >= ANSWER_INTERVAL or (looks and pause):
+            pause = core.waiting.now() - endpoint._answered_at
+            polls = endpoint._calls_since_poll > POLL_INTERVAL_CALLS or not core.is_idle()
+            if polls:
+                endpoint._unless_busy(endpoint._poll)
+            if pause >= PROBE_POLL_INTERVAL or (polls and pause):
                 endpoint._answered_at += pause
                 endpoint._unless_busy(endpoint._answer)
         # No lock is needed, because posting to a queue pair that is replaced from here on raises Closed.
-        qp, destination = session.station.qp, group.destination
+        qp, destination = core.resources.qp, group.destination
         failed: tuple[QueuePair, McastError] | None = None
         if group.state is _JOINED and destination is not None:
             try:
@@ -578,7 +582,7 @@ class Sender(Enterable, MemberView):
                 return
             except (QpError, Closed) as error:
                 failed = qp, error
-        send = session.sending.operation(group, post, what, imm, timeout, failed)
+        send = core.sending.operation(group, post, what, imm, timeout, failed)
         failed = None  # it must not refer to this frame
         endpoint._run("send", Phase.SEND, send)
 
@@ -593,7 +597,7 @@ class Sender(Enterable, MemberView):
         answered, too.
         """
         endpoint = self._endpoint
-        ready = endpoint._session.questions.ready(self._group, members, timeout)
+        ready = endpoint._core.probing.ready(self._group, members, timeout)
         return endpoint._run("ready", Phase.RECV, ready)
 
     def leave(self) -> None:
@@ -617,14 +621,13 @@ class Membership(Sender):
         return self._endpoint._recv_batch(self._group, max, timeout)
 
     def probe_loopback(self, timeout: float = 0.5) -> bool:
-        """Whether the device returns the endpoint's own messages; found out by sending one, whatever the
-        device claims.
+        """Return True if the device returns the endpoint's own messages, found out by sending one.
 
         True as soon as the message comes back, False when `timeout` seconds have passed. With loopback="off"
         a device that has agreed not to return own messages, and returns none, ends the filter.
         """
         endpoint = self._endpoint
-        probe = endpoint._session.questions.probe_loopback(self._group, timeout)
+        probe = endpoint._core.probing.probe_loopback(self._group, timeout)
         return endpoint._run("probe_loopback", Phase.SEND, probe)
 
     def __iter__(self) -> Iterator[Message]:
@@ -640,7 +643,7 @@ class Membership(Sender):
 
 M = TypeVar("M", bound=Sender)
 
-_endpoints: Alive[Endpoint] = Alive()
+_endpoints: SignalSafeWeakSet[Endpoint] = SignalSafeWeakSet()
 
 
 def _after_fork() -> None:

@@ -17,135 +17,135 @@ from random import Random
 
 from mcast.api import Backend, CmEvent, CmEventType, McastError, Phase, QpError, Refused, mcast_error
 from mcast.endpoint.events import EventQueue, PortWatch
-from mcast.endpoint.inbox import Kept
 from mcast.endpoint.membership import SEQUENCE_COUNTS, Change, EndpointGroup
 from mcast.endpoint.memberships import Memberships
 from mcast.endpoint.policy import GaveUp, LoopbackPolicy, Lost, Rejoined
-from mcast.endpoint.ports import Place
-from mcast.endpoint.probes import Prober, Questions
-from mcast.endpoint.receiving import Receiving, Sorter
-from mcast.endpoint.recovery import Restorer
+from mcast.endpoint.ports import LocalPort
+from mcast.endpoint.probes import Prober, Probing
+from mcast.endpoint.receive_buffer import ReceiveBuffer
+from mcast.endpoint.receiving import Demux, Receiving
+from mcast.endpoint.recovery import Rejoiner
+from mcast.endpoint.resources import PortResources
 from mcast.endpoint.sending import Sending
-from mcast.endpoint.settings import Settings, refuse_beyond_device
-from mcast.endpoint.station import Station
+from mcast.endpoint.settings import Settings, check_device_limits
 from mcast.endpoint.stats import EndpointStats
-from mcast.endpoint.waiting import Waiting, asked
+from mcast.endpoint.waiting import Waiting, call_provider
 
 logger: logging.Logger = logging.getLogger("mcast")
 
 
-class Session:
+class EndpointCore:
     """The parts of an endpoint, each with a subject of its own, and the events that concern several of them.
 
-    `now` gives monotonic seconds on the clock that the driver waits by. `find_place` finds the port again
+    `now` gives monotonic seconds on the clock that the driver waits by. `find_port` finds the port again
     after its device was lost, or raises ValueError while it is not there.
     """
 
     def __init__(
         self,
         backend: Backend,
-        place: Place,
-        find_place: Callable[[], Place],
+        local_port: LocalPort,
+        find_port: Callable[[], LocalPort],
         settings: Settings,
         now: Callable[[], float],
     ) -> None:
-        refuse_beyond_device(settings, place)
+        check_device_limits(settings, local_port)
         random = Random(backend.new_seed() if settings.seed is None else settings.seed)
         self.waiting: Waiting = Waiting(now, lambda batch: self.receiving.route(batch))
         waiting = self.waiting
-        self.station: Station = Station(backend, place, find_place, settings)
-        station = self.station
-        self.events: EventQueue = EventQueue(station, waiting)
-        tell = self.events.tell
-        self._channel, roster = station.channel, station.roster
-        self.restorer: Restorer = Restorer(station, random, now, tell)
-        restorer = self.restorer
-        kept = Kept(roster.groups, roster.by_mgid, settings.receive_depth)
-        self.memberships: Memberships = Memberships(station, restorer, waiting, kept, random)
+        self.resources: PortResources = PortResources(backend, local_port, find_port, settings)
+        resources = self.resources
+        self.events: EventQueue = EventQueue(resources, waiting)
+        report = self.events.report
+        self._channel, group_index = resources.channel, resources.group_index
+        self.rejoiner: Rejoiner = Rejoiner(resources, random, now, report)
+        rejoiner = self.rejoiner
+        buffer = ReceiveBuffer(group_index.groups, group_index.by_mgid, settings.receive_depth)
+        self.memberships: Memberships = Memberships(resources, rejoiner, waiting, buffer, random)
         members = self.memberships
-        prober = Prober(station, restorer, members.drop)
+        prober = Prober(resources, rejoiner, members.drop)
         filtering = settings.loopback is not LoopbackPolicy.ON
-        sorter = Sorter(roster.by_mgid, prober, filtering, settings.sequence, members.drop, tell)
+        demux = Demux(group_index.by_mgid, prober, filtering, settings.sequence, members.drop, report)
         self.receiving: Receiving = Receiving(
-            station, restorer, members, waiting, kept, sorter, tell, self.on_qp_error
+            resources, rejoiner, members, waiting, buffer, demux, report, self.on_qp_error
         )
-        self.sending: Sending = Sending(station, members, waiting, self.on_qp_error)
-        self.questions: Questions = Questions(station, members, waiting, prober, sorter)
-        self.port: PortWatch = PortWatch(station, restorer, tell)
+        self.sending: Sending = Sending(resources, members, waiting, self.on_qp_error)
+        self.probing: Probing = Probing(resources, members, waiting, prober, demux)
+        self.port: PortWatch = PortWatch(resources, rejoiner, report)
 
     def answer(self, keep: bool, leaves: bool = False) -> None:
         """Answer the probes that wait, where the program does not receive; errors are those of the next
         call."""
-        if not self.station.is_over:
+        if not self.resources.is_closed:
             try:
                 self.receiving.answer(keep, leaves)
             except Refused as refused:
-                logger.debug("%s: probes were not answered: %s", self.station.name, refused.error)
+                logger.debug("%s: probes were not answered: %s", self.resources.name, refused.error)
 
-    def is_quiet(self) -> bool:
-        """Whether `step` has nothing to do. May be called without the driver's lock."""
+    def is_idle(self) -> bool:
+        """Return True if `step` has nothing to do. May be called without the driver's lock."""
         channel = self._channel
-        return not (self.station.closed or self.restorer.busy or channel.closed or channel.pending)
+        return not (self.resources.closed or self.rejoiner.busy or channel.closed or channel.pending)
 
     def step(self) -> bool:
         """Handle the events that have come, and do the steps that are due; return whether there was
         anything."""
-        self.station.require_open("step", Phase.EVENT)
-        happened = self.port.look()  # the port's event explains what follows, so it comes first
-        while asked(getattr, self._channel, "pending"):
-            event = asked(self._channel.get_event, 0)
+        self.resources.require_open("step", Phase.EVENT)
+        happened = self.port.poll()  # the port's event explains what follows, so it comes first
+        while call_provider(getattr, self._channel, "pending"):
+            event = call_provider(self._channel.get_event, 0)
             if event is None:
                 break
             happened = True
             self.on_event(event)
-        if self.restorer.busy and self.restorer.due() <= self.waiting.now():
+        if self.rejoiner.busy and self.rejoiner.due() <= self.waiting.now():
             happened = True
-            before = self.station.id
-            self.restorer.recover()
-            if self.station.id is not before:
-                self.port.look_anew()
+            before = self.resources.id
+            self.rejoiner.recover()
+            if self.resources.id is not before:
+                self.port.refresh()
         return happened
 
     def on_event(self, event: CmEvent) -> None:
         """Handle an event that was read."""
-        if event.id is not self.station.id:  # of a nudge's id, which has served its purpose
+        if event.id is not self.resources.id:  # the id of `wake`, which has served its purpose
             if event.id is not None:
-                self.station.destroy(event.id)
+                self.resources.destroy(event.id)
             return
         group = event.context
         match event.type:
             case CmEventType.DEVICE_REMOVAL | CmEventType.ADDR_CHANGE:
-                self.restorer.lose_all(_error_of(event), reopen=True)
-            case _ if self.restorer.reopen:
+                self.rejoiner.lose_all(_error_of(event), reopen=True)
+            case _ if self.rejoiner.reopen:
                 why = "its membership ends with the id"
-                logger.debug("%s: event %s passed over: %s", self.station.name, event.type.name, why)
+                logger.debug("%s: event %s passed over: %s", self.resources.name, event.type.name, why)
             case CmEventType.MULTICAST_JOIN if isinstance(group, EndpointGroup):
                 assert event.ud is not None
-                self.restorer.on_joined(group, event.ud.destination)
+                self.rejoiner.on_joined(group, event.ud.destination)
             case CmEventType.MULTICAST_ERROR if isinstance(group, EndpointGroup):
-                self.restorer.happens(group, Change.REFUSED, _error_of(event))
+                self.rejoiner.transition(group, Change.REFUSED, _error_of(event))
             case _:
-                logger.debug("%s: event %s passed over", self.station.name, event.type.name)
+                logger.debug("%s: event %s passed over", self.resources.name, event.type.name)
 
     def on_qp_error(self, error: QpError) -> None:
         """The queue pair went into ERR: with a policy it will be reset, without one the caller gets the
         error."""
-        self.restorer.on_qp_error(error)
-        self.waiting.news = True
+        self.rejoiner.on_qp_error(error)
+        self.waiting.dirty = True
 
-    def lose_event(self) -> None:
+    def recover_lost_event(self) -> None:
         """Start again with a new id, because an event may have been lost when a call was interrupted.
 
         Only while something is restored, a call waits by taking events.
         """
         detail = "an event was lost when a call was interrupted"
         error = mcast_error(E.ENETRESET, "get_event", Phase.EVENT, None, detail)
-        self.restorer.lose_all(error, reopen=True)
+        self.rejoiner.lose_all(error, reopen=True)
 
     def snapshot(self) -> EndpointStats:
         """Everything that was counted so far."""
-        station, counters = self.station, self.station.counters()
-        groups = tuple(group.snapshot() for group in station.roster.groups.values())
+        resources, counters = self.resources, self.resources.counters()
+        groups = tuple(group.snapshot() for group in resources.group_index.groups.values())
         dropped: Counter[str] = Counter(self.memberships.dropped)
         for group in groups:
             dropped.update(group.dropped)
@@ -157,32 +157,32 @@ class Session:
             "dropped by a reset": counters.dropped_reset,
             "invalid completion": counters.dropped_invalid,
         }
-        left, numbered = self.memberships.left, bool(station.settings.sequence)
+        left, numbered = self.memberships.left, bool(resources.settings.sequence)
         sums = {
             field: left[field] + sum(getattr(group, field) for group in groups)
             for field in ("sent_bytes", "sent_batches", "joins", *(SEQUENCE_COUNTS if numbered else ()))
         } | ({} if numbered else dict.fromkeys(SEQUENCE_COUNTS))
         return EndpointStats(
-            backend=station.backend.name,
-            device=station.place.device.name,
-            port_num=station.place.port.port_num,
-            qp_num=None if station.qp.closed else station.qp.qp_num,
+            backend=resources.backend.name,
+            device=resources.local_port.device.name,
+            port_num=resources.local_port.port.port_num,
+            qp_num=None if resources.qp.closed else resources.qp.qp_num,
             sent=counters.sent,
             received=counters.received,
             received_bytes=self.receiving.bytes,
             received_batches=self.receiving.batches,
-            receive_depth=station.settings.receive_depth,
+            receive_depth=resources.settings.receive_depth,
             receive_free=counters.recv_free,
             receive_low_water=counters.recv_low_water,
             receive_empty=counters.recv_empty,
             dropped=dropped | {reason: count for reason, count in silent.items() if count is not None},
-            probes=self.questions.prober.posted,
-            lost=self.events.told[Lost],
-            rejoins=self.events.told[Rejoined],
-            gave_up=self.events.told[GaveUp],
+            probes=self.probing.prober.posted,
+            lost=self.events.counts[Lost],
+            rejoins=self.events.counts[Rejoined],
+            gave_up=self.events.counts[GaveUp],
             events_dropped=self.events.dropped,
             groups=groups,
-            port_counters=station.port_counters(),
+            port_counters=resources.port_counters(),
             **sums,
         )
 

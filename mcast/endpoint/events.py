@@ -12,9 +12,9 @@ from collections.abc import Callable
 
 from mcast.api import Closed, Phase, PortEvent, PortState, Refused
 from mcast.endpoint.policy import AddressChanged, Event, MessagesMissing, PortDown, PortUp
-from mcast.endpoint.recovery import Restorer
-from mcast.endpoint.station import Station
-from mcast.endpoint.waiting import Operation, Waiting, asked
+from mcast.endpoint.recovery import Rejoiner
+from mcast.endpoint.resources import PortResources
+from mcast.endpoint.waiting import Operation, Waiting, call_provider
 from mcast.wire.addresses import Gid
 
 logger: logging.Logger = logging.getLogger("mcast")
@@ -33,38 +33,38 @@ MAX_MISSING_OF_SOURCE = 128
 class EventQueue:
     """The events that nobody has fetched yet, and how many of each kind there were."""
 
-    def __init__(self, station: Station, waiting: Waiting) -> None:
-        self._station, self._waiting = station, waiting
+    def __init__(self, resources: PortResources, waiting: Waiting) -> None:
+        self._resources, self._waiting = resources, waiting
         self._queued: deque[tuple[int, Event]] = deque()
         self._missing: deque[tuple[int, MessagesMissing]] = deque()
         """Each event with its number in the order of all."""
         self._missing_of: Counter[Gid] = Counter()
         self._last = 0
-        self.told: Counter[type[Event]] = Counter()
+        self.counts: Counter[type[Event]] = Counter()
         self.dropped: int = 0
 
     def __len__(self) -> int:
         return len(self._queued) + len(self._missing)
 
-    def tell(self, event: Event) -> None:
+    def report(self, event: Event) -> None:
         """Queue the event, count and log it."""
-        self.told[type(event)] += 1
+        self.counts[type(event)] += 1
         self._last += 1
-        self._waiting.news = True
+        self._waiting.dirty = True
         if isinstance(event, MessagesMissing):
-            self._tell_missing(event)
+            self._report_missing(event)
             return
         if len(self._queued) >= MAX_EVENTS:
             self._queued.popleft()
             self.dropped += 1
         self._queued.append((self._last, event))
-        logger.warning("%s: %s", self._station.name, event)
+        logger.warning("%s: %s", self._resources.name, event)
 
-    def _tell_missing(self, event: MessagesMissing) -> None:
-        count = self.told[MessagesMissing]
+    def _report_missing(self, event: MessagesMissing) -> None:
+        count = self.counts[MessagesMissing]
         if count & (count - 1) == 0:  # the 1st, 2nd, 4th, 8th ..., which are few however many there are
             so_far = "" if count == 1 else f" ({count} such gaps so far)"
-            logger.warning("%s: %s%s", self._station.name, event, so_far)
+            logger.warning("%s: %s%s", self._resources.name, event, so_far)
         if self._missing_of[event.source] >= MAX_MISSING_OF_SOURCE:
             self.dropped += 1
             return
@@ -97,21 +97,21 @@ class EventQueue:
 
 
 class PortWatch:
-    """Reads the events of the port, and reports them; `tell` takes an event for the user."""
+    """Reads the events of the port, and reports them; `report` takes an event for the user."""
 
-    def __init__(self, station: Station, restorer: Restorer, tell: Callable[[Event], None]) -> None:
-        self._station, self._restorer, self._tell = station, restorer, tell
-        self._link_is_up = station.place.port.state is PortState.ACTIVE
-        """As `PortUp` and `PortDown` have told."""
+    def __init__(self, resources: PortResources, rejoiner: Rejoiner, report: Callable[[Event], None]) -> None:
+        self._resources, self._rejoiner, self._report = resources, rejoiner, report
+        self._link_is_up = resources.local_port.port.state is PortState.ACTIVE
+        """Link state that the last `PortUp` or `PortDown` reported."""
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Handle the events of the port; return whether there were any."""
-        if self._restorer.recovery is not None:  # the next queue pair starts with the state at that time
+        if self._rejoiner.recovery is not None:  # the next queue pair starts with the state at that time
             return False
         try:
-            events = asked(self._station.qp.port_events)
+            events = call_provider(self._resources.qp.port_events)
         except Refused as refused:
-            self._station.require_open("step", Phase.EVENT)
+            self._resources.require_open("step", Phase.EVENT)
             if not isinstance(refused.error, Closed):
                 raise
             return False
@@ -119,26 +119,26 @@ class PortWatch:
             self._on_event(event)
         return bool(events)
 
-    def look_anew(self) -> None:
+    def refresh(self) -> None:
         """Look at the link itself, because the port's events went to a queue pair that was replaced
         meanwhile."""
-        self._note_link(self._station.place.port.state is PortState.ACTIVE)
+        self._note_link(self._resources.local_port.port.state is PortState.ACTIVE)
 
     def _on_event(self, event: PortEvent) -> None:
-        port = self._station.port_name
+        port = self._resources.port_name
         match event:
             case PortEvent.ERR | PortEvent.ACTIVE:
                 self._note_link(event is PortEvent.ACTIVE)
             case PortEvent.GID_CHANGE:
-                error = self._station.look_at_address()
-                self._tell(AddressChanged(port, own=error is not None))
+                error = self._resources.check_address()
+                self._report(AddressChanged(port, own=error is not None))
                 if error is not None:
-                    self._restorer.lose_all(error, reopen=True)
+                    self._rejoiner.lose_all(error, reopen=True)
             case _:  # if memberships end because of it, a MULTICAST_ERROR follows
-                logger.debug("%s: %s", self._station.name, event.name)
+                logger.debug("%s: %s", self._resources.name, event.name)
 
     def _note_link(self, up: bool) -> None:
         """Report the link's state if it is not the one that was last reported."""
         if up != self._link_is_up:
             self._link_is_up = up
-            self._tell((PortUp if up else PortDown)(self._station.port_name))
+            self._report((PortUp if up else PortDown)(self._resources.port_name))

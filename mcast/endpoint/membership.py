@@ -1,8 +1,14 @@
-"""The life of a membership, as one table of states and changes; and the groups that live it, with their
-counts.
+"""State machine of a membership, as one table; and the groups of an endpoint, with their counters.
 
-A change leads to the next state and to actions, which are values that `recovery.Restorer` carries out. A
-change without a row changes nothing: `PASSED_OVER` says why, for an event that comes late, for example.
+    JOINING -> JOINED -> LOST -> JOINED ...   with a rejoin policy; LOST -> FAILED when it gives up
+    JOINING -> FAILED                         when the join is refused
+    JOINED -> FAILED                          without a policy
+    any state -> LEFT                         by leave or close
+
+A change (`Change`) leads to the next state and to actions (`Action`), which are values: `recovery.Rejoiner`
+carries them out, `core.EndpointCore` and the rejoiner cause the changes. A change without a row changes
+nothing: `IGNORED` says why, for an event that comes late, for example. A group belongs to its endpoint, and
+changes only under the endpoint's guard.
 """
 
 from __future__ import annotations
@@ -17,8 +23,8 @@ from typing import Any, NamedTuple
 
 from mcast.api import AlreadyJoined, Destination, DeviceInfo, McastError, Phase, Refused, mcast_error
 from mcast.endpoint import sequence
-from mcast.endpoint.inbox import Inbox
 from mcast.endpoint.numbering import Numbering
+from mcast.endpoint.receive_buffer import GroupQueue
 from mcast.endpoint.stats import GroupStats
 from mcast.wire.addresses import Gid, McastAddress
 
@@ -31,79 +37,93 @@ class GroupState(Enum):
     JOINING = "joining"
     JOINED = "joined"
     LOST = "lost, to be joined again"
-    GONE = "lost for good"
+    FAILED = "lost for good"
     LEFT = "left"
 
 
 class Change(Enum):
-    """What can happen to a membership."""
+    """Inputs of the membership's state machine."""
 
     CONFIRMED = "the event of the join says joined"
     REFUSED = "the event of the join is an error"
-    COLLIDES = "joined, but another membership has the same MGID"
+    COLLISION = "joined, but another membership has the same MGID"
     QP_FAILED = "the queue pair went into ERR"
-    ID_GONE = "the device or the address went away"
-    QP_BACK = "the queue pair was reset"
+    ID_LOST = "the device or the address went away"
+    QP_RESTORED = "the queue pair was reset"
     GIVEN_UP = "the policy ends the attempts"
     LEAVE = "leave, or close"
 
 
 class Action(Enum):
-    """What has to be done because of a change."""
+    """Outputs of the membership's state machine, carried out by `recovery.Rejoiner`."""
 
-    NOTE = "note where to send"
-    TELL_LOST = "tell `Lost`"
-    TELL_REJOINED = "tell `Rejoined`"
-    TELL_GAVE_UP = "tell `GaveUp`"
-    PLAN_JOIN = "plan to join again"
-    PLAN_RESET = "wait for the queue pair"
-    TRY_AGAIN = "plan the next attempt"
+    RECORD_DESTINATION = "note where to send"
+    REPORT_LOST = "tell `Lost`"
+    REPORT_REJOINED = "tell `Rejoined`"
+    REPORT_GAVE_UP = "tell `GaveUp`"
+    SCHEDULE_JOIN = "plan to join again"
+    AWAIT_QP_RESET = "wait for the queue pair"
+    SCHEDULE_RETRY = "plan the next attempt"
     UNDO_JOIN = "leave, and keep the other attached"
-    END = "wake the calls that receive"
+    WAKE_RECEIVERS = "wake the calls that receive"
 
 
-class Step(NamedTuple):
+class Transition(NamedTuple):
     """The state that a change leads to, and the actions to do, in order."""
 
     state: GroupState
     actions: tuple[Action, ...] = ()
 
 
-Life = Mapping[tuple[GroupState, Change], Step]
+Transitions = Mapping[tuple[GroupState, Change], Transition]
 
-LIFE: dict[tuple[GroupState, Change], Step] = {
-    (GroupState.JOINING, Change.CONFIRMED): Step(GroupState.JOINED, (Action.NOTE,)),
-    (GroupState.JOINING, Change.REFUSED): Step(GroupState.GONE, (Action.END,)),
-    (GroupState.JOINING, Change.COLLIDES): Step(GroupState.GONE, (Action.UNDO_JOIN, Action.END)),
-    (GroupState.JOINING, Change.ID_GONE): Step(GroupState.GONE, (Action.END,)),
-    (GroupState.JOINED, Change.REFUSED): Step(GroupState.LOST, (Action.TELL_LOST, Action.PLAN_JOIN)),
-    (GroupState.JOINED, Change.ID_GONE): Step(GroupState.LOST, (Action.TELL_LOST, Action.PLAN_JOIN)),
-    (GroupState.JOINED, Change.QP_FAILED): Step(GroupState.LOST, (Action.TELL_LOST, Action.PLAN_RESET)),
-    (GroupState.LOST, Change.CONFIRMED): Step(GroupState.JOINED, (Action.NOTE, Action.TELL_REJOINED)),
-    (GroupState.LOST, Change.QP_BACK): Step(GroupState.JOINED, (Action.TELL_REJOINED,)),
-    (GroupState.LOST, Change.REFUSED): Step(GroupState.LOST, (Action.TRY_AGAIN,)),
-    (GroupState.LOST, Change.COLLIDES): Step(GroupState.GONE, (Action.UNDO_JOIN, Action.END)),
-    (GroupState.LOST, Change.GIVEN_UP): Step(GroupState.GONE, (Action.TELL_GAVE_UP, Action.END)),
-    (GroupState.JOINING, Change.LEAVE): Step(GroupState.LEFT),
-    (GroupState.JOINED, Change.LEAVE): Step(GroupState.LEFT),
-    (GroupState.LOST, Change.LEAVE): Step(GroupState.LEFT),
-    (GroupState.GONE, Change.LEAVE): Step(GroupState.LEFT),
+TRANSITIONS: dict[tuple[GroupState, Change], Transition] = {
+    (GroupState.JOINING, Change.CONFIRMED): Transition(GroupState.JOINED, (Action.RECORD_DESTINATION,)),
+    (GroupState.JOINING, Change.REFUSED): Transition(GroupState.FAILED, (Action.WAKE_RECEIVERS,)),
+    (GroupState.JOINING, Change.COLLISION): Transition(
+        GroupState.FAILED, (Action.UNDO_JOIN, Action.WAKE_RECEIVERS)
+    ),
+    (GroupState.JOINING, Change.ID_LOST): Transition(GroupState.FAILED, (Action.WAKE_RECEIVERS,)),
+    (GroupState.JOINED, Change.REFUSED): Transition(
+        GroupState.LOST, (Action.REPORT_LOST, Action.SCHEDULE_JOIN)
+    ),
+    (GroupState.JOINED, Change.ID_LOST): Transition(
+        GroupState.LOST, (Action.REPORT_LOST, Action.SCHEDULE_JOIN)
+    ),
+    (GroupState.JOINED, Change.QP_FAILED): Transition(
+        GroupState.LOST, (Action.REPORT_LOST, Action.AWAIT_QP_RESET)
+    ),
+    (GroupState.LOST, Change.CONFIRMED): Transition(
+        GroupState.JOINED, (Action.RECORD_DESTINATION, Action.REPORT_REJOINED)
+    ),
+    (GroupState.LOST, Change.QP_RESTORED): Transition(GroupState.JOINED, (Action.REPORT_REJOINED,)),
+    (GroupState.LOST, Change.REFUSED): Transition(GroupState.LOST, (Action.SCHEDULE_RETRY,)),
+    (GroupState.LOST, Change.COLLISION): Transition(
+        GroupState.FAILED, (Action.UNDO_JOIN, Action.WAKE_RECEIVERS)
+    ),
+    (GroupState.LOST, Change.GIVEN_UP): Transition(
+        GroupState.FAILED, (Action.REPORT_GAVE_UP, Action.WAKE_RECEIVERS)
+    ),
+    (GroupState.JOINING, Change.LEAVE): Transition(GroupState.LEFT),
+    (GroupState.JOINED, Change.LEAVE): Transition(GroupState.LEFT),
+    (GroupState.LOST, Change.LEAVE): Transition(GroupState.LEFT),
+    (GroupState.FAILED, Change.LEAVE): Transition(GroupState.LEFT),
 }
 """The life of a membership that has a rejoin policy."""
 
-LIFE_WITHOUT_POLICY: Life = LIFE | {
-    (GroupState.JOINED, change): Step(GroupState.GONE, (Action.TELL_LOST, Action.END))
-    for change in (Change.REFUSED, Change.ID_GONE)
+TRANSITIONS_WITHOUT_POLICY: Transitions = TRANSITIONS | {
+    (GroupState.JOINED, change): Transition(GroupState.FAILED, (Action.REPORT_LOST, Action.WAKE_RECEIVERS))
+    for change in (Change.REFUSED, Change.ID_LOST)
 }
 """The life of a membership without a rejoin policy: a lost membership stays lost."""
 
 
-PASSED_OVER: Mapping[tuple[GroupState, Change], str] = {
+IGNORED: Mapping[tuple[GroupState, Change], str] = {
     (GroupState.JOINING, Change.QP_FAILED): "the join goes on, and its event says how it ends",
     (GroupState.LOST, Change.QP_FAILED): "the membership is lost already",
-    (GroupState.LOST, Change.ID_GONE): "the membership is lost already",
+    (GroupState.LOST, Change.ID_LOST): "the membership is lost already",
     **{
-        (GroupState.GONE, change): "the membership has ended"
+        (GroupState.FAILED, change): "the membership has ended"
         for change in Change
         if change is not Change.LEAVE
     },
@@ -130,7 +150,7 @@ class Recovery:
 
 @dataclass(slots=True)
 class GroupCounts:
-    """What a group counts itself; `GroupStats` explains each."""
+    """Counters that the group keeps itself; `GroupStats` explains each."""
 
     sent: int = 0
     sent_bytes: int = 0
@@ -146,7 +166,7 @@ class GroupCounts:
 
 
 SEQUENCE_COUNTS = ("gaps", "late", "duplicates")
-"""What the sources of a group count."""
+"""Counters of a group's sources."""
 
 
 class EndpointGroup:
@@ -161,20 +181,20 @@ class EndpointGroup:
         self.state: GroupState = GroupState.JOINING
         self.destination: Destination | None = None
         self.error: McastError | None = None
-        self.told = False
-        """Whether a call that receives for all groups has raised the loss."""
+        self.reported = False
+        """True if a call that receives for all groups has raised the loss."""
         self.recovery: Recovery | None = None
-        self.inbox: Inbox = Inbox(depth)
+        self.queue: GroupQueue = GroupQueue(depth)
         self.sources: sequence.Sources = sequence.Sources()
         self.numbering: Numbering = Numbering(stream)
         self.counts: GroupCounts = GroupCounts()
         self.dropped: Counter[str] = Counter()
 
-    def happens(self, change: Change, life: Life = LIFE) -> tuple[Action, ...]:
+    def transition(self, change: Change, transitions: Transitions = TRANSITIONS) -> tuple[Action, ...]:
         """Change the membership's state as the table says; return the actions to do."""
-        step = life.get((self.state, change))
-        if step is None:
-            if (self.state, change) not in PASSED_OVER:
+        transition = transitions.get((self.state, change))
+        if transition is None:
+            if (self.state, change) not in IGNORED:
                 logger.warning(
                     "%s is %s, when %r cannot be: passed over; please report it",
                     self.address,
@@ -182,8 +202,8 @@ class EndpointGroup:
                     change.value,
                 )
             return ()
-        self.state = step.state
-        return step.actions
+        self.state = transition.state
+        return transition.actions
 
     def _sequence_counts(self) -> dict[str, Any]:
         return {field: self.sources.total(field) if self.numbered else None for field in SEQUENCE_COUNTS}
@@ -194,7 +214,7 @@ class EndpointGroup:
             group=str(self.address),
             mgid=None if self.destination is None else self.destination.gid,
             joined=self.state is GroupState.JOINED,
-            queued=len(self.inbox),
+            queued=len(self.queue),
             dropped=dict(self.dropped),
             sources=self.sources.snapshot(),
             forgotten_sources=self.sources.forgotten["streams"],
@@ -203,7 +223,7 @@ class EndpointGroup:
         )
 
 
-class Roster:
+class GroupIndex:
     """The groups of an endpoint by address, and by MGID once they are joined."""
 
     def __init__(self) -> None:
@@ -212,9 +232,11 @@ class Roster:
         self.only_group: EndpointGroup | None = None
         """The group of every message, if there is just one."""
         self.members: int = 0
-        """How many groups the endpoint receives from."""
+        """Number of groups that the endpoint receives from."""
         self.ended: bool = False
-        """Whether a group is gone or the endpoint closed, which the calls that receive must raise."""
+        """True if a membership has failed or the endpoint is closed, which the calls that receive must
+        raise.
+        """
 
     def require_room(self, address: McastAddress, device: DeviceInfo) -> None:
         """Refuse a group that the device cannot join beside the others."""
@@ -256,16 +278,16 @@ class Roster:
 
     def leave(self, group: EndpointGroup) -> bool:
         """End the membership; return whether it was one of the endpoint's."""
-        group.happens(Change.LEAVE)
+        group.transition(Change.LEAVE)
         known = self.groups.get(group.address) is group
         if known:
             del self.groups[group.address]
             self.members -= not group.send_only
         return known
 
-    def look_for_ended(self) -> None:
+    def update_ended(self) -> None:
         """A group that is gone may have been left: note whether there is another."""
-        self.ended = any(one.state is GroupState.GONE for one in self.groups.values())
+        self.ended = any(one.state is GroupState.FAILED for one in self.groups.values())
 
     def detach(self, group: EndpointGroup) -> None:
         """Note that messages of the group's MGID are its own no longer."""
@@ -277,7 +299,7 @@ class Roster:
         """Leave every group, for the endpoint is closed."""
         self.ended = True
         for group in self.groups.values():
-            group.happens(Change.LEAVE)
+            group.transition(Change.LEAVE)
 
     def _note_groups(self) -> None:
         self.only_group = next(iter(self.by_mgid.values())) if len(self.by_mgid) == 1 else None

@@ -10,11 +10,11 @@ from random import Random
 from typing import Any, TypeVar
 
 from mcast.api import Closed, McastError, MembershipLost, Phase, Refused, mcast_error
-from mcast.arguments.seconds import seconds_of
-from mcast.endpoint.inbox import Kept
+from mcast.arguments.seconds import check_seconds
 from mcast.endpoint.membership import SEQUENCE_COUNTS, EndpointGroup, GroupState
-from mcast.endpoint.recovery import Restorer
-from mcast.endpoint.station import Station
+from mcast.endpoint.receive_buffer import ReceiveBuffer
+from mcast.endpoint.recovery import Rejoiner
+from mcast.endpoint.resources import PortResources
 from mcast.endpoint.waiting import Operation, Waiting
 from mcast.wire.addresses import McastAddress
 
@@ -25,12 +25,17 @@ class Memberships:
     """Joins and leaves groups. `random` draws the streams of sequence headers."""
 
     def __init__(
-        self, station: Station, restorer: Restorer, waiting: Waiting, kept: Kept, random: Random
+        self,
+        resources: PortResources,
+        rejoiner: Rejoiner,
+        waiting: Waiting,
+        buffer: ReceiveBuffer,
+        random: Random,
     ) -> None:
-        self._station, self._restorer, self._waiting = station, restorer, waiting
-        self._kept, self._random = kept, random
+        self._resources, self._rejoiner, self._waiting = resources, rejoiner, waiting
+        self._buffer, self._random = buffer, random
         self.left: Counter[str] = Counter()
-        """What the groups had counted that were left."""
+        """Counters of the groups that were left, added up."""
         self.dropped: Counter[str] = Counter()
         """Why messages of no group, or of groups that were left, were not delivered -> how many."""
 
@@ -48,7 +53,7 @@ class Memberships:
         Return what `enter` makes of the group: once it is joined, the program finds it, even if it is
         interrupted before it has the result.
         """
-        settle = seconds_of(settle, "settle")
+        settle = check_seconds(settle, "settle")
         address = McastAddress.of(group_name)
         return self._join(address, send_only, timeout, self._waiting.deadline(timeout), settle, enter)
 
@@ -61,19 +66,19 @@ class Memberships:
         settle: float,
         enter: Callable[[EndpointGroup], T],
     ) -> Operation[T]:
-        self._station.require_open("join", Phase.JOIN)
-        if self._restorer.reopen:
-            where = self._station.place.address
+        self._resources.require_open("join", Phase.JOIN)
+        if self._rejoiner.reopen:
+            where = self._resources.local_port.address
             ended = "not looked for any more: open another endpoint when it is back"
-            looked_for = ended if self._restorer.has_ended else "looked for as the rejoin policy says"
+            looked_for = ended if self._rejoiner.has_ended else "looked for as the rejoin policy says"
             detail = f"the device of {where} is away, and {looked_for}"
             raise Refused(mcast_error(E.ENODEV, "join", Phase.JOIN, {"group": address}, detail))
-        if self._restorer.busy or self._station.roster.ended:
-            self._station.roster.require_unknown(address)
+        if self._rejoiner.busy or self._resources.group_index.ended:
+            self._resources.group_index.require_unknown(address)
         stream = self._random.getrandbits(64)
-        settings = self._station.settings
+        settings = self._resources.settings
         group = EndpointGroup(address, send_only, settings.receive_depth, stream, bool(settings.sequence))
-        self._station.enter(group)
+        self._resources.enter(group)
         try:
             yield from self._waiting.until(lambda: group.state is not GroupState.JOINING, deadline)
             if group.state is GroupState.JOINING:
@@ -92,11 +97,11 @@ class Memberships:
         """End the membership, whatever its state. Idempotent."""
         if group.state is GroupState.LEFT:
             return
-        if self._station.leave(group):
+        if self._resources.leave(group):
             self.left.update(group.counts.as_dict())
             self.left.update({field: group.sources.total(field) for field in SEQUENCE_COUNTS})
             self.dropped.update(group.dropped)
-        self._kept.forget(group)
+        self._buffer.forget(group)
 
     def drop(self, group: EndpointGroup | None, reason: str, messages: int = 1) -> None:
         """Count messages that were not delivered; `group` is None for those of no group."""
@@ -104,11 +109,11 @@ class Memberships:
 
     def require_joined(self, group: EndpointGroup, call: str, phase: Phase) -> None:
         """Refuse a call, with the error that ended the membership, if it has ended."""
-        self._station.require_open(call, phase)
+        self._resources.require_open(call, phase)
         if group.state is GroupState.LEFT:
             raise Refused(Closed("membership", call, phase))
-        if group.state is GroupState.GONE:
-            group.told = True
+        if group.state is GroupState.FAILED:
+            group.reported = True
             error = group.error
             assert error is not None
             raise Refused(_loss(error, group, call, phase) if group.counts.joins else error)
@@ -116,13 +121,13 @@ class Memberships:
     def require_receiving(self, group: EndpointGroup | None) -> None:
         """Refuse a receive with the error that ended the group's membership; for None, with the error of each
         lost membership once."""
-        self._station.require_open("recv", Phase.RECV)
+        self._resources.require_open("recv", Phase.RECV)
         if group is not None:
             self.require_joined(group, "recv", Phase.RECV)
             return
-        groups = self._station.roster.groups
-        gone = [one for one in groups.values() if one.state is GroupState.GONE]
-        untold = next((one for one in gone if not one.told), None)
+        groups = self._resources.group_index.groups
+        gone = [one for one in groups.values() if one.state is GroupState.FAILED]
+        untold = next((one for one in gone if not one.reported), None)
         if untold is not None or (gone and len(gone) == len(groups)):
             self.require_joined(untold or gone[0], "recv", Phase.RECV)
 

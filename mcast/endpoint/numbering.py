@@ -12,8 +12,8 @@ from mcast.endpoint import sequence
 from mcast.endpoint.policy import MessagesMissing
 from mcast.wire.addresses import McastAddress
 
-WITHIN = (
-    "send: this thread is in the middle of a send to the same group, and this call comes from a signal's "
+REENTRANT_CALL = (
+    "send: this thread is already sending to the same group, and this call comes from a signal's "
     "handler, a finalizer or __float__: let the handler set a flag, and send where a thread looks at the flag"
 )
 """The text of the RuntimeError that refuses a send there."""
@@ -33,7 +33,7 @@ class Numbering:
         A send that is interrupted uses up its numbers, because nobody knows how many messages were posted.
         """
         if self._sending._is_owned():
-            raise RuntimeError(WITHIN)
+            raise RuntimeError(REENTRANT_CALL)
         with self._sending:
             numbers = range(self._next, self._next + len(payloads))
             self._next = numbers.stop

@@ -1,4 +1,4 @@
-"""What an endpoint does by itself: policies, which the user chooses, and events, which tell the user."""
+"""Policies, which the user chooses, and events, which report what an endpoint did by itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mcast.wire.addresses import Gid, McastAddress
 
 
 class LoopbackPolicy(Enum):
-    """Whether an endpoint hears its own messages, as a full member does (K-DATA-2).
+    """Handling of the endpoint's own messages, which a full member receives (K-DATA-2).
 
     on      own messages are delivered; `Message.from_self` marks them
     off     the device is asked not to return own messages; a filter removes those that it returns all the
@@ -58,7 +58,7 @@ class Lost(NamedTuple):
     error: McastError
 
     def __str__(self) -> str:
-        return f"{self.group}: the membership was lost: {_first_line(self.error)}"
+        return f"{self.group}: membership lost: {_first_line(self.error)}"
 
 
 class Rejoined(NamedTuple):
@@ -72,7 +72,7 @@ class Rejoined(NamedTuple):
     attempts: int
 
     def __str__(self) -> str:
-        return f"{self.group}: joined again after {self.outage:.3g} s, attempts: {self.attempts}"
+        return f"{self.group}: rejoined after {self.outage:.3g} s, attempts: {self.attempts}"
 
 
 class GaveUp(NamedTuple):
@@ -84,7 +84,7 @@ class GaveUp(NamedTuple):
     attempts: int
 
     def __str__(self) -> str:
-        return f"{self.group}: given up after {self.attempts} attempts: {_first_line(self.error)}"
+        return f"{self.group}: gave up rejoining after {self.attempts} attempts: {_first_line(self.error)}"
 
 
 class ReceiveQueueLow(NamedTuple):
@@ -159,8 +159,8 @@ class AddressChanged(NamedTuple):
     own: bool
 
     def __str__(self) -> str:
-        whose = "is" if self.own else "is not"
-        return f"{self.port}: the port's GIDs have changed; that of the endpoint {whose} concerned"
+        verb = "is" if self.own else "is not"
+        return f"{self.port}: the GID table has changed; the GID of this endpoint {verb} affected"
 
 
 def _first_line(error: McastError) -> str:
@@ -171,7 +171,7 @@ Event = Lost | Rejoined | GaveUp | MessagesMissing | ReceiveQueueLow | PortDown 
 
 
 class LoopbackReport(NamedTuple):
-    """How own messages are kept away now.
+    """Means that keep own messages away now.
 
     policy    the policy that the user chose
     hardware  True if the device has agreed not to return own messages; `Membership.probe_loopback` finds out

@@ -21,13 +21,13 @@ from mcast.api import (
     UnusableDevice,
     mcast_error,
 )
-from mcast.arguments.checks import member, whole
+from mcast.arguments.checks import check_int, check_type
 from mcast.wire.addresses import ZERO_GID, Gid, LocalAddress
 
 logger: logging.Logger = logging.getLogger("mcast")
 
 
-class Place(NamedTuple):
+class LocalPort(NamedTuple):
     """A port, and the address on it that an id is bound to."""
 
     device: DeviceInfo
@@ -39,17 +39,17 @@ class Place(NamedTuple):
         return self.port.gids.get(destination.sgid_index, ZERO_GID)
 
 
-def choose(backend: Backend, bind: LocalAddress | str | None, device: str | None, port_num: int) -> Place:
+def choose(backend: Backend, bind: LocalAddress | str | None, device: str | None, port_num: int) -> LocalPort:
     """The port to open the endpoint on.
 
     ValueError, which lists the ports there are, if the arguments fit none or several. McastError, with the
     reason, for an address or a device that the backend leaves out, and for a device without multicast.
     """
     if bind is not None and not isinstance(bind, LocalAddress):
-        member(bind, str, "bind", "a local IP address, as text or from ipaddress")
+        check_type(bind, str, "bind", "a local IP address, as text or from ipaddress")
     if device is not None:
-        member(device, str, "device", "the name of a device, as `mcast info` lists them")
-    port_num = whole(port_num, "port_num", 1, 255, "ports are numbered from 1 to 255")
+        check_type(device, str, "device", "the name of a device, as `mcast info` lists them")
+    port_num = check_int(port_num, "port_num", 1, 255, "ports are numbered from 1 to 255")
     if bind is not None and device is not None:
         raise ValueError(f"give bind or device, not both: bind is {bind}, device is {device!r}")
     left_out: Iterable[UnusableDevice] = ()
@@ -58,21 +58,21 @@ def choose(backend: Backend, bind: LocalAddress | str | None, device: str | None
             address = ip_address(bind)
         except ValueError as error:
             raise ValueError(f"bind: {error}; {_listing(backend)}") from None
-        # `_places` would list every port: too slow where each of many ports gets an endpoint.
+        # `_local_ports` would list every port: too slow where each of many ports gets an endpoint.
         with_it = ((d, port) for d in backend.devices() for port in d.ports if address in port.addresses)
-        fits = [Place(*found, address) for found in islice(with_it, 1)]
+        fits = [LocalPort(*found, address) for found in islice(with_it, 1)]
         wanted = f"no port has the address {address}"
         if not fits:
             left_out = (one for one in backend.unusable_devices() if address in one.addresses)
     elif device is not None:
-        fits = [p for p in _places(backend) if (p.device.name, p.port.port_num) == (device, port_num)]
+        fits = [p for p in _local_ports(backend) if (p.device.name, p.port.port_num) == (device, port_num)]
         wanted = f"port {port_num} of {device!r} is not there, or has no address"
         if not fits:
             left_out = (one for one in backend.unusable_devices() if one.name == device)
     else:
-        fits = _outward([place for place in _places(backend) if _is_active(place)])
-        if len({(place.device.name, place.port.port_num) for place in fits}) != 1:
-            raise ValueError(f"several ports could be meant, or none: give bind=ADDRESS; {_listing(backend)}")
+        fits = _outward([local_port for local_port in _local_ports(backend) if _is_active(local_port)])
+        if len({(local_port.device.name, local_port.port.port_num) for local_port in fits}) != 1:
+            raise ValueError(f"there is not exactly one active port: give bind=ADDRESS; {_listing(backend)}")
         logger.info("the only active port is %s port %d, %s", fits[0].device.name, *_where(fits[0]))
     for one in left_out:
         raise one.error("open_endpoint", {"bind": bind} if device is None else {"device": device})
@@ -82,8 +82,8 @@ def choose(backend: Backend, bind: LocalAddress | str | None, device: str | None
     return fits[0]
 
 
-def _is_active(place: Place) -> bool:
-    return place.port.state is PortState.ACTIVE and not place.device.why_no_multicast
+def _is_active(local_port: LocalPort) -> bool:
+    return local_port.port.state is PortState.ACTIVE and not local_port.device.why_no_multicast
 
 
 def _require_multicast(device: DeviceInfo) -> None:
@@ -94,7 +94,7 @@ def _require_multicast(device: DeviceInfo) -> None:
         raise mcast_error(E.ENOSYS, "open_endpoint", Phase.BIND, {"device": device.name}, detail)
 
 
-def active(backend: Backend, group: McastAddress | None = None) -> list[Place]:
+def active(backend: Backend, group: McastAddress | None = None) -> list[LocalPort]:
     """Each active port that has an address, with its first address; with `group`, one of the group's IP
     version first.
 
@@ -105,41 +105,41 @@ def active(backend: Backend, group: McastAddress | None = None) -> list[Place]:
         fits = (one for one in port.addresses if group and isinstance(one, type(group.address)))
         return next(fits, port.addresses[0])
 
-    places = [
-        Place(device, port, address_of(port))
+    local_ports = [
+        LocalPort(device, port, address_of(port))
         for device in backend.devices()
         for port in device.ports
         if port.state is PortState.ACTIVE and port.addresses and not device.why_no_multicast
     ]
-    places = _outward(places)
-    if not places:
+    local_ports = _outward(local_ports)
+    if not local_ports:
         raise ValueError(f"backend {backend.name!r} has no active port with an address: see `mcast info`")
-    return places
+    return local_ports
 
 
-def _outward(places: list[Place]) -> list[Place]:
+def _outward(local_ports: list[LocalPort]) -> list[LocalPort]:
     """The ports that lead to other hosts, if there are any: loopback is meant where it is named, or alone."""
-    return [place for place in places if not place.address.is_loopback] or places
+    return [local_port for local_port in local_ports if not local_port.address.is_loopback] or local_ports
 
 
-def _where(place: Place) -> tuple[int, LocalAddress]:
-    return place.port.port_num, place.address
+def _where(local_port: LocalPort) -> tuple[int, LocalAddress]:
+    return local_port.port.port_num, local_port.address
 
 
-def _places(backend: Backend) -> Iterator[Place]:
+def _local_ports(backend: Backend) -> Iterator[LocalPort]:
     """Every address of every port. IPv4 comes first, because RoCEv2 has only IPv4 groups (K-JOIN-11)."""
     for device in backend.devices():
         for port in device.ports:
             for address in sorted(port.addresses, key=lambda one: one.version):
-                yield Place(device, port, address)
+                yield LocalPort(device, port, address)
 
 
 def _listing(backend: Backend) -> str:
     """The addresses that can be given, and the devices that are left out."""
     shown = ", ".join(
-        f"{place.address} ({place.device.name} port {place.port.port_num}, {place.port.state.name}"
-        f"{', no multicast' if place.device.why_no_multicast else ''})"
-        for place in _places(backend)
+        f"{local_port.address} ({local_port.device.name} port {local_port.port.port_num}, "
+        f"{local_port.port.state.name}{', no multicast' if local_port.device.why_no_multicast else ''})"
+        for local_port in _local_ports(backend)
     )
     left_out = "; ".join(f"{one.name}: {one.detail}: {one.fix}" for one in backend.unusable_devices())
     there = f"there is {shown}" if shown else "no port here has an address"

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from mcast.endpoint.base import EndpointBase
 from mcast.endpoint.stats import EndpointStats
-from mcast.endpoint.view import EndpointView
 from mcast.errors import install
 
 try:
@@ -90,15 +90,15 @@ class EndpointCollector(Collector):
     A closed endpoint is no longer shown.
     """
 
-    def __init__(self, *endpoints: EndpointView[Any], prefix: str = "mcast") -> None:
-        self._endpoints: dict[int, EndpointView[Any]] = {}
+    def __init__(self, *endpoints: EndpointBase[Any], prefix: str = "mcast") -> None:
+        self._endpoints: dict[int, EndpointBase[Any]] = {}
         self._prefix, self._added = prefix, 0
         for endpoint in endpoints:
             self.add(endpoint)
 
-    def add(self, endpoint: EndpointView[Any]) -> None:
+    def add(self, endpoint: EndpointBase[Any]) -> None:
         """Show one more endpoint."""
-        if not isinstance(endpoint, EndpointView):
+        if not isinstance(endpoint, EndpointBase):
             raise TypeError(f"{endpoint!r} is no endpoint: give what open_endpoint returned")
         self._added += 1
         self._endpoints[self._added] = endpoint
@@ -137,7 +137,7 @@ class EndpointCollector(Collector):
         return metric
 
 
-def export(endpoint: EndpointView[Any], registry: CollectorRegistry = REGISTRY) -> EndpointCollector:
+def export(endpoint: EndpointBase[Any], registry: CollectorRegistry = REGISTRY) -> EndpointCollector:
     """Show an endpoint in a registry, by default in the one that prometheus_client serves.
 
     Several endpoints of one registry share a collector: give each further endpoint to its `add`. Raises
@@ -154,7 +154,7 @@ def export(endpoint: EndpointView[Any], registry: CollectorRegistry = REGISTRY) 
     return collector
 
 
-def _labels(endpoint: EndpointView[Any]) -> tuple[str, ...]:
+def _labels(endpoint: EndpointBase[Any]) -> tuple[str, ...]:
     return (
         endpoint.backend.name,
         endpoint.device.name,

@@ -1,6 +1,14 @@
-"""Receiving: the messages on their way from the queue pair to the calls that ask for them.
+"""Receiving: messages on their way from the queue pair to the calls that ask for them.
 
-Probes, duplicates and own messages that are filtered are sorted out, and everything is counted.
+A batch that the queue pair returns takes one of two ways. `take_batch` hands it to the caller, leased and
+without a copy, where the caller may have all of it, and `take` one message, copied once; otherwise `route`
+copies the messages into the receive buffer, one queue for each group, where each call finds its own. `Demux`
+removes probes, duplicates and filtered own messages on both ways; it inspects single messages only if a
+header, the filter or a length demands it.
+
+The buffer is emptied before the queue pair is polled, so messages keep their order. A group whose queue is
+full loses new messages, which are counted as drops: the queue pair must go on for the others. All of this
+runs under the endpoint's guard.
 """
 
 from __future__ import annotations
@@ -10,25 +18,25 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol, SupportsIndex
 
-from mcast.api import Batch, CopiedBatch, McastError, Message, QpError, Reentered, Refused
+from mcast.api import Batch, CopiedBatch, McastError, Message, QpError, ReentrantCall, Refused
 from mcast.endpoint import sequence
-from mcast.endpoint.inbox import ChosenBatch, Kept, copied
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.memberships import Memberships
 from mcast.endpoint.numbering import missing
 from mcast.endpoint.policy import Event, MessagesMissing, ReceiveQueueLow
-from mcast.endpoint.probes import ECHOES_MAX, Prober
-from mcast.endpoint.recovery import Restorer
+from mcast.endpoint.probes import MAX_ECHOES, Prober
+from mcast.endpoint.receive_buffer import FilteredBatch, ReceiveBuffer, copied
+from mcast.endpoint.recovery import Rejoiner
+from mcast.endpoint.resources import PortResources
 from mcast.endpoint.sequence import HEADER_SIZE
-from mcast.endpoint.station import Station
-from mcast.endpoint.waiting import BATCH, Operation, Step, Waiting, asked
+from mcast.endpoint.waiting import DEFAULT_BATCH, Operation, Step, Waiting, call_provider
 from mcast.wire import probe
 from mcast.wire.addresses import Gid
 from mcast.wire.probe import PROBE_SIZES
 
 
 class LowWater:
-    """How few of `depth` receives may be free until the user is told, and how often to look.
+    """Low-water mark of a receive queue of `depth` receives, and the number of messages between two checks.
 
     An eighth: a sender of objects keeps three quarters of a queue filled (`mcast.cast.nack.rate.Window`), to
     which some answers of the other members come. That is as it should be.
@@ -41,7 +49,7 @@ class LowWater:
         """Messages until the next look at the queue."""
 
     def is_due(self, messages: int) -> bool:
-        """Whether to look at the queue now that so many messages more were received.
+        """Return True if the queue must be checked, now that `messages` more were received.
 
         A queue that has run low had three quarters of its depth in messages, all of which are received later:
         to look once in a quarter is enough.
@@ -53,7 +61,7 @@ class LowWater:
         return self._warn_at > 0
 
     def has_fallen(self, free: int) -> bool:
-        """Whether to report that only `free` receives were free at some time.
+        """Return True if the user must be told that only `free` receives were free at some time.
 
         The next report comes at half as many.
         """
@@ -76,13 +84,14 @@ class CountDrops(Protocol):
 
 
 def _has_one(batch: Batch) -> bool:
-    """Whether one queue pair has sent all messages of the batch, which costs less to find out than a look at
-    each."""
+    """Return True if one queue pair has sent all messages of the batch; cheaper than a test of each
+    message.
+    """
     first = batch[0]
     return batch.count_from(first.source, first.src_qp) == len(batch)
 
 
-class Sorter:
+class Demux:
     """Sorts messages; probes are answered here.
 
     by_mgid    MGID -> group, for the groups that are joined
@@ -99,69 +108,70 @@ class Sorter:
         filtering: bool,
         sequenced: bool | None,
         drop: CountDrops,
-        tell: Callable[[MessagesMissing], None],
+        report: Callable[[MessagesMissing], None],
     ) -> None:
-        self._by_mgid, self._prober, self._drop, self._tell = by_mgid, prober, drop, tell
+        self._by_mgid, self._prober, self._drop, self._report = by_mgid, prober, drop, report
         self.filtering: bool = filtering
         self.sequenced: bool = bool(sequenced)
-        self._told = sequenced is None
-        """Whether nothing is left to say of a sender that differs from this end in its headers."""
+        self._warned = sequenced is None
+        """True if the log has named a sender that differs from this endpoint in its sequence headers."""
         self._stray_sources = sequence.Sources()
-        self.judges: bool = filtering or self.sequenced
-        """Whether each message must be looked at."""
+        self.inspects_all: bool = filtering or self.sequenced
+        """True if each message must be inspected."""
 
     def filter_own(self, filtering: bool) -> None:
         """Begin or end to keep own messages from the user."""
         self.filtering = filtering
-        self.judges = filtering or self.sequenced
+        self.inspects_all = filtering or self.sequenced
 
-    def wanted(self, batch: Batch) -> tuple[Sequence[int], list[Message]]:
+    def filter(self, batch: Batch) -> tuple[Sequence[int], list[Message]]:
         """The places of the messages of the batch that are the user's, and these with the user's payloads."""
-        self._prober.echoes_left = ECHOES_MAX
+        self._prober.echoes_left = MAX_ECHOES
         lengths = batch.lengths
-        if not self.judges_in(batch, lengths):
+        if not self.must_inspect(batch, lengths):
             return range(len(lengths)), list(batch)
         if not self.sequenced and PROBE_SIZES.isdisjoint(lengths) and batch[0].from_self and _has_one(batch):
             for mgid, own in Counter(batch.groups).items():
                 self._drop(self._by_mgid.get(mgid), _OWN, own)
             return (), []
-        judged = [self._judge(message) for message in batch]
-        places = [place for place, kept in enumerate(judged) if kept is not None]
-        return places, [kept for kept in judged if kept is not None]
+        inspected = [self._inspect(message) for message in batch]
+        indices = [place for place, kept in enumerate(inspected) if kept is not None]
+        return indices, [kept for kept in inspected if kept is not None]
 
     def answer(self, batch: Batch) -> None:
         """Answer the probes in the batch, and do nothing with the other messages."""
-        self._prober.echoes_left = ECHOES_MAX
+        self._prober.echoes_left = MAX_ECHOES
         if PROBE_SIZES.isdisjoint(batch.lengths):
             return
         for message in batch:
             if (found := probe.parse(message.payload)) is not None:
                 self._prober.take(found, message)
 
-    def judges_in(self, batch: Batch, lengths: Sequence[int]) -> bool:
-        """Whether each message of a batch that is not empty, with payloads of these lengths, must be looked
-        at."""
+    def must_inspect(self, batch: Batch, lengths: Sequence[int]) -> bool:
+        """Return True if each message of a batch that is not empty, with payloads of these lengths, must
+        be inspected.
+        """
         if self.sequenced or not PROBE_SIZES.isdisjoint(lengths):
             return True
         return self.filtering and (batch[0].from_self or not _has_one(batch))
 
-    def look(self, message: Message) -> None:
+    def check_headers(self, message: Message) -> None:
         """Say once that a sender has sequence headers, which an endpoint without them delivers as payload."""
-        if self.sequenced or self._told:
+        if self.sequenced or self._warned:
             return
         if isinstance(sequence.parse(message.payload), sequence.SequenceHeader):
-            self._told = True
+            self._warned = True
             logger.warning(
                 "%s: %s sends to %s with sequence headers, and this endpoint has sequence=False: each "
                 "payload begins with a header of %d bytes. Open both ends with sequence=True, or both "
                 "without",
-                self._prober.whose,
+                self._prober.endpoint_name,
                 message.source,
                 message.group,
                 sequence.HEADER_SIZE,
             )
 
-    def _judge(self, message: Message) -> Message | None:
+    def _inspect(self, message: Message) -> Message | None:
         """The message as the user shall see it, or None if it is not the user's. A probe is answered here."""
         probed = probe.parse(message.payload)
         group = self._by_mgid.get(message.group)
@@ -177,33 +187,33 @@ class Sorter:
         found = sources.take(message.source, message.src_qp, message.payload)
         if isinstance(found, sequence.Refusal):
             self._drop(group, found.value)
-            if found in (sequence.Refusal.SHORT, sequence.Refusal.MAGIC) and not self._told:
-                self._told = True
+            if found in (sequence.Refusal.SHORT, sequence.Refusal.MAGIC) and not self._warned:
+                self._warned = True
                 logger.warning(
                     "%s: %s sends to %s without sequence headers, and this endpoint has sequence=True: such "
                     "messages are not delivered. Open both ends with sequence=True, or both without",
-                    self._prober.whose,
+                    self._prober.endpoint_name,
                     message.source,
                     message.group,
                 )
             return None
         if found.missing and group is not None:
             for gap in missing(group.address, message, found):
-                self._tell(gap)
+                self._report(gap)
         return message._replace(payload=message.payload[sequence.HEADER_SIZE :], number=found.number)
 
 
 _LEFT = GroupState.LEFT
 
-SELDOM = 64 * BATCH
+MAX_SAMPLE_INTERVAL = 64 * DEFAULT_BATCH
 """One of so many messages is looked at in the long run, because a look costs as much as several messages."""
 
 
-def note_silence(station: Station) -> None:
+def log_isolation(resources: PortResources) -> None:
     """A receive has waited in vain: log once if nobody else can be heard on the backend."""
-    if not station.is_silence_noted and (why := station.backend.solitude()):
-        station.is_silence_noted = True
-        logger.warning("%s: nothing came: %s", station.name, why)
+    if not resources.isolation_logged and (why := resources.backend.why_isolated()):
+        resources.isolation_logged = True
+        logger.warning("%s: no message arrived: %s", resources.name, why)
 
 
 def require_count(max: int) -> None:
@@ -223,26 +233,27 @@ class Receiving:
 
     def __init__(
         self,
-        station: Station,
-        restorer: Restorer,
+        resources: PortResources,
+        rejoiner: Rejoiner,
         memberships: Memberships,
         waiting: Waiting,
-        kept: Kept,
-        sorter: Sorter,
-        tell: Callable[[Event], None],
+        buffer: ReceiveBuffer,
+        demux: Demux,
+        report: Callable[[Event], None],
         on_qp_error: Callable[[QpError], None],
     ) -> None:
-        self._station, self._restorer, self._memberships = station, restorer, memberships
-        self._waiting, self._sorter = waiting, sorter
-        self.kept: Kept = kept
-        self._tell, self._on_qp_error = tell, on_qp_error
-        self._low_water = LowWater(station.settings.receive_depth)
-        self._due, self._every = 1, BATCH
-        """How many messages more may come until one is looked at: the first, and then ever fewer, down to one
-        of SELDOM."""
+        self._resources, self._rejoiner, self._memberships = resources, rejoiner, memberships
+        self._waiting, self._demux = waiting, demux
+        self.buffer: ReceiveBuffer = buffer
+        self._report, self._on_qp_error = report, on_qp_error
+        self._low_water = LowWater(resources.settings.receive_depth)
+        self._due, self._every = 1, DEFAULT_BATCH
+        """Messages until the next sample: after the first message, then twice as many each time, up to
+        MAX_SAMPLE_INTERVAL.
+        """
         self.bytes: int = 0
         self.batches: int = 0
-        """What was received for the user: bytes, and calls to the queue pair that gave something."""
+        """Bytes received for the user, and calls to the queue pair that returned messages."""
         self._batches_before = -1
         """The value of `batches` when `answer` was called last; -1 before that."""
 
@@ -253,12 +264,12 @@ class Receiving:
     def _recv(self, group: EndpointGroup | None, deadline: float | None) -> Operation[Message | None]:
         waited = False
         while True:
-            message = self.kept.pop(group)
+            message = self.buffer.pop(group)
             if message is not None:
                 return message
             self._memberships.require_receiving(group)
-            if waited and self._waiting.is_over(deadline):
-                note_silence(self._station)
+            if waited and self._waiting.expired(deadline):
+                log_isolation(self._resources)
                 return None
             yield from self._waiting.wait(deadline)
             waited = True
@@ -270,21 +281,21 @@ class Receiving:
         a filter and sequence headers only its length can make it a probe, and with one membership it is
         hardly another group's. All other messages come in batches, which are sorted.
         """
-        if self.kept.count and (message := self.kept.pop(group)) is not None:
+        if self.buffer.count and (message := self.buffer.pop(group)) is not None:
             return message
-        station = self._station
-        roster = station.roster
-        if roster.ended or (group is not None and group.state is _LEFT):
+        resources = self._resources
+        group_index = resources.group_index
+        if group_index.ended or (group is not None and group.state is _LEFT):
             self._memberships.require_receiving(group)
-        if not self._sorter.judges and (group is None or roster.members == 1):
+        if not self._demux.inspects_all and (group is None or group_index.members == 1):
             try:
-                message = None if self._restorer.recovery is not None else station.qp.recv_one(0.0)
-            except (McastError, Reentered) as error:
+                message = None if self._rejoiner.recovery is not None else resources.qp.recv_one(0.0)
+            except (McastError, ReentrantCall) as error:
                 self._on_error(error)
                 return None
             if message is None:
                 return None
-            owner, size = roster.by_mgid.get(message.group), len(message.payload)
+            owner, size = group_index.by_mgid.get(message.group), len(message.payload)
             if size not in PROBE_SIZES and (group is None or owner is group):
                 self.batches += 1
                 self.bytes += size
@@ -293,34 +304,34 @@ class Receiving:
                     owner.counts.received_bytes += size
                 self._due -= 1
                 if self._due <= 0:
-                    self._look(message)
+                    self._sample(message)
                 low_water = self._low_water
                 low_water.left -= 1
                 if low_water.left <= 0 and low_water.is_due(0):
                     self._watch_queue()
                 return message
             self.route(CopiedBatch([message]))
-            if (message := self.kept.pop(group)) is not None:
+            if (message := self.buffer.pop(group)) is not None:
                 return message
-        batch = self.poll(BATCH)
+        batch = self.poll(DEFAULT_BATCH)
         if batch is None:
             return None
         self.route(batch)
-        return self.kept.pop(group)
+        return self.buffer.pop(group)
 
     def poll(self, max: int) -> Batch | None:
         """The messages that wait at the queue pair; None if there are none (then its descriptor is armed), or
         while it is in ERR."""
-        if self._restorer.recovery is not None:
+        if self._rejoiner.recovery is not None:
             return None
         try:
-            batch = self._station.qp.recv(max, 0.0)
-        except (McastError, Reentered) as error:
+            batch = self._resources.qp.recv(max, 0.0)
+        except (McastError, ReentrantCall) as error:
             self._on_error(error)
             return None
         return batch or None
 
-    def _on_error(self, error: McastError | Reentered) -> None:
+    def _on_error(self, error: McastError | ReentrantCall) -> None:
         """Refuse the call with an error of the queue pair, unless that will be reset."""
         if not isinstance(error, QpError):
             raise Refused(error)
@@ -329,16 +340,16 @@ class Receiving:
     def take_batch(self, max: int, group: EndpointGroup | None = None) -> Batch | None:
         """1..max messages of the group, or of all groups, if any are here, leased if they come from the queue
         pair; None if none are."""
-        if self.kept.count and (kept := self._kept_batch(max, group)) is not None:
+        if self.buffer.count and (kept := self._buffered_batch(max, group)) is not None:
             return kept
-        if self._station.roster.ended or (group is not None and group.state is _LEFT):
+        if self._resources.group_index.ended or (group is not None and group.state is _LEFT):
             self._memberships.require_receiving(group)
         batch = self.poll(max)
         if batch is None:
             return None
         return self._sift(batch) if group is None else self._chosen(batch, max, group)
 
-    def take_in(self, max: int = BATCH) -> None:
+    def drain(self, max: int = DEFAULT_BATCH) -> None:
         """Receive the messages that wait at the queue pair, and keep them for the calls that ask for them."""
         batch = self.poll(max)
         if batch is not None:
@@ -354,25 +365,25 @@ class Receiving:
         """
         before = self._batches_before if not leaves else max(self._batches_before, 0)
         if self.batches == before or not keep:
-            for _ in range(self._station.settings.receive_depth // BATCH + 1):
-                batch = self.poll(BATCH) if self._station.qp.may_have_messages else None
+            for _ in range(self._resources.settings.receive_depth // DEFAULT_BATCH + 1):
+                batch = self.poll(DEFAULT_BATCH) if self._resources.qp.may_have_messages else None
                 if batch is None:
                     break
                 self.batches += 1
-                self._waiting.news = True
+                self._waiting.dirty = True
                 with batch:
                     if not keep:
-                        self._sorter.answer(batch)
+                        self._demux.answer(batch)
                     elif not self._discard(batch):
                         self._sort(batch)
         self._batches_before = self.batches
 
     def _discard(self, batch: Batch) -> bool:
         """Drop a batch whole, if it has no probe and there is no room for any of its messages."""
-        only, lengths = self._station.roster.only_group, batch.lengths
-        if only is None or not only.inbox.is_full or self._sorter.judges_in(batch, lengths):
+        only, lengths = self._resources.group_index.only_group, batch.lengths
+        if only is None or not only.queue.is_full or self._demux.must_inspect(batch, lengths):
             return False
-        self._memberships.drop(only, "nobody asked for it in time", len(lengths))
+        self._memberships.drop(only, "queue full: not received in time", len(lengths))
         return True
 
     def put_back(self, found: Message | Batch) -> None:
@@ -382,33 +393,33 @@ class Receiving:
         else:
             with found:
                 messages = list(map(copied, found))
-        self.kept.put_back(messages)
-        self._waiting.news = True
+        self.buffer.put_back(messages)
+        self._waiting.dirty = True
 
     def recv_batch(
         self, max: int, timeout: float | None, group: EndpointGroup | None = None
     ) -> Operation[Batch]:
-        """As `take_batch`, after waiting; an empty batch when `timeout` seconds have passed."""
+        """Wait for what `take_batch` returns; return an empty batch when `timeout` seconds have passed."""
         return self._recv_batch(max, self._waiting.deadline(timeout), group)
 
     def _recv_batch(self, max: int, deadline: float | None, group: EndpointGroup | None) -> Operation[Batch]:
         waited = False
         while True:
-            if (kept := self._kept_batch(max, group)) is not None:
+            if (kept := self._buffered_batch(max, group)) is not None:
                 return kept
             self._memberships.require_receiving(group)
-            if waited and self._waiting.is_over(deadline):
-                note_silence(self._station)
+            if waited and self._waiting.expired(deadline):
+                log_isolation(self._resources)
                 return CopiedBatch()
             batch = yield Step(deadline, max)
             waited = True
             if batch and (chosen := self._chosen(batch, max, group)) is not None:
                 return chosen
 
-    def _kept_batch(self, max: int, group: EndpointGroup | None) -> Batch | None:
-        if not self.kept.count:
+    def _buffered_batch(self, max: int, group: EndpointGroup | None) -> Batch | None:
+        if not self.buffer.count:
             return None
-        messages = [message for _ in range(max) if (message := self.kept.pop(group)) is not None]
+        messages = [message for _ in range(max) if (message := self.buffer.pop(group)) is not None]
         return CopiedBatch(messages) if messages else None
 
     def _chosen(self, batch: Batch, max: int, group: EndpointGroup | None) -> Batch | None:
@@ -419,14 +430,14 @@ class Receiving:
         ):
             return self._sift(batch)
         self.route(batch)
-        return self._kept_batch(max, group)
+        return self._buffered_batch(max, group)
 
     def _sift(self, batch: Batch) -> Batch | None:
         """The user's messages of a batch that is not empty: the same batch if all are, None if none are."""
-        lengths, sorter = batch.lengths, self._sorter
+        lengths, demux = batch.lengths, self._demux
         self.batches += 1
-        if not sorter.judges_in(batch, lengths):
-            count, size, owner = len(lengths), sum(lengths), self._station.roster.only_group
+        if not demux.must_inspect(batch, lengths):
+            count, size, owner = len(lengths), sum(lengths), self._resources.group_index.only_group
             self.bytes += size
             if owner is not None:
                 owner.counts.received += count
@@ -435,17 +446,17 @@ class Receiving:
                 self._count_by_group(batch.groups, lengths)
             self._due -= count
             if self._due <= 0:
-                self._look(next(iter(batch)))
+                self._sample(next(iter(batch)))
             if self._low_water.is_due(count):
                 self._watch_queue()
             return batch
-        self._waiting.news = True
-        places, messages = self._wanted(batch)
+        self._waiting.dirty = True
+        indices, messages = self._filter(batch)
         if self._low_water.is_due(len(lengths)):
             self._watch_queue()
-        if len(messages) == len(lengths) and not self._sorter.sequenced:
+        if len(messages) == len(lengths) and not self._demux.sequenced:
             return batch
-        chosen = ChosenBatch(batch, messages, places, HEADER_SIZE if self._sorter.sequenced else 0)
+        chosen = FilteredBatch(batch, messages, indices, HEADER_SIZE if self._demux.sequenced else 0)
         if messages:
             return chosen
         chosen.release()
@@ -453,7 +464,7 @@ class Receiving:
 
     def _count_by_group(self, groups: Iterable[Gid], lengths: Iterable[int]) -> None:
         for mgid, size in zip(groups, lengths, strict=True):
-            owner = self._station.roster.by_mgid.get(mgid)
+            owner = self._resources.group_index.by_mgid.get(mgid)
             if owner is not None:
                 owner.counts.received += 1
                 owner.counts.received_bytes += size
@@ -464,7 +475,7 @@ class Receiving:
         if not count:
             return
         self.batches += 1
-        self._waiting.news = True
+        self._waiting.dirty = True
         with batch:
             self._sort(batch)
         if self._low_water.is_due(count):
@@ -472,16 +483,16 @@ class Receiving:
 
     def _sort(self, batch: Batch) -> None:
         # A call of its own, because no variable here may keep a part of a payload when the lease ends.
-        for message in self._wanted(batch)[1]:
-            if not self.kept.put(message):
-                group = self._station.roster.by_mgid.get(message.group)
-                self._memberships.drop(group, "nobody asked for it in time")
+        for message in self._filter(batch)[1]:
+            if not self.buffer.put(message):
+                group = self._resources.group_index.by_mgid.get(message.group)
+                self._memberships.drop(group, "queue full: not received in time")
 
-    def _wanted(self, batch: Batch) -> tuple[Sequence[int], list[Message]]:
+    def _filter(self, batch: Batch) -> tuple[Sequence[int], list[Message]]:
         """The messages of the batch that are the user's, counted, and before them their places in it."""
-        places, wanted = self._sorter.wanted(batch)
+        indices, wanted = self._demux.filter(batch)
         for message in wanted:
-            group = self._station.roster.by_mgid.get(message.group)
+            group = self._resources.group_index.by_mgid.get(message.group)
             size = len(message.payload)
             self.bytes += size
             if group is not None:
@@ -489,17 +500,17 @@ class Receiving:
                 group.counts.received_bytes += size
         self._due -= len(wanted)
         if self._due <= 0:
-            self._look(wanted[0])
-        return places, wanted
+            self._sample(wanted[0])
+        return indices, wanted
 
-    def _look(self, message: Message) -> None:
-        self._due, self._every = self._every, min(2 * self._every, SELDOM)
-        self._sorter.look(message)
+    def _sample(self, message: Message) -> None:
+        self._due, self._every = self._every, min(2 * self._every, MAX_SAMPLE_INTERVAL)
+        self._demux.check_headers(message)
 
     def _watch_queue(self) -> None:
         """Warn when the receive queue has run low."""
-        if self._station.closed:
+        if self._resources.closed:
             return
-        low = asked(getattr, self._station.qp, "counters").recv_low_water
+        low = call_provider(getattr, self._resources.qp, "counters").recv_low_water
         if self._low_water.has_fallen(low):
-            self._tell(ReceiveQueueLow(low, self._station.settings.receive_depth))
+            self._report(ReceiveQueueLow(low, self._resources.settings.receive_depth))

@@ -13,7 +13,7 @@ from typing_extensions import Buffer
 from mcast.api import (
     Closed,
     Destination,
-    Headed,
+    HeaderBodyBatch,
     McastError,
     Message,
     Phase,
@@ -22,19 +22,19 @@ from mcast.api import (
     Refused,
     TimedOut,
     fork_safe_lock,
+    list_rows,
     mcast_error,
-    rows_of,
 )
 from mcast.arguments.buffers import flat_bytes
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.memberships import Memberships
-from mcast.endpoint.station import Station
+from mcast.endpoint.resources import PortResources
 from mcast.endpoint.waiting import Operation, Step, Waiting
 
 P = TypeVar("P")
 T = TypeVar("T")
 
-Payloads = list[Buffer] | memoryview | Headed
+Payloads = list[Buffer] | memoryview | HeaderBodyBatch
 """The messages of one batch."""
 
 Post = Callable[[EndpointGroup, QueuePair, Destination, P, int | None, float | None], T]
@@ -42,9 +42,10 @@ Post = Callable[[EndpointGroup, QueuePair, Destination, P, int | None, float | N
 immediate, seconds to wait for room."""
 
 
-class Posting(NamedTuple):
-    """What a step posts: `call(timeout)` posts, and raises TimedOut where the queue pair has no room for so
-    long."""
+class PostRequest(NamedTuple):
+    """Post of a step: `call(timeout)` posts, and raises TimedOut if the send queue stays full for that
+    long.
+    """
 
     qp: QueuePair
     call: Callable[[float | None], object]
@@ -62,15 +63,15 @@ class Sending:
 
     def __init__(
         self,
-        station: Station,
+        resources: PortResources,
         memberships: Memberships,
         waiting: Waiting,
         on_qp_error: Callable[[QpError], None],
     ) -> None:
-        self._station, self._memberships, self._waiting = station, memberships, waiting
+        self._resources, self._memberships, self._waiting = resources, memberships, waiting
         self._on_qp_error = on_qp_error
-        self._numbers = bool(station.settings.sequence)
-        self._rewrites = self._numbers or station.settings.max_message is not None
+        self._numbers = bool(resources.settings.sequence)
+        self._rewrites = self._numbers or resources.settings.max_message is not None
         self._counting = fork_safe_lock()
 
     def operation(
@@ -109,7 +110,7 @@ class Sending:
                 qp, destination = yield from self.route_to(group, timeout, deadline)
                 call = partial(post, group, qp, destination, what, imm)
                 try:
-                    yield Step(deadline, post=Posting(qp, call))
+                    yield Step(deadline, post=PostRequest(qp, call))
                     return
                 except McastError as error:
                     failed = qp, error
@@ -120,7 +121,7 @@ class Sending:
                 self._on_qp_error(why)
                 raise Refused(why)
             if not isinstance(why, TimedOut | Closed) or (
-                isinstance(why, TimedOut) and self._waiting.is_over(deadline)
+                isinstance(why, TimedOut) and self._waiting.expired(deadline)
             ):
                 raise Refused(why)
             if posted == count:  # the device is still reading registered memory
@@ -133,12 +134,12 @@ class Sending:
     def flush(self, qp: QueuePair, deadline: float | None, posted: int = 0) -> Operation[None]:
         """Wait until the device has sent all posted messages; `posted` of them are the call's own."""
         try:
-            yield Step(deadline, post=Posting(qp, qp.flush))
+            yield Step(deadline, post=PostRequest(qp, qp.flush))
         except QpError as error:
             self._on_qp_error(error)
             raise Refused(error) from None
         except Closed:  # the queue pair was replaced, or its device is away: its posted messages are lost
-            self._station.require_open("flush", Phase.SEND)
+            self._resources.require_open("flush", Phase.SEND)
         except McastError as error:
             error.posted += posted
             raise
@@ -153,7 +154,7 @@ class Sending:
             detail = f"the membership was lost, and not restored within {timeout} s: {group.error}"
             raise Refused(mcast_error(E.ETIMEDOUT, "send", Phase.SEND, {"group": group.address}, detail))
         assert group.destination is not None
-        return self._station.qp, group.destination
+        return self._resources.qp, group.destination
 
     def send(
         self,
@@ -233,10 +234,10 @@ class Sending:
         if not isinstance(message, Message):
             why = ", as recv returns when its time is over" if message is None else ""
             raise TypeError(f"reply: the message is {message!r}{why}: give the Message to answer")
-        if not destination.can_reply_to(message, self._station.place.address.is_loopback):
+        if not destination.can_reply_to(message, self._resources.local_port.address.is_loopback):
             raise ValueError(f"reply: {message.source} QP {message.src_qp} is nobody who can be answered")
         size = _size(payload)
-        qp.require_fits(destination, [size], self._station.max_message_to(qp, destination))
+        qp.require_fits(destination, [size], self._resources.max_message_to(qp, destination))
         qp.send_one(destination.reply_to(message), payload, imm, timeout)
         self._count_sent(group, 1, size)
 
@@ -266,7 +267,7 @@ class Sending:
         Raises TypeError or MessageTooLarge for the first that cannot be sent, with its place in the list.
         """
         flat = [one if type(one) is bytes else flat_bytes(one, i) for i, one in enumerate(payloads)]
-        qp.require_fits(destination, list(map(len, flat)), self._station.max_message_to(qp, destination))
+        qp.require_fits(destination, list(map(len, flat)), self._resources.max_message_to(qp, destination))
         return flat
 
     def _count_sent(self, group: EndpointGroup, count: int, size: int) -> None:
@@ -278,7 +279,9 @@ class Sending:
 
 def as_batch(payloads: Iterable[Buffer] | memoryview) -> Payloads:
     """Several payloads as a list, or as the rows that they are. Raises TypeError for a single payload."""
-    if isinstance(payloads, list | Headed) or (isinstance(payloads, memoryview) and payloads.ndim == 2):
+    if isinstance(payloads, list | HeaderBodyBatch) or (
+        isinstance(payloads, memoryview) and payloads.ndim == 2
+    ):
         return payloads
     if isinstance(payloads, bytes | bytearray | memoryview | str) or _is_bytes(payloads):
         kind = type(payloads).__name__
@@ -289,7 +292,7 @@ def as_batch(payloads: Iterable[Buffer] | memoryview) -> Payloads:
 
 
 def _is_bytes(payloads: object) -> bool:
-    """Whether this is a row of single bytes, such as an mmap or an array: each byte would be a message."""
+    """Return True for a row of single bytes, such as an mmap or an array: each byte would be a message."""
     try:
         view = memoryview(payloads)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -299,7 +302,7 @@ def _is_bytes(payloads: object) -> bool:
 
 def listed(payloads: Payloads) -> list[Buffer]:
     """The payloads, one by one."""
-    return payloads if isinstance(payloads, list) else [*rows_of(payloads)]
+    return payloads if isinstance(payloads, list) else [*list_rows(payloads)]
 
 
 def _size_of_first(count: int, payloads: Payloads) -> int:

@@ -24,21 +24,25 @@ HEADER_SIZE = _LAYOUT.size
 """The size of the header in bytes, 24, which every message has less room for the payload."""
 
 WINDOW = 1024
-"""How many numbers back a late message can be told from a duplicate."""
+"""Window in message numbers within which a late message can be told from a duplicate."""
 
-JUMP_MAX = 1 << 32
+MAX_JUMP = 1 << 32
 """The largest plausible step forward. A sender that starts anew has a new stream id."""
 
 RESTART_AFTER = 16
-"""How many implausible numbers must follow each other to be believed, so that no forged number silences a
-stream for long."""
+"""Number of implausible numbers in a row that are believed, so that no forged number silences a stream for
+long.
+"""
 
-SOURCES_MAX = 1024
-"""How many senders of a group are remembered. The one that was silent for longest is forgotten first."""
+MAX_SOURCES = 1024
+"""Maximum number of senders of a group that are remembered. The one that was silent longest is forgotten
+first.
+"""
 
-STREAMS_MAX = 16
-"""How many streams of one sender are remembered, so that a sender which invents streams pushes out only its
-own."""
+MAX_STREAMS = 16
+"""Maximum number of remembered streams of a sender, so that invented streams push out only the sender's
+own.
+"""
 
 _NONE: tuple[range, ...] = ()
 _MASK = (1 << WINDOW) - 1
@@ -91,7 +95,7 @@ def parse(payload: memoryview) -> SequenceHeader | Refusal:
 
 
 class Stream:
-    """What has arrived of one stream. Bit i of `_seen` stands for the number `_highest - i`."""
+    """Receive state of one stream. Bit i of `_seen` stands for the number `_highest - i`."""
 
     __slots__ = ("_far", "_first", "_highest", "_run", "_seen", "duplicates", "gaps", "late", "received")
 
@@ -99,7 +103,7 @@ class Stream:
         self._first = self._highest = self._far = first
         self._seen = 1
         self._run = 0
-        """How many numbers outside the window have followed each other; the last of them is `_far`."""
+        """Count of numbers outside the window that followed each other; the last of them is `_far`."""
         self.received: int = 1
         self.gaps: int = 0
         self.late: int = 0
@@ -124,11 +128,11 @@ class Stream:
         self.received += 1
         return _NONE
 
-    def goes_on_at(self, number: int) -> tuple[Stream, tuple[range, ...]]:
+    def continue_at(self, number: int) -> tuple[Stream, tuple[range, ...]]:
         """Return the same stream from its sender's next queue pair, and the numbers lost in between."""
         stream = Stream(number)
         ahead = number - self._highest
-        if not 0 < ahead <= JUMP_MAX:
+        if not 0 < ahead <= MAX_JUMP:
             return stream, _NONE
         stream.gaps = ahead - 1
         stream._first = self._highest
@@ -145,7 +149,7 @@ class Stream:
         if self._run and step == 0:
             self.duplicates += 1
             return Refusal.DUPLICATE
-        if self._run and -WINDOW < step < 0 < ahead and ahead - step <= JUMP_MAX:  # they changed places
+        if self._run and -WINDOW < step < 0 < ahead and ahead - step <= MAX_JUMP:  # they changed places
             missing = _without_empty(range(self._highest + 1, number), range(number + 1, self._far))
             self._advance(self._far, 1 << -step | 1, ahead - step - 2)
             self.late += 1
@@ -153,7 +157,7 @@ class Stream:
             return missing
         self._far = number
         self._run = self._run + 1 if self._run and 0 < step < WINDOW else 1
-        plausible = 0 < ahead <= JUMP_MAX
+        plausible = 0 < ahead <= MAX_JUMP
         missing = _NONE
         if plausible and self._run > 1:
             missing = _without_empty(
@@ -185,7 +189,7 @@ class Sources:
     are not remembered.
     """
 
-    def __init__(self, limit: int = SOURCES_MAX) -> None:
+    def __init__(self, limit: int = MAX_SOURCES) -> None:
         self._limit = limit
         self._senders: OrderedDict[tuple[Gid, int], OrderedDict[int, Stream]] = OrderedDict()
         self._last: dict[tuple[Gid, int], Stream] = {}
@@ -219,9 +223,9 @@ class Sources:
         if before is None:
             stream, missing = Stream(header.number), _NONE
         else:
-            stream, missing = before.goes_on_at(header.number)
+            stream, missing = before.continue_at(header.number)
         streams[header.stream] = self._last[source, header.stream] = stream
-        if len(streams) > STREAMS_MAX:
+        if len(streams) > MAX_STREAMS:
             self._forget(source, *streams.popitem(last=False))
         return Arrival(*header, missing)
 

@@ -9,11 +9,11 @@ from math import inf
 from typing import Literal
 
 from mcast.api import Backend, CqModeration, LinkLayer
-from mcast.arguments.checks import flag, member, shown, whole
-from mcast.arguments.seconds import seconds_of
+from mcast.arguments.checks import check_bool, check_int, check_type, short_repr
+from mcast.arguments.seconds import check_seconds
 from mcast.endpoint import sequence
 from mcast.endpoint.policy import LoopbackPolicy, RejoinPolicy
-from mcast.endpoint.ports import Place
+from mcast.endpoint.ports import LocalPort
 
 _WHOLE = {
     "receive_depth": "messages that the receive queue holds",
@@ -24,7 +24,7 @@ _WHOLE = {
     "service_level": "0..15, on Ethernet 0..7; None: the destination's own",
     "comp_vector": "a completion vector of the device, from 0 on; None: each queue pair gets the next one",
 }
-"""Options that are whole numbers -> what each is. The bounds are the device's: `refuse_beyond_device`."""
+"""Options that are whole numbers -> what each is. The bounds are the device's: `check_device_limits`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +54,14 @@ class Settings:
         if not isinstance(self.rejoin, RejoinPolicy | None):
             raise ValueError(f"rejoin is {self.rejoin!r}: give a RejoinPolicy, or None to join never again")
         if not isinstance(self.sequence, bool | None):
-            raise ValueError(f"sequence is {shown(self.sequence)}: allowed are True, False and None")
+            raise ValueError(f"sequence is {short_repr(self.sequence)}: allowed are True, False and None")
         for name in _WHOLE:
             if (given := getattr(self, name)) is not None:
-                object.__setattr__(self, name, whole(given, name, None, None, _WHOLE[name]))
+                object.__setattr__(self, name, check_int(given, name, None, None, _WHOLE[name]))
         if self.moderation is not None:
-            member(self.moderation, CqModeration, "moderation", "a CqModeration, or None")
-        flag(self.timestamps, "timestamps")
-        polling = seconds_of(self.busy_poll, "busy_poll")
+            check_type(self.moderation, CqModeration, "moderation", "a CqModeration, or None")
+        check_bool(self.timestamps, "timestamps")
+        polling = check_seconds(self.busy_poll, "busy_poll")
         if self.busy_poll < 0:
             raise ValueError(f"busy_poll is {self.busy_poll}: give seconds from 0 on, inf to poll always")
         object.__setattr__(self, "busy_poll", self.busy_poll if self.busy_poll == inf else polling)
@@ -76,7 +76,7 @@ DEFAULTS = Settings()
 
 
 @dataclass(frozen=True)
-class Where:
+class PortSelector:
     """The port that an endpoint is opened on."""
 
     backend: str | Backend
@@ -87,7 +87,7 @@ class Where:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Opening(Settings, Where):
+class OpenArguments(Settings, PortSelector):
     """The arguments of `open_endpoint`: backend and port, the settings, and the `options` of a backend opened
     by name.
 
@@ -103,9 +103,9 @@ _SERVICE_LEVELS = {
 }
 
 
-def refuse_beyond_device(settings: Settings, place: Place) -> None:
+def check_device_limits(settings: Settings, local_port: LocalPort) -> None:
     """Raise ValueError for an option that the device or the port cannot serve, and say what they can."""
-    device, port = place.device, place.port
+    device, port = local_port.device, local_port.port
     most = port.active_mtu - settings.header_size
     for name, value, allowed, why in (
         ("receive_depth", settings.receive_depth, (1, device.max_qp_wr), f"max_qp_wr of {device.name}"),
@@ -129,4 +129,4 @@ def refuse_beyond_device(settings: Settings, place: Place) -> None:
         if value is None and name not in ("receive_depth", "send_depth"):
             continue
         if value is None or not first <= value <= last:
-            raise ValueError(f"{name} is {shown(value)}: allowed are {first}..{last} ({why})")
+            raise ValueError(f"{name} is {short_repr(value)}: allowed are {first}..{last} ({why})")

@@ -15,7 +15,7 @@ class _Snapshot(BaseModel):
 
 
 class SourceStats(_Snapshot):
-    """What the sequence headers of one stream show. A sender starts a new stream with each join.
+    """Counters of one stream, by its sequence headers. A sender starts a new stream with each join.
 
     source      the sender's GID
     qp_num      the sender's queue pair number; if the sender rejoins on another queue pair, that is a second
@@ -37,7 +37,7 @@ class SourceStats(_Snapshot):
 
 
 class GroupStats(_Snapshot):
-    """What was counted for one group since it was joined. Bytes are payload bytes, without sequence headers.
+    """Counters of one group since it was joined. Bytes are payload bytes, without sequence headers.
 
     group      the address that was joined
     mgid       the group's MGID; None before the first join
@@ -74,7 +74,7 @@ class GroupStats(_Snapshot):
 
 
 class EndpointStats(_Snapshot):
-    """What an endpoint counted since it was opened, over all its queue pairs. None: the provider cannot know.
+    """Counters of an endpoint since it was opened, over all its queue pairs. None: the provider cannot know.
 
     backend, device, port_num, qp_num  where the endpoint is; qp_num is None once it is closed
     sent, received        messages posted and received, probes included

@@ -1,8 +1,8 @@
 """Operations: calls that take time, as generators that never wait themselves, and what carries them out.
 
 An operation yields a `Step`: what to post, and until when to wait. It is resumed with what was received, if
-anything, and looks again. An error of the step is thrown into it. `block` carries operations out by blocking,
-`wait_for` by awaiting; both take two functions of the object that the operation changes:
+anything, and checks again. An error of the step is thrown into it. `run_blocking` carries operations out by
+blocking, `run_async` by awaiting; both take two functions of the object that the operation changes:
 
     advance(operation, box)  resume the operation, under the object's lock; `resume` does the work
     act(step, proceed)       post and wait, outside of the lock; return what `proceed` returns, to which it
@@ -22,20 +22,20 @@ from collections.abc import Awaitable, Callable, Generator
 from math import inf
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from mcast.api import Batch, McastError, Reentered, Refused
-from mcast.arguments.seconds import seconds_of
+from mcast.api import Batch, McastError, ReentrantCall, Refused
+from mcast.arguments.seconds import check_seconds
 from mcast.errors.tree import Broken
 
 P = TypeVar("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-BATCH = 64
-"""How many messages one receive call takes, where the user does not say."""
+DEFAULT_BATCH = 64
+"""Default maximum of messages that one receive call takes."""
 
 
 class Step(NamedTuple):
-    """What an operation asks for: to post messages, or to wait for a change.
+    """Request of an operation: to post messages, or to wait for a change.
 
     until  when to stop waiting; None: never
     max    maximum number of messages to receive
@@ -43,7 +43,7 @@ class Step(NamedTuple):
     """
 
     until: float | None
-    max: int = BATCH
+    max: int = DEFAULT_BATCH
     post: Any = None
 
 
@@ -61,7 +61,7 @@ Operation = Steps[Batch | None, T]
 """An operation of an endpoint."""
 
 Box = list[Any]
-"""What was received, or a McastError or an interrupt as a `BaseException` to be thrown."""
+"""Received batch, or a McastError, or an interrupt as a `BaseException` to be thrown."""
 
 Advance = Callable[[Steps[R, T], Box], Step | Done[T]]
 Proceed = Callable[[Any], Step | Done[T]]
@@ -90,7 +90,7 @@ def resume(operation: Steps[R, T], box: Box) -> Step | Done[T]:
         del received
 
 
-def block(
+def run_blocking(
     operation: Steps[R, T], advance: Advance[R, T], act: Callable[[Step, Proceed[T]], Step | Done[T]]
 ) -> T:
     """Carry out an operation by blocking."""
@@ -105,7 +105,7 @@ def block(
         raise
 
 
-async def wait_for(
+async def run_async(
     operation: Steps[R, T],
     advance: Advance[R, T],
     act: Callable[[Step, Proceed[T]], Awaitable[Step | Done[T]]],
@@ -148,18 +148,18 @@ def _abandon(operation: Steps[R, T], advance: Advance[R, T], error: BaseExceptio
     error.__traceback__ = trace
 
 
-def asked(call: Callable[..., T], *args: Any) -> T:
+def call_provider(call: Callable[..., T], *args: Any) -> T:
     """Call the provider inside a change; its error is refused, and is no interrupt.
 
     So is its refusal of a call that a handler makes amid another one of the provider.
     """
     try:
         return call(*args)
-    except (McastError, Reentered) as error:
+    except (McastError, ReentrantCall) as error:
         raise Refused(error) from error.__cause__
 
 
-def theirs(call: Callable[..., T], *args: Any) -> T:
+def call_user(call: Callable[..., T], *args: Any) -> T:
     """Call what the program gave us inside a change, as a callback or a file: the change is whole meanwhile.
 
     An `Exception` is raised as it is, for those that handle it; all else is refused.
@@ -182,17 +182,17 @@ class Waiting:
     def __init__(self, now: Callable[[], float], route: Callable[[Batch], None]) -> None:
         self._route = route
         self.now: Callable[[], float] = now
-        self.news = False
-        """Whether a call has changed what others wait for; the driver that wakes them clears it."""
+        self.dirty = False
+        """True if a call has changed what others wait for; the driver that wakes them clears it."""
 
     def deadline(self, timeout: float | None) -> float | None:
         """When the time is over; -inf for a timeout of 0, which needs no clock."""
         if timeout is None:
             return None
-        seconds = seconds_of(timeout)
+        seconds = check_seconds(timeout)
         return self.now() + seconds if seconds else -inf
 
-    def is_over(self, deadline: float | None) -> bool:
+    def expired(self, deadline: float | None) -> bool:
         return deadline is not None and (deadline == -inf or self.now() >= deadline)
 
     def left(self, until: float | None) -> float | None:
@@ -215,7 +215,7 @@ class Waiting:
     ) -> Operation[None]:
         """Wait until the condition holds, or the deadline has come."""
         while not condition():
-            if not at_least_once and self.is_over(deadline):
+            if not at_least_once and self.expired(deadline):
                 return
             at_least_once = False
             yield from self.wait(deadline)

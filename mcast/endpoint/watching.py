@@ -15,7 +15,7 @@ from mcast.api import Batch, Message
 from mcast.endpoint.blocking import Endpoint
 from mcast.endpoint.numbering import HeaderReader
 from mcast.endpoint.policy import Event, MessagesMissing
-from mcast.endpoint.sequence import SOURCES_MAX
+from mcast.endpoint.sequence import MAX_SOURCES
 from mcast.endpoint.stats import EndpointStats
 from mcast.wire.addresses import Gid, McastAddress
 
@@ -34,7 +34,7 @@ class Rates(NamedTuple):
 
 
 class SequenceCounts(NamedTuple):
-    """What sequence headers show, as in `SourceStats`; None where messages have none."""
+    """Counters of sequence headers, as in `SourceStats`; None where messages have none."""
 
     gaps: int | None = None
     late: int | None = None
@@ -42,7 +42,7 @@ class SequenceCounts(NamedTuple):
 
 
 class SourceRates(NamedTuple):
-    """What is received from one queue pair in a group."""
+    """Rates of one sending queue pair in a group."""
 
     source: str
     qp_num: int
@@ -55,8 +55,7 @@ class SourceRates(NamedTuple):
 
 
 class GroupRates(NamedTuple):
-    """What is received in one group, and from each source; the oldest sources beyond SOURCES_MAX are
-    forgotten."""
+    """Rates of one group and its sources; the oldest sources beyond MAX_SOURCES are forgotten."""
 
     group: str
     rates: Rates
@@ -84,7 +83,7 @@ class Counts:
         self.messages += 1
         self.bytes += size
 
-    def look(self, seconds: float) -> Rates:
+    def sample(self, seconds: float) -> Rates:
         """Totals, and rates over the `seconds` since the last look."""
         messages, size = self._before
         self._before = (self.messages, self.bytes)
@@ -93,7 +92,7 @@ class Counts:
 
 
 class GroupMeter:
-    """What is received in one group. Sequence headers are read where messages have them."""
+    """Meter of one group. Sequence headers are read where messages have them."""
 
     def __init__(self, group: McastAddress) -> None:
         self._headers = HeaderReader(group)
@@ -111,19 +110,19 @@ class GroupMeter:
     def _of_source(self, key: tuple[Gid, int]) -> Counts:
         """The counts of one source.
 
-        A new source beyond SOURCES_MAX replaces the one that was silent for longest.
+        A new source beyond MAX_SOURCES replaces the one that was silent for longest.
         """
         known = self._by_source.get(key)
         if known is not None:
             self._by_source.move_to_end(key)
             return known
-        if len(self._by_source) >= SOURCES_MAX:
+        if len(self._by_source) >= MAX_SOURCES:
             self._by_source.popitem(last=False)
             self._forgotten += 1
         made = self._by_source[key] = Counts()
         return made
 
-    def look(self, seconds: float) -> GroupRates:
+    def sample(self, seconds: float) -> GroupRates:
         """The rates of the group over the `seconds` since the last look, and those of each source."""
         by_source: dict[tuple[Gid, int], Counter[str]] = {}
         for one in self._headers.sources.snapshot():
@@ -134,12 +133,12 @@ class GroupMeter:
             SourceRates(
                 str(source.ipv4 or source),
                 qp_num,
-                counts.look(seconds),
+                counts.sample(seconds),
                 SequenceCounts(**by_source.get((source, qp_num), Counter())),
             )
             for (source, qp_num), counts in self._by_source.items()
         )
-        rates = self.counts.look(seconds)
+        rates = self.counts.sample(seconds)
         return GroupRates(str(self._headers.group), rates, SequenceCounts(**totals), sources, self._forgotten)
 
 
@@ -147,7 +146,7 @@ SEQUENCE = SequenceCounts._fields
 
 
 class Meter:
-    """What an endpoint receives, by group and source."""
+    """Meter of an endpoint, by group and source."""
 
     def __init__(self, groups: Mapping[Gid, McastAddress]) -> None:
         self._groups = {mgid: GroupMeter(group) for mgid, group in groups.items()}
@@ -165,16 +164,16 @@ class Meter:
         self._gaps.clear()
         return found
 
-    def look(self, seconds: float) -> tuple[GroupRates, ...]:
+    def sample(self, seconds: float) -> tuple[GroupRates, ...]:
         """The rates of each group over the `seconds` since the last look."""
-        return tuple(meter.look(seconds) for meter in self._groups.values())
+        return tuple(meter.sample(seconds) for meter in self._groups.values())
 
 
 _BATCH = 256
 
 
-class Look(NamedTuple):
-    """What was received in the last `seconds` seconds.
+class Sample(NamedTuple):
+    """Sample of the last `seconds` seconds.
 
     time     when, in seconds since 1970
     groups   the rates of each group and its sources
@@ -190,7 +189,7 @@ class Look(NamedTuple):
 
     @property
     def gaps(self) -> int:
-        """How many numbered messages are missing in all groups."""
+        """Number of numbered messages that are missing in all groups."""
         return sum(group.sequence.gaps or 0 for group in self.groups)
 
     @property
@@ -217,7 +216,7 @@ class Look(NamedTuple):
         }
 
 
-def looks(endpoint: Endpoint, interval: float, count: int | None = None) -> Iterator[Look]:
+def samples(endpoint: Endpoint, interval: float, count: int | None = None) -> Iterator[Sample]:
     """A look at the end of each `interval` seconds, `count` looks in all, at the groups that the endpoint has
     joined.
 
@@ -234,8 +233,8 @@ def looks(endpoint: Endpoint, interval: float, count: int | None = None) -> Iter
             with endpoint.recv_batch(_BATCH, max(0.0, last + interval - clock())) as batch:
                 meter.take(batch)  # also what has come while the machine stood still
             now = clock()
-        groups = meter.look(now - last)
-        yield Look(time.time(), now - last, groups, endpoint.stats(), (*_events(endpoint), *meter.gaps()))
+        groups = meter.sample(now - last)
+        yield Sample(time.time(), now - last, groups, endpoint.stats(), (*_events(endpoint), *meter.gaps()))
         last = now
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong: the tree of errors, the table of their causes, and what is found out about a host.
+"""Errors: their class tree, the table of their causes, and the findings about a host.
 
 `mcast.errors` has the classes of `mcast.errors.tree`, and Cause and Phase; most are in `mcast` itself.
 """

@@ -1,4 +1,4 @@
-"""What an errno most likely means: its causes, the likeliest first, each with how to check it and what to do.
+"""Likely causes of an errno, the likeliest first, each with a check and a next step.
 
 `mcast.errors.rows` has a row for each cause. `McastError.causes`, the text of an error, `mcast doctor ERROR`
 and the errno atlas of the documentation (`atlas`) are made from these rows.
@@ -54,7 +54,7 @@ def causes_of_status(status: str) -> tuple[Cause, ...]:
     )
 
 
-def rows_of(error: str) -> tuple[Row, ...]:
+def rows_for(error: str) -> tuple[Row, ...]:
     """The rows of an errno, by name or number, or of an SaStatus or WcStatus, by name; () if there are
     none. As in C, -22 and -EINVAL are the errno, too."""
     wanted = error.upper().removeprefix("-")
@@ -67,7 +67,7 @@ def rows_of(error: str) -> tuple[Row, ...]:
 
 
 def names() -> list[str]:
-    """Each name of an errno, an SaStatus or a WcStatus that `rows_of` knows, in the order of the alphabet."""
+    """Return the names of errnos, SaStatus and WcStatus that `rows_for` knows, in alphabetical order."""
     rows = [row for found in _by_errno().values() for row in found]
     return sorted({errno_name(row.errno) for row in rows} | {row.status for row in rows if row.status})
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Level(Enum):
-    """How a thing is. A problem keeps multicast from working, a warning may.
+    """Severity of a finding. A problem keeps multicast from working, a warning may.
 
     INFO is for what the provider lacks on a host that has nothing for it to use, such as libraries where
     there is no card. It is a problem for a user who asks for the provider.
@@ -20,7 +20,7 @@ class Level(Enum):
 
 
 class Finding(NamedTuple):
-    """What was seen of one thing.
+    """Result of one check.
 
     check    what was inspected, a word or two, such as `memlock`
     subject  the device, port or interface that it belongs to; "" for the host

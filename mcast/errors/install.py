@@ -1,4 +1,4 @@
-"""How pip installs the package and its extras, where it works, and which version this is."""
+"""Name, version and extras of the package for pip, and the system that it needs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEEDS_LINUX = (
     f"mcast needs Linux, and this is {sys.platform}: neither cards nor the simulator work here; run it "
     "on Linux, which may be a container, a virtual machine or WSL 2"
 )
-"""What to do on another system. The pip package may be installed there, and pytest loads its plugin."""
+"""Next step on another system, where pip may install the package, and pytest then loads its plugin."""
 
 
 def require_linux() -> None:

@@ -13,22 +13,21 @@ from mcast.errors.cause import Cause
 from mcast.wire.addresses import Gid
 from mcast.wire.mad import SEND_ONLY_FULL_MEMBER
 from mcast.wire.mcmember import JoinState, McMask, McMemberRecord
-from mcast.wire.partition import find_pkey, partners
+from mcast.wire.partition import find_pkey, matching_pkeys
 from mcast.wire.units import MTU, RATE, Selector, is_selected
 
 _OTHER_GROUP = "take another group address, or have the group made anew with the values of the request"
 
 
 class PortView(NamedTuple):
-    """What matters of the port that asked: its P_Keys; its MTU and rate as the SA encodes them, 0 if
-    unknown."""
+    """The port that sent the request: its P_Keys; its MTU and rate as SA codes, 0 if unknown."""
 
     pkeys: tuple[int, ...]
     mtu: int = 0
     rate: int = 0
 
 
-def found_causes(
+def refusal_causes(
     mask: int,
     asked: McMemberRecord,
     group: McMemberRecord | None,
@@ -83,7 +82,7 @@ def _differences(mask: int, asked: McMemberRecord, group: McMemberRecord) -> Ite
     check = f"saquery MCMR | grep -A 20 {Gid(asked.mgid)}"
     for bit, name, field, form in _FIELDS:
         mine, theirs = getattr(asked, field), getattr(group, field)
-        same = mine in partners(theirs) if field == "pkey" else mine == theirs
+        same = mine in matching_pkeys(theirs) if field == "pkey" else mine == theirs
         if mask & bit and not same:
             shown = f"{name} is {form.format(mine)}, the group's is {form.format(theirs)}"
             yield Cause(shown, check, _OTHER_GROUP)
@@ -98,7 +97,7 @@ def _differences(mask: int, asked: McMemberRecord, group: McMemberRecord) -> Ite
         )
         if mask & pair == pair and not is_selected(selector, unit.rank[theirs], unit.rank[mine]):
             wanted = {Selector.GREATER: "more than ", Selector.LESS: "less than "}.get(selector, "")
-            shown = f"{name} is {wanted}{unit.said(mine)}, the group's is {unit.said(theirs)}"
+            shown = f"{name} is {wanted}{unit.describe(mine)}, the group's is {unit.describe(theirs)}"
             yield Cause(shown, check, _OTHER_GROUP)
 
 
@@ -110,5 +109,5 @@ def _too_much(group: McMemberRecord, port: PortView) -> Iterator[Cause]:
         ("rate", RATE, port.rate, group.rate, "ibstat"),
     ):
         if mine and unit.rank[mine] < unit.rank[theirs]:
-            seen = f"the port's {name} is {unit.said(mine)}, the group's {unit.said(theirs)}"
+            seen = f"the port's {name} is {unit.describe(mine)}, the group's {unit.describe(theirs)}"
             yield Cause(seen, check, raise_it)

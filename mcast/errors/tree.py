@@ -18,7 +18,7 @@ McastError(OSError)          errno, call, arguments, phase, causes
 ├── Broken                   ENOTRECOVERABLE: a call was interrupted in the middle of a change
 └── GuardError               refused before the stack could do harm         (also ValueError)
     ├── MessageTooLarge      EMSGSIZE: larger than one MTU; `limit`, `size`
-    ├── AlreadyJoined        EADDRINUSE: this id has joined this group
+    ├── AlreadyJoined        EADDRINUSE: this id has already joined this group
     └── SecondMlid           EEXIST: the queue pair is attached to the MGID with another MLID
 BackendError                 no such backend, or one that cannot run here; `reason`, `fix`
 ├── UnknownBackend           (also LookupError)
@@ -34,7 +34,7 @@ from collections.abc import Mapping
 from enum import Enum, IntEnum
 from types import MappingProxyType
 
-from mcast.arguments.checks import shown
+from mcast.arguments.checks import short_repr
 from mcast.errors.cause import ENOTSUPP, Cause, Phase
 from mcast.errors.causes import errno_name, likely_causes
 from mcast.wire.kinds import LinkLayer
@@ -144,7 +144,7 @@ def _portable(value: object) -> object:
     try:
         pickle.dumps(value)
     except Exception:  # a socket, a lock, or an object of a program
-        return shown(value)
+        return short_repr(value)
     return value
 
 
@@ -232,14 +232,14 @@ class Broken(McastError, RuntimeError):
     It was raised by a signal's handler or by another thread. `close` and `stats` still work.
     """
 
-    def __init__(self, what: str, amid: str, cure: str, call: str, phase: Phase) -> None:
-        """`what` is the object, `amid` the interrupted call, `cure` what to do now."""
+    def __init__(self, what: str, amid: str, fix: str, call: str, phase: Phase) -> None:
+        """`what` is the object, `amid` the interrupted call, `fix` what to do now."""
         super().__init__(
             E.ENOTRECOVERABLE,
             call,
             phase,
             None,
-            f"the {what} was interrupted in the middle of {amid}: {cure}",
+            f"the {what} was interrupted in the middle of {amid}: {fix}",
         )
         self.what: str = what
         self.amid: str = amid
@@ -272,7 +272,13 @@ class AlreadyJoined(GuardError):
     """EADDRINUSE (guard G-JOIN): the first leave would detach the queue pair for both joins (K-EVENT-5)."""
 
     def __init__(self, call: str, address: object) -> None:
-        super().__init__(E.EADDRINUSE, call, Phase.JOIN, {"addr": address}, "this id has joined this group")
+        super().__init__(
+            E.EADDRINUSE,
+            call,
+            Phase.JOIN,
+            {"addr": address},
+            "this id has already joined this group: leave it first",
+        )
         self.address = address
 
 

@@ -25,7 +25,7 @@ _UD_IMMEDIATE = {0x64: 0, 0x65: 4}
 """Opcode of a UD message -> size of its immediate in bytes."""
 
 
-class Skipped(Exception):
+class SkipPacket(Exception):
     """The packet is no UD message, or cannot be read; the text says why."""
 
 
@@ -51,17 +51,17 @@ def datagram(frame: Frame) -> Datagram:
     """The UD message in a frame. Raises Skipped."""
     carrier_of = _LINKS.get(frame.link_type)
     if carrier_of is None:
-        raise Skipped(f"link type {frame.link_type} is not known")
+        raise SkipPacket(f"link type {frame.link_type} is not known")
     try:
         carrier = carrier_of(frame.data)
         return _message(carrier)
     except (struct.error, IndexError):
         if len(frame.data) < frame.length:
-            raise Skipped("cut short by the capture") from None
-        raise Skipped("shorter than its headers say") from None
+            raise SkipPacket("cut short by the capture") from None
+        raise SkipPacket("shorter than its headers say") from None
 
 
-def place_of(frame: Frame) -> tuple[int, ...] | None:
+def capture_point(frame: Frame) -> tuple[int, ...] | None:
     """Return where a packet was captured: the interface, and the direction where its header says that.
 
     None if the header does not say which of the host's interfaces it was, as with older tcpdumps and "any".
@@ -77,7 +77,7 @@ def _message(carrier: _Carrier) -> Datagram:
     bth = carrier.transport
     opcode, flags, pkey, dest_qp, psn = struct.unpack_from(">BBHII", bth)
     if opcode not in _UD_IMMEDIATE:
-        raise Skipped("not a UD message")
+        raise SkipPacket("not a UD message")
     qkey, src_qp = struct.unpack_from(">II", bth, 12)
     begin = 20 + _UD_IMMEDIATE[opcode]
     imm = int.from_bytes(bth[20:begin]) if begin > 20 else None
@@ -85,7 +85,7 @@ def _message(carrier: _Carrier) -> Datagram:
     if end < begin:
         raise IndexError
     if carrier.masked is not None and packets.icrc(carrier.masked + packets.mask_bth(bth[:-4])) != bth[-4:]:
-        raise Skipped("wrong ICRC")
+        raise SkipPacket("wrong ICRC")
     return Datagram(
         carrier.source,
         carrier.dest,
@@ -143,14 +143,14 @@ def _erf(data: bytes) -> _Carrier:
         more = data[at] & _ERF_MORE
         at += 8
     if kind & ~_ERF_MORE != ERF_INFINIBAND:
-        raise Skipped("not RoCE or InfiniBand")
+        raise SkipPacket("not RoCE or InfiniBand")
     return _infiniband(data[at:])
 
 
 def _infiniband(data: bytes) -> _Carrier:
     _, kind, dlid, words, slid = struct.unpack_from(">BBHHH", data)
     if kind & 3 != packets.LNH_GLOBAL:
-        raise Skipped("without a GRH, so not for a group")
+        raise SkipPacket("without a GRH, so not for a group")
     # The length counts words from the LRH to the ICRC.
     carrier = _grh(_exactly(data, 8, (words & 0x7FF) * 4), b"\xff" * 8)
     return carrier._replace(slid=slid, dlid=dlid, sl=kind >> 4)
@@ -166,16 +166,16 @@ def _network(ether_type: int, data: bytes) -> _Carrier:
         return _ipv6(data)
     if ether_type == _ETHER_ROCE_V1:
         return _grh(data, None)
-    raise Skipped("not RoCE or InfiniBand")
+    raise SkipPacket("not RoCE or InfiniBand")
 
 
 def _ipv4(data: bytes) -> _Carrier:
     first, tos, length, _, fragment, ttl, protocol = struct.unpack_from(">BBHHHBB", data)
     size = (first & 15) * 4
     if first >> 4 != 4 or protocol != packets.UDP:
-        raise Skipped("not RoCE or InfiniBand")
+        raise SkipPacket("not RoCE or InfiniBand")
     if fragment & 0x3FFF:
-        raise Skipped("an IP fragment")
+        raise SkipPacket("an IP fragment")
     header = _exactly(data, 0, max(size, 20))
     udp, transport = _udp(_exactly(data, size, length))
     source, dest = IPv4Address(header[12:16]), IPv4Address(header[16:20])
@@ -186,7 +186,7 @@ def _ipv4(data: bytes) -> _Carrier:
 def _ipv6(data: bytes) -> _Carrier:
     first, length, next_header, hops = struct.unpack_from(">IHBB", data)
     if next_header != packets.UDP:
-        raise Skipped("not RoCE or InfiniBand")
+        raise SkipPacket("not RoCE or InfiniBand")
     header = _exactly(data, 0, 40)
     udp, transport = _udp(_exactly(data, 40, 40 + length))
     masked = b"\xff" * 8 + packets.mask_ipv6(header) + packets.mask_udp(udp)
@@ -196,14 +196,14 @@ def _ipv6(data: bytes) -> _Carrier:
 def _udp(data: bytes) -> tuple[bytes, bytes]:
     _, port, length, _ = struct.unpack_from(">HHHH", data)
     if port != packets.ROCE_UDP_PORT:
-        raise Skipped("not RoCE or InfiniBand")
+        raise SkipPacket("not RoCE or InfiniBand")
     return data[:8], _exactly(data, 8, length)
 
 
 def _grh(data: bytes, before: bytes | None) -> _Carrier:
     first, length, next_header, hops = struct.unpack_from(">IHBB", data)
     if next_header != packets.IBA_NEXT_HEADER:
-        raise Skipped("not RoCE or InfiniBand")
+        raise SkipPacket("not RoCE or InfiniBand")
     header = _exactly(data, 0, 40)
     transport = _exactly(data, 40, 40 + length)
     masked = None if before is None else before + packets.mask_ipv6(header)

@@ -26,7 +26,7 @@ _OTHER_BLOCKS = {
     0x0BAD: "another program's own kind",
     0x40000BAD: "another program's own kind",
 }
-"""What a type of blocks has, other than packets."""
+"""Type of a block without packets -> its content."""
 
 _END, _TIME_OFFSET = 0, 14
 _MAX_BLOCK = 16 << 20
@@ -42,7 +42,7 @@ _PCAP = {
 seconds."""
 
 _PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4", b"\xfd7zX": "xz"}
-"""What packed files begin with: tcpdump and Wireshark pack captures if they are asked to."""
+"""Magic numbers of compressed files: tcpdump and Wireshark compress captures on request."""
 
 _MICROSECONDS = 6
 
@@ -84,18 +84,21 @@ class Frame(NamedTuple):
     interface: int = 0
 
 
-class _CutShort(CaptureError):
+class _Truncated(CaptureError):
     """The file ends where more should follow."""
 
 
 class _Interface(NamedTuple):
-    """What a section says of an interface: `units` of its clock are a second, and `late` seconds are added to
-    its times."""
+    """Interface description of a section.
+
+    units           ticks of its clock in a second
+    offset_seconds  added to its times
+    """
 
     link_type: int
     snap_length: int
     units: int
-    late: int
+    offset_seconds: int
 
 
 def read_frames(file: BinaryIO, skipped: Counter[str] | None = None) -> Iterator[Frame]:
@@ -105,18 +108,22 @@ def read_frames(file: BinaryIO, skipped: Counter[str] | None = None) -> Iterator
     a packet or a block is not: the packets before are whole, and `skipped` says where the file ends.
     """
     source, left_out = _Source(file), Counter[str]() if skipped is None else skipped
-    magic = source.take(4, "the file")
+    magic = source.read(4, "the file")
     if magic == SECTION.to_bytes(4):
         yield from _pcapng(source, left_out)
     elif magic in _PCAP:
         yield from _pcap(source, left_out, *_PCAP[magic])
     else:
         packed = next((name for begin, name in _PACKED.items() if magic.startswith(begin)), None)
-        looks = f"it is packed by {packed}, unpack it first" if packed else f"it begins with {magic.hex(' ')}"
+        looks = (
+            f"it is compressed by {packed}: decompress it first"
+            if packed
+            else f"it begins with {magic.hex(' ')}"
+        )
         raise CaptureError(0, f"the file is neither pcapng nor pcap: {looks}")
 
 
-def leave_out(skipped: Counter[str], why: str) -> None:
+def count_skipped(skipped: Counter[str], why: str) -> None:
     """Count what is left out, by its reason, or with all other reasons if there are too many."""
     skipped[why if why in skipped or len(skipped) < _MAX_REASONS else "of other kinds"] += 1
 
@@ -129,17 +136,17 @@ class _Source:
         self._ahead = b""
         self.offset = 0
 
-    def take(self, size: int, what: str) -> bytes:
+    def read(self, size: int, what: str) -> bytes:
         data, self._ahead = read_exactly(self._file, size, self._ahead)
         if len(data) < size:
-            raise _CutShort(self.offset, f"{what} is cut short: {size} bytes wanted, {len(data)} there")
+            raise _Truncated(self.offset, f"{what} is truncated: it has {len(data)} of {size} bytes")
         self.offset += size
         return data
 
     def at_end(self) -> bool:
-        """Whether the file ends here.
+        """Return True at the end of the file.
 
-        The byte that was read to find out is kept for the next `take`, of 1 byte or more.
+        The byte that this reads ahead is kept for the next `read`, of 1 byte or more.
         """
         found, rest = read_exactly(self._file, 1, self._ahead)
         self._ahead = found + rest
@@ -155,15 +162,15 @@ def _pcapng(source: _Source, skipped: Counter[str]) -> Iterator[Frame]:
     while not source.at_end():
         start, kind = source.offset, None
         try:
-            kind_bytes = source.take(4, "a block")
+            kind_bytes = source.read(4, "a block")
             if kind_bytes == SECTION.to_bytes(4):
                 order, interfaces, before = _section(source, start), [], before + len(interfaces)
                 continue
             (kind,) = struct.unpack(f"{order}I", kind_bytes)
-            (length,) = struct.unpack(f"{order}I", source.take(4, "a block's length"))
+            (length,) = struct.unpack(f"{order}I", source.read(4, "a block's length"))
             body = _body(source, start, order, length, 8)
-        except _CutShort:
-            leave_out(skipped, _ends_in("packet" if kind in _PACKETS else "block", start))
+        except _Truncated:
+            count_skipped(skipped, _ends_in("packet" if kind in _PACKETS else "block", start))
             return
         if kind == INTERFACE:
             if len(interfaces) >= _MAX_INTERFACES:
@@ -173,7 +180,7 @@ def _pcapng(source: _Source, skipped: Counter[str]) -> Iterator[Frame]:
             frame = _packet(kind, body, order, interfaces, start)
             yield frame._replace(interface=before + frame.interface)
         else:
-            leave_out(skipped, f"a block of {_OTHER_BLOCKS.get(kind, f'the unknown type {kind:#x}')}")
+            count_skipped(skipped, f"a block of {_OTHER_BLOCKS.get(kind, f'the unknown type {kind:#x}')}")
 
 
 def _ends_in(what: str, start: int) -> str:
@@ -183,7 +190,7 @@ def _ends_in(what: str, start: int) -> str:
 
 def _section(source: _Source, start: int) -> str:
     """Read the rest of a section header; return the byte order of what follows."""
-    length_bytes, magic = source.take(4, "the section header"), source.take(4, "the section header")
+    length_bytes, magic = source.read(4, "the section header"), source.read(4, "the section header")
     order = next((o for o in "<>" if struct.unpack(f"{o}I", magic)[0] == BYTE_ORDER), None)
     if order is None:
         raise CaptureError(start + 8, f"the section header has no byte order: {magic.hex(' ')}")
@@ -198,9 +205,9 @@ def _body(source: _Source, start: int, order: str, length: int, done: int, at_le
     """Read the rest of a block whose first `done` bytes were read; return it without the length at its
     end."""
     if length % 4 or not done + at_least + 4 <= length <= _MAX_BLOCK:
-        raise CaptureError(start + 4, f"a block of {length} bytes cannot be")
-    body = source.take(length - done - 4, "a block")
-    (again,) = struct.unpack(f"{order}I", source.take(4, "a block"))
+        raise CaptureError(start + 4, f"a block has the impossible length of {length} bytes")
+    body = source.read(length - done - 4, "a block")
+    (again,) = struct.unpack(f"{order}I", source.read(4, "a block"))
     if again != length:
         raise CaptureError(source.offset - 4, f"a block of {length} bytes ends with the length {again}")
     return body
@@ -210,7 +217,7 @@ def _interface(body: bytes, order: str, start: int) -> _Interface:
     if len(body) < 8:
         raise CaptureError(start, "an interface description is too short")
     link_type, _, snap_length = struct.unpack_from(f"{order}HHI", body)
-    resolution, late, at = _MICROSECONDS, 0, 8
+    resolution, offset_seconds, at = _MICROSECONDS, 0, 8
     while at + 4 <= len(body):
         code, size = struct.unpack_from(f"{order}HH", body, at)
         value = body[at + 4 : at + 4 + size]
@@ -221,10 +228,10 @@ def _interface(body: bytes, order: str, start: int) -> _Interface:
         if code == RESOLUTION:
             resolution = value[0]
         elif code == _TIME_OFFSET:
-            (late,) = struct.unpack(f"{order}q", value)
+            (offset_seconds,) = struct.unpack(f"{order}q", value)
         at += 4 + size + -size % 4
     units = 2 ** (resolution & 0x7F) if resolution & 0x80 else 10**resolution
-    return _Interface(link_type, snap_length, units, late)
+    return _Interface(link_type, snap_length, units, offset_seconds)
 
 
 def _packet(kind: int, body: bytes, order: str, interfaces: list[_Interface], start: int) -> Frame:
@@ -244,7 +251,7 @@ def _packet(kind: int, body: bytes, order: str, interfaces: list[_Interface], st
     if size > len(body) - head:
         raise CaptureError(start + head + 8, f"a packet of {size} bytes is in a block of {len(body)}")
     interface = interfaces[number]
-    t = (high << 32 | low) * NS // interface.units + interface.late * NS
+    t = (high << 32 | low) * NS // interface.units + interface.offset_seconds * NS
     return Frame(t, interface.link_type, body[head : head + size], length, start, number)
 
 
@@ -253,16 +260,16 @@ def _packet(kind: int, body: bytes, order: str, interfaces: list[_Interface], st
 
 def _pcap(source: _Source, skipped: Counter[str], order: str, unit: int) -> Iterator[Frame]:
     """Read everything after the magic number."""
-    *_, link_type = struct.unpack(f"{order}HHIIII", source.take(20, "the file's header"))
+    *_, link_type = struct.unpack(f"{order}HHIIII", source.read(20, "the file's header"))
     while not source.at_end():
         start = source.offset
         try:
-            record = source.take(16, "a packet's header")
+            record = source.read(16, "a packet's header")
             seconds, fraction, size, length = struct.unpack(f"{order}IIII", record)
             if size > _MAX_BLOCK:
-                raise CaptureError(start + 8, f"a packet of {size} bytes cannot be")
-            data = source.take(size, "a packet")
-        except _CutShort:
-            leave_out(skipped, _ends_in("packet", start))
+                raise CaptureError(start + 8, f"a packet has the impossible size of {size} bytes")
+            data = source.read(size, "a packet")
+        except _Truncated:
+            count_skipped(skipped, _ends_in("packet", start))
             return
         yield Frame(seconds * NS + fraction * unit, link_type & 0xFFFF, data, length, start)

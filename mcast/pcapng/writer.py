@@ -22,7 +22,7 @@ ERF_INFINIBAND, _ERF_VARYING_LENGTH = 21, 4
 SECTION, INTERFACE, PACKET = 0x0A0D0D0A, 1, 6
 BYTE_ORDER = 0x1A2B3C4D
 _COMMENT, _NAME, _FLAGS, RESOLUTION, _APPLICATION = 1, 2, 2, 9, 4
-_LONGEST = 0xFFFF
+_MAX_OPTION = 0xFFFF
 """The longest value of an option in bytes, because its length has 16 bits."""
 
 _NANOSECONDS = b"\x09"
@@ -128,7 +128,7 @@ def _block(kind: int, body: bytes, options: Iterable[tuple[int, bytes]]) -> byte
 
 def _text(value: str) -> bytes:
     """The value of an option in UTF-8, cut to the longest there may be."""
-    return value.encode()[:_LONGEST].decode(errors="ignore").encode()
+    return value.encode()[:_MAX_OPTION].decode(errors="ignore").encode()
 
 
 def _padded(data: bytes) -> bytes:

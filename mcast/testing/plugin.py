@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from mcast.aio import Endpoint as AioEndpoint
     from mcast.api import Backend
     from mcast.backends.sim import Fabric as McastFabric
-    from mcast.backends.sim.census import Census, Leftover
+    from mcast.backends.sim.open_objects import Leftover, OpenObjects
     from mcast.endpoint.blocking import Endpoint
     from mcast.testing.shared import SharedRun
     from mcast.wire.addresses import LocalAddress
@@ -75,7 +75,7 @@ _NAMES = {"roce": ("sim", "sim-roce"), "infiniband": ("sim", "sim-ib")}
 """Link layer -> the names of backends that lead to such a fabric."""
 
 _TRACE_DEPTH = 8
-_LOOP_PATIENCE = 10.0
+_LOOP_CLOSE_TIMEOUT = 10.0
 """Seconds that a loop in another thread may take to close an endpoint."""
 
 logger: logging.Logger = logging.getLogger("mcast")
@@ -113,11 +113,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _seed(text: str) -> int:
-    from mcast.arguments.amounts import whole_in
+    from mcast.arguments.amounts import parse_int
 
     if text == "random":
         return SystemRandom().getrandbits(32)
-    seed = whole_in(text)
+    seed = parse_int(text)
     if seed is None:
         raise ArgumentTypeError(f"{text!r} is neither a number nor 'random'")
     return seed
@@ -149,8 +149,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """What the marks say of a test's fabric.
+class _FabricMarks:
+    """Marks of a test's fabric, merged.
 
     `seed` None: the seed follows from the run's. `faults` come with the place of their mark; `places` has
     that of each argument of `mcast`, and under "" that of the nearest mark.
@@ -168,7 +168,7 @@ class _Plan:
 _MARKS = ("mcast", "mcast_faults")
 
 
-def _plan(item: pytest.Item) -> _Plan:
+def _fabric_marks(item: pytest.Item) -> _FabricMarks:
     said: dict[str, Any] = {}
     places: dict[str, str] = {}
     faults: list[tuple[str, object]] = []
@@ -201,7 +201,7 @@ def _plan(item: pytest.Item) -> _Plan:
             raise _failure(f"{places[name]}mcast({name}={value!r}): give True or False")
     if not isinstance(seed, int | None):
         raise _failure(f"{places['seed']}mcast(seed={seed!r}): give an int")
-    return _Plan(layers, shared, seed, faults, allow_leaks, said, places)
+    return _FabricMarks(layers, shared, seed, faults, allow_leaks, said, places)
 
 
 def _place(node: Node) -> str:
@@ -244,7 +244,7 @@ def _has_fabric(node: pytest.Item, names: list[str]) -> bool:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if _has_fabric(metafunc.definition, metafunc.fixturenames) and not _is_parametrized(metafunc):
         try:
-            layers = _plan(metafunc.definition).layers
+            layers = _fabric_marks(metafunc.definition).layers
         except pytest.fail.Exception:
             return  # the test's set-up says it, so that no other test fails
         if len(layers) > 1:
@@ -257,7 +257,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 def _is_parametrized(metafunc: pytest.Metafunc) -> bool:
-    """Whether the test itself says on which fabrics it runs."""
+    """Return True if the test itself says on which fabrics it runs."""
     named = (mark.args[0] for mark in metafunc.definition.iter_markers("parametrize") if mark.args)
     return any("mcast_fabric" in (n.replace(",", " ").split() if isinstance(n, str) else n) for n in named)
 
@@ -268,10 +268,10 @@ def _is_parametrized(metafunc: pytest.Metafunc) -> bool:
 @pytest.fixture
 def mcast_fabric(request: pytest.FixtureRequest) -> Iterator[McastFabric]:
     """The simulated fabric of this test. The application reaches the fabric by the backend's name."""
-    from mcast.backends.sim.census import Census
+    from mcast.backends.sim.open_objects import OpenObjects
 
     item = request.node
-    plan = _plan(item)
+    plan = _fabric_marks(item)
     layer: str = getattr(request, "param", plan.layers[0])
     if layer not in LINK_LAYERS:
         raise _failure(f"the fabric is {layer!r}: there are {' and '.join(LINK_LAYERS)}")
@@ -290,21 +290,21 @@ def mcast_fabric(request: pytest.FixtureRequest) -> Iterator[McastFabric]:
             if not (keeps_leaks or run.failed):
                 _fail_for(shared.leftovers(), directory)
         return
-    census = Census(fabric, depth)
+    opened = OpenObjects(fabric, depth)
     try:
         with _planted(fabric, layer, plan.faults), _reachable(layer, partial(_open, fabric)):
             yield fabric
         if not (keeps_leaks or run.failed):
-            _report_leaks(census, directory)
+            _report_leaks(opened, directory)
     finally:
-        census.close()
+        opened.close()
         fabric.close()
 
 
 @pytest.fixture
 def mcast_environment(mcast_fabric: McastFabric, request: pytest.FixtureRequest) -> dict[str, str]:
     """The environment for the subprocesses of a test with a shared fabric: MCAST_SIM leads them there."""
-    if not _plan(request.node).shared:
+    if not _fabric_marks(request.node).shared:
         raise _failure("the fabric is in this process alone: mark the test @pytest.mark.mcast(shared=True)")
     return dict(os.environ)
 
@@ -442,7 +442,7 @@ def _close_in(loop: AbstractEventLoop, endpoint: AioEndpoint) -> None:
     if endpoint.closed:
         return
     if loop.is_running():  # in another thread
-        asyncio.run_coroutine_threadsafe(endpoint.close(), loop).result(_LOOP_PATIENCE)
+        asyncio.run_coroutine_threadsafe(endpoint.close(), loop).result(_LOOP_CLOSE_TIMEOUT)
         return
     ended = loop.is_closed()
     with closing(asyncio.new_event_loop()) if ended else nullcontext(loop) as runs:
@@ -479,8 +479,8 @@ def _planted(fabric: McastFabric, layer: str, faults: Sequence[tuple[str, Any]])
 
     If several rules fit a message the first one counts.
     """
-    from mcast.backends.sim.scenario.faults import planted
-    from mcast.backends.sim.scenario.model import ScenarioTopology, fault_of
+    from mcast.backends.sim.scenario.faults import scheduled_faults
+    from mcast.backends.sim.scenario.model import ScenarioTopology, make_fault
 
     shape = ScenarioTopology.model_construct(
         link_layer=layer, ports=len(fabric.ports), switches=fabric.switches
@@ -489,7 +489,7 @@ def _planted(fabric: McastFabric, layer: str, faults: Sequence[tuple[str, Any]])
         for place, fault in faults:
             try:
                 if isinstance(fault, Mapping):
-                    stack.enter_context(planted(fabric, [fault_of(fault, shape)]))
+                    stack.enter_context(scheduled_faults(fabric, [make_fault(fault, shape)]))
                 elif isinstance(fault, tuple) and len(fault) == 2:
                     stack.enter_context(fabric.rules.when(*fault))
                 else:
@@ -547,10 +547,10 @@ def _open_other(kind: str, layer: str, **options: object) -> NoReturn:
 # --- leaks, and what a failure says --------------------------------------------------------------
 
 
-def _report_leaks(census: Census, directory: Path) -> None:
-    if census.leases():
+def _report_leaks(opened: OpenObjects, directory: Path) -> None:
+    if opened.leases():
         gc.collect()  # a reference cycle, such as a caught error and its frames, may hold an unused batch
-    _fail_for([*census.leases(), *census.leftovers()], directory)
+    _fail_for([*opened.leases(), *opened.leftovers()], directory)
 
 
 def _fail_for(found: Sequence[Leftover], directory: Path) -> None:
@@ -572,7 +572,7 @@ def _leftover_lines(leftover: Leftover, directory: Path) -> Iterator[str]:
 
 @dataclass
 class _Run:
-    """What a report needs to know of a test's fabric.
+    """State of a test's fabric, for the report.
 
     After an error (`failed`) leaks are not reported, because the traceback keeps objects alive.
     """

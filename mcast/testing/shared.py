@@ -9,9 +9,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from mcast.api import Backend, Guest
-from mcast.backends.sim.census import Leftover, OpenedAt, opened_at
+from mcast.api import Backend, ClientProcess
 from mcast.backends.sim.fabric import Fabric
+from mcast.backends.sim.open_objects import Leftover, OpenedAt, opened_at
 from mcast.backends.sim.served.attach import VARIABLE, attach
 from mcast.backends.sim.served.server import FabricServer, Serving
 
@@ -32,7 +32,7 @@ class SharedRun:
         return backend
 
     def leftovers(self) -> tuple[Leftover, ...]:
-        """What this process has not closed, and the other processes that still run."""
+        """Return what this process has not closed, and the other processes that still run."""
         own = [
             Leftover(place, f"backend {backend.name} on the shared fabric")
             for backend, place in self._opened
@@ -54,14 +54,14 @@ class SharedRun:
             except ProcessLookupError:
                 pass
 
-    def _others(self) -> list[Guest]:
+    def _others(self) -> list[ClientProcess]:
         """The other processes that are attached and alive; one of another PID namespace has no number."""
-        guests = {guest.pid: guest for guest in self._server.guests()}
+        guests = {guest.pid: guest for guest in self._server.client_processes()}
         return [guest for pid, guest in guests.items() if pid > 0 and pid != os.getpid() and _is_alive(pid)]
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether the process runs: one that has ended may be attached until the server looks."""
+    """Return True if the process runs: one that has ended may be attached until the server notices."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()  # where its name may be no text
     except OSError:

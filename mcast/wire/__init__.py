@@ -1,1 +1,1 @@
-"""What hosts, switches and the subnet administrator agree on, as values and as bytes."""
+"""Values and bytes that hosts, switches and the subnet administrator exchange."""

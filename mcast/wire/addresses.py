@@ -7,7 +7,7 @@ from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address, ip_address, ip_network
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from mcast.arguments.checks import whole
+from mcast.arguments.checks import check_int
 
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler
@@ -232,7 +232,7 @@ _FAMILIES = ((IPv4Address, AF_INET), (IPv6Address, AF_INET6), (Gid, AF_IB))
 
 def _port(given: object) -> int:
     try:
-        return whole(given, "port", 0, 0xFFFF, "it is one number, 0..65535")
+        return check_int(given, "port", 0, 0xFFFF, "it is one number, 0..65535")
     except TypeError as error:
         raise ValueError(str(error)) from None
 

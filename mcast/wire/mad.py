@@ -56,7 +56,7 @@ def sa_mad(
     return (_HEADER.pack(*common, sm_key, words, 0, mask) + data).ljust(MAD_BYTES, b"\0")
 
 
-def get_multicast_block(tid: int, port: int, mlid: int) -> bytes:
+def get_mft_block(tid: int, port: int, mlid: int) -> bytes:
     """The 256 bytes that ask a switch for the block of its multicast table with that port and MLID.
 
     Source: IBA vol 1, 14.2.5.12: the modifier's low bits have the block of MLIDs, its upper 4 that of ports.
@@ -80,8 +80,8 @@ def _smp(method: int, tid: int, attribute: int, modifier: int, data: bytes = b""
     return (_SMP_HEADER.pack(*common, 0).ljust(SMP_DATA_AT, b"\0") + data).ljust(MAD_BYTES, b"\0")
 
 
-def block_sends(block: bytes, port: int, mlid: int) -> bool:
-    """Whether the block that has that port and MLID, 64 bytes, sends what goes to the MLID to the port."""
+def mft_block_forwards(block: bytes, port: int, mlid: int) -> bool:
+    """Return True if the 64-byte block with that port and MLID forwards the MLID to the port."""
     at = 2 * ((mlid - MLID_FIRST) % MFT_MLIDS)
     return bool(int.from_bytes(block[at : at + 2]) >> port % MFT_PORTS & 1)
 

@@ -1,4 +1,4 @@
-"""How the kernel maps multicast addresses, MGIDs and Ethernet MAC addresses to each other.
+"""Mapping between multicast addresses, MGIDs and Ethernet MAC addresses, as the kernel does it.
 
 Sources: SA-MAP-1, SA-MAP-2, SA-MAP-3, SA-MAP-4 in docs/facts/sa.md; RFC 4391, 4 (MGIDs of IPoIB); RFC 1112,
 6.4 and RFC 2464, 7 (MAC addresses of groups); RFC 4291, 2.7 (flags and scope, the same in an MGID: IBA vol 1,
@@ -106,7 +106,7 @@ def ipoib_broadcast_mgid(pkey: int = DEFAULT_PKEY, scope: int = LINK_LOCAL) -> b
 
 
 def is_sa_assigned(address: IPv6Address) -> bool:
-    """Whether the kernel takes the IPv6 address for an MGID that an SA assigned."""
+    """Return True if the kernel takes the IPv6 address for an MGID that an SA assigned."""
     return int.from_bytes(address.packed[:4]) & _AS_IS_MASK == _AS_IS
 
 
@@ -129,8 +129,9 @@ def group_mac(group: Gid) -> bytes:
 
 
 def is_mapped(address: GroupName, mgid: bytes) -> bool:
-    """Whether a join of `address` can lead to `mgid`, on either link layer, in some partition and port
-    space."""
+    """Return True if a join of `address` can lead to `mgid`.
+
+    That is on either link layer, in some partition and port space."""
     if mgid == bytes(Gid(address)):
         return True
     if isinstance(address, Gid):

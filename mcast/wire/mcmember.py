@@ -173,7 +173,7 @@ make_record: Callable[[tuple[bytes | int, ...]], McMemberRecord] = partial(tuple
 
 
 @cache
-def fields_of(mask: int) -> Callable[[McMemberRecord], object]:
+def field_getter(mask: int) -> Callable[[McMemberRecord], object]:
     """A function that picks the masked fields, at least one, from a record: equal picks mean equal fields."""
     return itemgetter(*(at for at in range(len(McMemberRecord._fields)) if mask >> at & 1))
 

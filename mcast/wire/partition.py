@@ -14,7 +14,7 @@ DEFAULT_PKEY = 0xFFFF
 
 
 @lru_cache(maxsize=4096)
-def partners(pkey: int) -> tuple[int, ...]:
+def matching_pkeys(pkey: int) -> tuple[int, ...]:
     """The P_Keys that match this one: two limited members may not talk to each other (10.9.3, SA-PKEY-2)."""
     if not pkey & PARTITION:
         return ()

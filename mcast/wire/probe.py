@@ -23,11 +23,11 @@ _LAYOUT = Struct("!8sBBHI16sIH23x")
 PROBE_SIZE = _LAYOUT.size
 """The size of a short probe in bytes: 61, a length that few applications use for every message."""
 
-SHORTFALL = 3
+LONG_PROBE_MARGIN = 3
 """Bytes by which a long probe is shorter than an MTU, because many applications fill a whole MTU, and few
 nearly fill it."""
 
-LONG_SIZES = tuple(sorted(size - SHORTFALL for size in MTU.code))
+LONG_SIZES = tuple(sorted(size - LONG_PROBE_MARGIN for size in MTU.code))
 """The sizes of long probes in bytes, from the smallest on."""
 
 PROBE_SIZES = frozenset({PROBE_SIZE, *LONG_SIZES})
@@ -35,14 +35,14 @@ PROBE_SIZES = frozenset({PROBE_SIZE, *LONG_SIZES})
 
 
 class Kind(IntEnum):
-    """What a probe asks for, or that it is an answer."""
+    """Type of a probe: a request, or a reply."""
 
-    ASK = 1
+    REQUEST = 1
     """Echo to the group."""
-    ASK_ALONE = 2
+    UNICAST_REQUEST = 2
     """Echo to the asker's queue pair alone, because the asker does not receive from the group."""
-    ECHO = 3
-    SELF = 4
+    REPLY = 3
+    LOOPBACK = 4
     """Echo nothing: the asker finds out whether its own device returns the probe."""
 
 
@@ -62,7 +62,7 @@ class Probe(NamedTuple):
 
     kind: Kind
     number: int
-    asker: Peer
+    requester: Peer
     size: int = 0
     room: int = 0
 

@@ -38,7 +38,7 @@ class Quantity(Generic[_N]):
         """The code of the nearest value. A link's name is a rounded rate: 103.125 Gbit/s is called 100."""
         return min(self.value, key=lambda code: abs(self.value[code] - value))
 
-    def said(self, code: int) -> str:
+    def describe(self, code: int) -> str:
         """The value of a code in words, such as `2048 bytes`."""
         return f"{self.value[code]:g} {self.unit}" if code in self.value else f"code {code}"
 
@@ -82,7 +82,7 @@ PACKET_LIFE = Quantity("µs", {code: 4.096 * 2**code for code in range(64)})
 
 
 class Selector(IntEnum):
-    """How a request means its MTU, rate or packet lifetime."""
+    """Comparison that a request asks for, of its MTU, rate or packet lifetime."""
 
     GREATER = 0
     LESS = 1
@@ -91,5 +91,5 @@ class Selector(IntEnum):
 
 
 def is_selected(selector: int, has: int, wanted: int) -> bool:
-    """Whether a quantity of rank `has` meets a request for rank `wanted`. LARGEST is met by any."""
+    """Return True if a quantity of rank `has` meets a request for rank `wanted`. Any meets LARGEST."""
     return (has > wanted, has < wanted, has == wanted, True)[selector]

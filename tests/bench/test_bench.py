@@ -15,10 +15,10 @@ from mcast.api import Backend, CmId, McastAddress, QpInit, QueuePair
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Messages
 from mcast.backends.sim.trace.events import Send
-from mcast.bench import apart
+from mcast.bench import client_server
+from mcast.bench.intervals import Intervals
 from mcast.bench.measure import measure, percentiles, result, window_for
 from mcast.bench.mpi import _number
-from mcast.bench.parts import Intervals
 
 from ..commands import MCAST, Run
 
@@ -72,7 +72,7 @@ def test_a_kept_limit_is_status_0(here: Run) -> None:
 
 BAD_INPUT = {
     "more than one MTU": (("--size", "1025"), "--size is 1025: one MTU carries 1024 bytes"),
-    "negative size": (("--size", "-1"), "'-1' is no size"),
+    "negative size": (("--size", "-1"), "'-1' is not a size"),
     "no receiver": (("--receivers", "0"), "'--receivers': 0: give a whole number from 1 to 256"),
     "no DSCP": (("--dscp", "64"), "'--dscp': 64: give a whole number from 0 to 63"),
     "two classes": (("--dscp", "1", "--traffic-class", "4"), "--dscp is a part of --traffic-class"),
@@ -80,16 +80,16 @@ BAD_INPUT = {
         ("--service-level", "8"),
         "roce0/1: --service-level is 8: allowed are 0..7 (Ethernet has eight priorities)",
     ),
-    "negative time": (("--busy-poll", "-1"), "'-1' is no time: write seconds"),
+    "negative time": (("--busy-poll", "-1"), "'-1' is not a time: give seconds"),
     "no time": (("--seconds", "0"), "0 is out of range: give 0.01 to 3,600 s"),
-    "both ends": (("--server", "--client"), "--server and --client are two ends"),
+    "both ends": (("--server", "--client"), "--server and --client exclude each other"),
     "p99 of a client": (("--client", "--max-p99", "5"), "--max-p99 is for one command alone"),
     "rate of a server": (("--server", "--rate", "1G"), "--rate and --receivers are for --client"),
     "rate alone": (("--rate", "1G"), "--rate, --receive-depth, --bind and --device are for --client"),
     "client alone": (("--client",), "a fabric inside this process"),
     "no number": (("--min-rate", "fast"), "'--min-rate'"),
     "unicast": (("--group", "10.0.0.1"), "10.0.0.1 is a unicast address"),
-    "unknown backend": (("--backend", "nope"), "'nope' is no backend"),
+    "unknown backend": (("--backend", "nope"), "'nope' is not a backend"),
 }
 
 
@@ -120,7 +120,7 @@ def test_what_an_mpi_job_cannot_have(arguments: tuple[str, ...], says: str) -> N
 
 
 def test_each_message_that_a_receiver_misses_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mcast.bench.receiver.GRACE", 0.01)
+    monkeypatch.setattr("mcast.bench.receiver.RECEIVE_TIMEOUT", 0.01)
     group = McastAddress.of("239.1.1.1")
     fabric = Fabric.roce(ports=3, seed=1)
     with open_fabric(fabric) as backend, fabric.rules.when(Messages(target="roce1", nth=40), Drop()):
@@ -138,7 +138,7 @@ def test_a_batch_is_sent_however_soon_the_time_is_over(monkeypatch: pytest.Monke
         assert (found.messages, found.lost) == (window_for(1), 0)
         monkeypatch.setattr(backend, "now", count().__next__)
         with open_endpoint(backend, "10.0.0.1") as endpoint:
-            sent = apart.send(endpoint, group, 64, 0.05, None, Intervals(None, lambda _: None))
+            sent = client_server.send(endpoint, group, 64, 0.05, None, Intervals(None, lambda _: None))
     assert sent.messages > 0
 
 

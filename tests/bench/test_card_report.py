@@ -132,7 +132,7 @@ def test_a_deaf_port_says_nothing_of_flooding(monkeypatch: pytest.MonkeyPatch) -
         return [port for port in members(igmp, source, group, mlid) if port.index != 1]
 
     monkeypatch.setattr(Igmp, "members", not_the_second)
-    monkeypatch.setattr("mcast.bench.end.BOUND", 0.1)
+    monkeypatch.setattr("mcast.bench.end.BENCH_TIMEOUT", 0.1)
     found = card(simulated())
     assert (found.flooding.outcome, found.flooding.flooded, found.flooding.member) == ("failed", None, 0)
     assert "nothing follows" in found.flooding.reason

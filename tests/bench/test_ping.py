@@ -16,7 +16,7 @@ from mcast.api import QpState
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Duplicate, Messages
 from mcast.backends.sim.trace.events import Send
-from mcast.bench.echo import ALL_OTHERS, SOURCES_MAX, Answerer, Pinger, padded, parsed
+from mcast.bench.echo import ALL_OTHERS, MAX_SOURCES, Answerer, Pinger, padded, parsed
 from mcast.bench.ping import PingResult, answer_all, joined, ping_all
 from mcast.endpoint.ports import choose
 from mcast.endpoint.settings import Settings
@@ -34,7 +34,7 @@ def pinger(first: int = 0) -> Pinger:
 
 
 def echo(probe: Probe, asker: Gid = HERE) -> memoryview:
-    return memoryview(Probe(Kind.ECHO, probe.number, Peer(asker, 17)).pack())
+    return memoryview(Probe(Kind.REPLY, probe.number, Peer(asker, 17)).pack())
 
 
 @settings(deadline=None)
@@ -43,9 +43,9 @@ def test_loss_and_round_trips_are_those_of_each_member(answered: set[int], first
     counts, one, other = pinger(first), Peer(THERE, 1), Peer(ELSEWHERE, 1)
     for seq in range(1, 51):
         probe = counts.ask(seq, 17, HERE, now=seq)
-        assert counts.hears(echo(probe), one, seq + 0.25) == (seq, 0.25)
+        assert counts.on_message(echo(probe), one, seq + 0.25) == (seq, 0.25)
         if seq in answered:
-            assert counts.hears(echo(probe), other, seq + seq / 64) == (seq, seq / 64)
+            assert counts.on_message(echo(probe), other, seq + seq / 64) == (seq, seq / 64)
     assert counts.loss(counts.members[one]) == 0
     assert counts.members[one].times == (0.25, 0.25, 0.25, 0)
     if answered:
@@ -59,24 +59,28 @@ def test_loss_and_round_trips_are_those_of_each_member(answered: set[int], first
 def test_what_is_no_first_answer_to_a_ping_of_ours_is_none() -> None:
     counts, peer = pinger(), Peer(THERE, 1)
     probe = counts.ask(1, 17, HERE, 0)
-    assert counts.hears(echo(probe, asker=ELSEWHERE), peer, 1) is None
-    assert counts.hears(echo(probe._replace(number=2)), peer, 1) is None
-    assert counts.hears(memoryview(probe.pack()), peer, 1) is None
+    assert counts.on_message(echo(probe, asker=ELSEWHERE), peer, 1) is None
+    assert counts.on_message(echo(probe._replace(number=2)), peer, 1) is None
+    assert counts.on_message(memoryview(probe.pack()), peer, 1) is None
     assert counts.members == {}
-    assert counts.hears(memoryview(b"of an application"), peer, 1) is None
+    assert counts.on_message(memoryview(b"of an application"), peer, 1) is None
     assert counts.others == {peer: 1}
-    assert counts.hears(echo(probe), peer, 1) == (1, 1)
-    assert counts.hears(echo(probe), peer, 2) is None
+    assert counts.on_message(echo(probe), peer, 1) == (1, 1)
+    assert counts.on_message(echo(probe), peer, 2) is None
     assert (counts.members[peer].answers, counts.members[peer].doubles) == (1, 1)
 
 
 @settings(deadline=None)
-@given(st.integers(PROBE_SIZE, 4096), st.sampled_from([Kind.ASK, Kind.ASK_ALONE]), st.integers(0, 1 << 31))
+@given(
+    st.integers(PROBE_SIZE, 4096),
+    st.sampled_from([Kind.REQUEST, Kind.UNICAST_REQUEST]),
+    st.integers(0, 1 << 31),
+)
 def test_an_answer_is_as_long_as_its_ping(size: int, kind: Kind, number: int) -> None:
     message = padded(Probe(kind, number, Peer(HERE, 17)), size)
     assert len(message) == size
-    answer = Answerer().hears(memoryview(message), Peer(HERE, 17))
-    assert answer == (Probe(Kind.ECHO, number, Peer(HERE, 17)), kind is Kind.ASK_ALONE)
+    answer = Answerer().on_message(memoryview(message), Peer(HERE, 17))
+    assert answer == (Probe(Kind.REPLY, number, Peer(HERE, 17)), kind is Kind.UNICAST_REQUEST)
     assert parsed(memoryview(padded(answer[0], size))) == answer[0]
 
 
@@ -84,7 +88,7 @@ def test_an_answer_is_as_long_as_its_ping(size: int, kind: Kind, number: int) ->
 @given(st.binary(max_size=100))
 def test_whatever_comes_is_counted_by_who_sent_it(message: bytes) -> None:
     answerer = Answerer()
-    assert answerer.hears(memoryview(message), Peer(THERE, 1)) is None
+    assert answerer.on_message(memoryview(message), Peer(THERE, 1)) is None
     (heard,) = answerer.heard.values()
     assert (heard.pings, heard.messages, heard.smallest, heard.largest) == (0, 1, len(message), len(message))
 
@@ -235,7 +239,7 @@ def test_a_ping_that_cannot_be_answered_does_not_end_the_answering(qps: int) -> 
             joined(backend, choose(backend, None, None, 1), GROUP, 1) as pairs,
         ):
             (qp,) = pairs.qps
-            question = Probe(Kind.ASK_ALONE, 1, Peer(here.gids[0], qp.qp_num)).pack()
+            question = Probe(Kind.UNICAST_REQUEST, 1, Peer(here.gids[0], qp.qp_num)).pack()
             for qp_num in heard["qps"]:
                 to = {"gid": there.gids[0], "qp_num": qp_num, "sgid_index": 0}
                 qp.send_one(pairs.destinations[qp].model_copy(update=to), question)
@@ -266,10 +270,10 @@ def test_an_answer_that_failed_later_does_not_end_the_listening() -> None:
 def test_invented_sources_fill_no_memory() -> None:
     answerer, counts = Answerer(), pinger()
     for qp_num in range(1, 12_000):
-        answerer.hears(memoryview(b"x"), Peer(THERE, qp_num))
-        counts.hears(memoryview(b"x"), Peer(THERE, qp_num), 0)
-    assert len(answerer.heard) == len(counts.others) == SOURCES_MAX + 1
-    assert answerer.heard[ALL_OTHERS].messages == counts.others[ALL_OTHERS] == 11_999 - SOURCES_MAX
+        answerer.on_message(memoryview(b"x"), Peer(THERE, qp_num))
+        counts.on_message(memoryview(b"x"), Peer(THERE, qp_num), 0)
+    assert len(answerer.heard) == len(counts.others) == MAX_SOURCES + 1
+    assert answerer.heard[ALL_OTHERS].messages == counts.others[ALL_OTHERS] == 11_999 - MAX_SOURCES
 
 
 def test_messages_of_others_are_counted_and_not_answered() -> None:

@@ -19,7 +19,7 @@ from mcast.backends.sim.faults import Drop, Messages
 from mcast.bench import mpi
 from mcast.bench.end import BenchEnd
 from mcast.bench.measure import BenchResult, measure
-from mcast.bench.receiver import CHUNK, GRACE, KNOCK, WINDOW, Receiver
+from mcast.bench.receiver import CHUNK, HELLO_INTERVAL, RECEIVE_TIMEOUT, WINDOW, Receiver
 from mcast.endpoint.ports import active
 from mcast.wire.addresses import Gid
 
@@ -163,7 +163,7 @@ class Hearing:
         core = qp.core
 
         def send() -> None:
-            assert not self.fabric.parts.wire.send(core, self.to, [payload], None)
+            assert not self.fabric.core.wire.send(core, self.to, [payload], None)
 
         self.fabric.clock.call_later(ns, send)
 
@@ -181,10 +181,10 @@ def hearing() -> Iterator[Hearing]:
 
 
 WAITS: dict[str, tuple[Callable[[Receiver], object], object, float]] = {
-    "take": (lambda receiver: receiver.take(3), 3, GRACE),
-    "take_one": (lambda receiver: receiver.take_one(), None, GRACE),
-    "take_one of a payload": (lambda receiver: receiver.take_one(b"x"), None, GRACE),
-    "hears": (lambda receiver: receiver.hears(), False, KNOCK),
+    "take": (lambda receiver: receiver.take(3), 3, RECEIVE_TIMEOUT),
+    "take_one": (lambda receiver: receiver.take_one(), None, RECEIVE_TIMEOUT),
+    "take_one of a payload": (lambda receiver: receiver.take_one(b"x"), None, RECEIVE_TIMEOUT),
+    "hears": (lambda receiver: receiver.receives_one(), False, HELLO_INTERVAL),
 }
 
 
@@ -202,7 +202,7 @@ def test_messages_between_strangers_are_waited_for(hearing: Hearing) -> None:
     """Each comes within GRACE seconds of the one before, all together take longer."""
     hearing.flood(5.0)
     for number in range(1, 5):
-        hearing.send_at(round(number * GRACE * 0.9e9), hearing.sender, b"own")
+        hearing.send_at(round(number * RECEIVE_TIMEOUT * 0.9e9), hearing.sender, b"own")
     assert hearing.receiver.take(4) == 0
 
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from mcast.capture import player
-from mcast.capture.player import COPY, contents_of, messages_of
+from mcast.capture import replay
+from mcast.capture.replay import COPY_REASON, read_messages, summarize
 
 from .captures import Made, cooked, frame
 
@@ -54,7 +54,7 @@ def bridged(t: float, data: bytes) -> list[Seen]:
 
 def payloads(data: bytes, keep_copies: bool = False) -> tuple[list[bytes], dict[str, int]]:
     skipped = Counter[str]()
-    found = [one.payload for one in messages_of(io.BytesIO(data), skipped, keep_copies)]
+    found = [one.payload for one in read_messages(io.BytesIO(data), skipped, keep_copies)]
     return found, dict(skipped)
 
 
@@ -62,10 +62,10 @@ def payloads(data: bytes, keep_copies: bool = False) -> tuple[list[bytes], dict[
 @FORMATS
 def test_a_bridged_message_is_one(make: Make, order: str) -> None:
     data = make(Made(order), *bridged(1.0, frame(b"one", 7)), *bridged(2.0, frame(b"two", 8)))
-    assert payloads(data) == ([b"one", b"two"], {COPY: 6})
+    assert payloads(data) == ([b"one", b"two"], {COPY_REASON: 6})
     assert payloads(data, keep_copies=True) == ([b"one"] * 4 + [b"two"] * 4, {})
-    assert contents_of(io.BytesIO(data)).messages == 2
-    assert contents_of(io.BytesIO(data), keep_copies=True).messages == 8
+    assert summarize(io.BytesIO(data)).messages == 2
+    assert summarize(io.BytesIO(data), keep_copies=True).messages == 8
 
 
 @FORMATS
@@ -73,32 +73,32 @@ def test_copies_may_be_mixed(make: Make) -> None:
     """Of two messages that pass at once."""
     one, two = bridged(1.0, frame(b"one", 7)), bridged(1.0, frame(b"two", 8))
     mixed = [seen for pair in zip(one, two, strict=True) for seen in pair]
-    assert payloads(make(Made(), *mixed)) == ([b"one", b"two"], {COPY: 6})
+    assert payloads(make(Made(), *mixed)) == ([b"one", b"two"], {COPY_REASON: 6})
 
 
 @FORMATS
 def test_a_message_with_the_same_payload_is_no_copy(make: Make) -> None:
     data = make(Made(), *(seen for psn in range(3) for seen in bridged(1.0, frame(b"same", psn))))
-    assert payloads(data) == ([b"same"] * 3, {COPY: 9})
+    assert payloads(data) == ([b"same"] * 3, {COPY_REASON: 9})
 
 
 @FORMATS
 def test_a_router_that_counts_the_hops_makes_copies(make: Make) -> None:
     seen = [(1.0, frame(b"one", hop_limit=9), MULTICAST, 0), (1.0, frame(b"one", hop_limit=8), OUT, 1)]
-    assert payloads(make(Made(), *seen)) == ([b"one"], {COPY: 1})
+    assert payloads(make(Made(), *seen)) == ([b"one"], {COPY_REASON: 1})
 
 
 @FORMATS
 def test_a_number_that_comes_again_is_another_message(make: Make) -> None:
     """Sequence numbers have 24 bits."""
     data = make(Made(), *bridged(1.0, frame(b"one")), *bridged(2.5, frame(b"one")))
-    assert payloads(data) == ([b"one", b"one"], {COPY: 6})
+    assert payloads(data) == ([b"one", b"one"], {COPY_REASON: 6})
 
 
 @TELLING
 def test_what_one_interface_has_twice_came_twice(make: Make) -> None:
     data = make(Made(), *bridged(1.0, frame(b"one")), *bridged(1.1, frame(b"one")))
-    assert payloads(data) == ([b"one", b"one"], {COPY: 6})
+    assert payloads(data) == ([b"one", b"one"], {COPY_REASON: 6})
 
 
 def test_a_capture_of_one_interface_has_no_copies() -> None:
@@ -111,14 +111,14 @@ def test_a_capture_of_one_interface_has_no_copies() -> None:
 def test_the_longest_pause_is_known(times: list[float], pause: float) -> None:
     """Of those that a replay waits for: not after a time that has run back."""
     data = Made().pcap(*((t, frame(b"x", psn)) for psn, t in enumerate(times)))
-    assert contents_of(io.BytesIO(data)).pause == pause * 1e9
+    assert summarize(io.BytesIO(data)).pause == pause * 1e9
 
 
 def test_many_interfaces_take_no_time() -> None:
     """The time for a packet does not grow with the interfaces that have shown the message."""
     seen = [(1.0, frame(b"one"), IN, number) for number in range(30_000)]
     data, start = sll2(Made(), *seen), time.thread_time()
-    assert payloads(data) == ([b"one"], {COPY: 29_999})
+    assert payloads(data) == ([b"one"], {COPY_REASON: 29_999})
     assert time.thread_time() - start < 3
 
 
@@ -126,7 +126,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message is forgotten with its interfaces, the one that was seen last at the end."""
     one, two = bridged(1.0, frame(b"one", 1)), bridged(1.0, frame(b"two", 2))
     data = sll2(Made(), *one[:2], *two, *one[2:])
-    monkeypatch.setattr(player, "_MAX_REMEMBERED", 6)
-    assert payloads(data) == ([b"one", b"two"], {COPY: 6})
-    monkeypatch.setattr(player, "_MAX_REMEMBERED", 5)
-    assert payloads(data) == ([b"one", b"two", b"one"], {COPY: 5})
+    monkeypatch.setattr(replay, "_MAX_SIGHTINGS", 6)
+    assert payloads(data) == ([b"one", b"two"], {COPY_REASON: 6})
+    monkeypatch.setattr(replay, "_MAX_SIGHTINGS", 5)
+    assert payloads(data) == ([b"one", b"two", b"one"], {COPY_REASON: 5})

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from mcast.api import Backend, Closed, TimestampClock
 from mcast.backends.sim import Fabric, open_fabric
-from mcast.capture.player import Recorded, contents_of, messages_of, play
-from mcast.capture.recorder import record, recorder_of
+from mcast.capture.recorder import make_recorder, record
+from mcast.capture.replay import RecordedMessage, read_messages, replay, summarize
 from mcast.endpoint.blocking import Endpoint, open_endpoint
 from mcast.pcapng.writer import NS
 from mcast.wire.addresses import Gid
@@ -29,7 +29,7 @@ MAKERS = [Fabric.roce, Fabric.infiniband]
 IDS = ["RoCE", "InfiniBand"]
 
 
-def sent(messages: list[Recorded]) -> list[tuple[bytes, int | None]]:
+def sent(messages: list[RecordedMessage]) -> list[tuple[bytes, int | None]]:
     return [(message.payload, message.imm) for message in messages]
 
 
@@ -40,7 +40,7 @@ def recorded(
     file = io.BytesIO()
     with open_endpoint(backend, "10.0.0.2") as member, open_endpoint(backend, "10.0.0.1") as sender:
         mgids = [member.join(group).mgid for group in groups]
-        recorder = recorder_of(member, file)
+        recorder = make_recorder(member, file)
         send(sender, mgids)
         for number, batch in enumerate(member.batches(timeout=0.1)):
             recorder.take(batch, number)
@@ -52,14 +52,14 @@ def replayed(data: bytes, speed: float | None) -> Callable[[Endpoint, list[Gid]]
 
     def send(endpoint: Endpoint, mgids: list[Gid]) -> None:
         senders = {mgid: endpoint.sender(group) for mgid, group in zip(mgids, (GROUP,), strict=False)}
-        for _ in play(endpoint, senders, messages_of(io.BytesIO(data)), speed):
+        for _ in replay(endpoint, senders, read_messages(io.BytesIO(data)), speed):
             pass
 
     return send
 
 
-def read(data: bytes) -> list[Recorded]:
-    return list(messages_of(io.BytesIO(data)))
+def read(data: bytes) -> list[RecordedMessage]:
+    return list(read_messages(io.BytesIO(data)))
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=IDS)
@@ -123,11 +123,11 @@ def timed(times: list[float], speed: float | None) -> Iterator[list[tuple[float,
     """When, on the fabric's clock, how many messages had been sent."""
     with open_fabric(Fabric.roce(ports=2)) as backend, open_endpoint(backend, "10.0.0.1") as endpoint:
         sender = endpoint.sender(GROUP)
-        messages = messages_of(io.BytesIO(capture(times)))
+        messages = read_messages(io.BytesIO(capture(times)))
         start = backend.now()
         yield [
             (round(backend.now() - start, 4), count)
-            for count in play(endpoint, {sender.mgid: sender}, messages, speed)
+            for count in replay(endpoint, {sender.mgid: sender}, messages, speed)
         ]
 
 
@@ -156,8 +156,8 @@ def test_a_gap_as_long_as_one_likes_is_waited_for() -> None:
     fabric = Fabric.roce(ports=1, clock="wall")
     with open_fabric(fabric) as backend, open_endpoint(backend, "10.0.0.1") as endpoint:
         sender = endpoint.sender(GROUP)
-        messages = messages_of(io.BytesIO(capture([0.0, 1e10])))
-        playing = play(endpoint, {sender.mgid: sender}, messages, 1.0)
+        messages = read_messages(io.BytesIO(capture([0.0, 1e10])))
+        playing = replay(endpoint, {sender.mgid: sender}, messages, 1.0)
         assert next(playing) == 1
         waiting = Running(lambda: next(playing))
         until(lambda: is_asleep(waiting.threads[0]))
@@ -167,7 +167,7 @@ def test_a_gap_as_long_as_one_likes_is_waited_for() -> None:
 
 
 def test_contents_are_known_before_anything_is_sent() -> None:
-    contents = contents_of(io.BytesIO(capture([2.0, 1.0, 4.0], [3, 900, 1])))
+    contents = summarize(io.BytesIO(capture([2.0, 1.0, 4.0], [3, 900, 1])))
     assert contents.groups == {Gid(f"::ffff:{GROUP}"): 3}
     assert (contents.messages, contents.largest, contents.span) == (3, 900, 3 * NS)
 
@@ -190,7 +190,7 @@ def test_a_recording_ends_by_count_or_time_and_is_whole_after_each_wait(
     ):
         member.join(GROUP)
         sender.sender(GROUP).send_batch([b"x"] * 5)
-        recorder, start = recorder_of(member, file), backend.now()
+        recorder, start = make_recorder(member, file), backend.now()
         for _ in record(member, recorder, file, count, duration):
             assert len(read(path.read_bytes())) == recorder.messages
         assert backend.now() - start == pytest.approx(seconds, abs=0.01)
@@ -207,7 +207,7 @@ def test_a_recording_goes_to_whatever_has_write(kind: str) -> None:
     ):
         member.join(GROUP)
         sender.sender(GROUP).send_batch([bytes(1000)] * 5)
-        for _ in record(member, recorder_of(member, file), file, 5, None):
+        for _ in record(member, make_recorder(member, file), file, 5, None):
             pass
     assert [one.payload for one in read(file.took)] == [bytes(1000)] * 5
 
@@ -224,7 +224,7 @@ def test_packets_have_the_times_that_the_device_noted(
     ):
         monkeypatch.setattr(Endpoint, "timestamp_clock", clock)
         member.join(GROUP)
-        recorder, since, group = recorder_of(member, file), backend.now(), sender.sender(GROUP)
+        recorder, since, group = make_recorder(member, file), backend.now(), sender.sender(GROUP)
         for gap in (0, 3):
             sender.recv_batch(1, gap).release()  # nothing comes, and so the time passes
             group.send(b"x")
@@ -245,5 +245,5 @@ def test_times_of_a_devices_own_clock_are_refused(monkeypatch: pytest.MonkeyPatc
         open_endpoint(backend, "10.0.0.1", timestamps=True) as member,
     ):
         monkeypatch.setattr(Endpoint, "timestamp_clock", TimestampClock.DEVICE)
-        with pytest.raises(ValueError, match="roce0 stamps messages by a clock of its own"):
-            recorder_of(member, io.BytesIO())
+        with pytest.raises(ValueError, match="roce0 has timestamps of its own clock"):
+            make_recorder(member, io.BytesIO())

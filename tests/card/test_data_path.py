@@ -27,7 +27,7 @@ from mcast.api import (
     Closed,
     CmEventType,
     Destination,
-    Headed,
+    HeaderBodyBatch,
     McastError,
     PortEvent,
     QpError,
@@ -132,7 +132,7 @@ def test_a_device_reads_bodies_where_they_lie_if_a_send_may_have_two_segments(
     card.ethernet(1, max_send_sge=sges)
     end = End(card, backend)
     bodies = bytearray(b"a" * 4 * 600)
-    batch = Headed(memoryview(b"12345678").cast("B", (4, 2)), memoryview(bodies).cast("B", (4, 600)))
+    batch = HeaderBodyBatch(memoryview(b"12345678").cast("B", (4, 2)), memoryview(bodies).cast("B", (4, 600)))
     region = end.qp.register(bodies, constant=True)
     with end.held(Stage.WIRE):
         assert end.qp.send(end.group, batch, timeout=0) == 4
@@ -152,7 +152,7 @@ def test_an_old_librdmacm_hides_why_a_device_refuses_two_segments(card: Card, ba
     card.ethernet(1, max_inline=0)
     card.fail("ibv_create_qp", E.ENOMEM, times=4)
     end = End(card, backend)
-    batch = Headed(memoryview(b"1234").cast("B", (2, 2)), memoryview(b"abcdef").cast("B", (2, 3)))
+    batch = HeaderBodyBatch(memoryview(b"1234").cast("B", (2, 2)), memoryview(b"abcdef").cast("B", (2, 3)))
     assert end.qp.send(end.group, batch) == 2
     with end.qp.recv(64, LONG) as received:
         assert [bytes(one.payload) for one in received] == [b"12abc", b"34def"]
@@ -167,7 +167,7 @@ def test_short_messages_in_two_parts_are_inline_data_of_one_segment(
     card.ethernet(1, max_send_sge=sges, max_inline=256)
     end = End(card, backend)
     heads, bodies = (bytes(range(12)) * length for length in (3, size))
-    batch = Headed(memoryview(heads).cast("B", (12, 3)), memoryview(bodies).cast("B", (12, size)))
+    batch = HeaderBodyBatch(memoryview(heads).cast("B", (12, 3)), memoryview(bodies).cast("B", (12, size)))
     for registered in (False, True):
         with end.qp.register(bodies, constant=True) if registered else nullcontext():
             assert end.qp.send(end.group, batch) == 12
@@ -204,14 +204,16 @@ def test_memory_that_the_device_may_still_read_stays_registered(
 
 def test_both_parts_together_keep_to_an_mtu_that_has_fallen(end: End) -> None:
     """As another thread has found out between the look at the limit and the post."""
-    batch = Headed(memoryview(b"12").cast("B", (1, 2)), memoryview(COPIED).cast("B", (1, len(COPIED))))
+    batch = HeaderBodyBatch(
+        memoryview(b"12").cast("B", (1, 2)), memoryview(COPIED).cast("B", (1, len(COPIED)))
+    )
     end.qp.send(end.group, batch)
     qp, to = cast(RdmaQueuePair, end.qp), end.group
     serial = qp._handles.get(to)
     for limit, fits in ((len(COPIED) + 1, False), (len(COPIED) + 2, True)):
         qp._limit(limit, LONG)
         with nullcontext() if fits else pytest.raises(McastError) as caught:
-            assert qp._post_headed(serial, to.qp_num, to.qkey, batch.heads, batch.bodies, None, LONG)
+            assert qp._post_header_body(serial, to.qp_num, to.qkey, batch.heads, batch.bodies, None, LONG)
         assert fits or (caught is not None and caught.value.errno == E.EMSGSIZE)
     assert end.qp.counters.sent == 2
 
@@ -219,7 +221,9 @@ def test_both_parts_together_keep_to_an_mtu_that_has_fallen(end: End) -> None:
 def test_messages_in_two_parts_that_find_no_room_are_not_posted(end: End) -> None:
     count = 3 * DEPTH
     heads, bodies = bytes(count * 2), bytes(count * 600)
-    batch = Headed(memoryview(heads).cast("B", (count, 2)), memoryview(bodies).cast("B", (count, 600)))
+    batch = HeaderBodyBatch(
+        memoryview(heads).cast("B", (count, 2)), memoryview(bodies).cast("B", (count, 600))
+    )
     with end.held():
         with pytest.raises(TimedOut) as caught:
             end.qp.send(end.group, batch, timeout=0)
@@ -791,7 +795,7 @@ def test_aio_posts_registered_memory_once(
     async def run() -> None:
         opened = aio.open_endpoint(backend, "10.0.0.1", send_depth=DEPTH)
         async with opened as endpoint, endpoint.join(GROUP) as group:
-            qp = endpoint._session.station.qp
+            qp = endpoint._core.resources.qp
             with qp.register(memory):
                 card.hold(Stage.SEND)
                 batches = (
@@ -815,8 +819,8 @@ def test_an_endpoint_counts_messages_in_two_parts_without_a_copy(
     card.ethernet(1)
     count = DEPTH + 1
     heads, bodies = memoryview(bytes(2 * count)), memoryview(bytes(600 * count))
-    batch = Headed(heads.cast("B", (count, 2)), bodies.cast("B", (count, 600)))
-    monkeypatch.delattr(Headed, "into")
+    batch = HeaderBodyBatch(heads.cast("B", (count, 2)), bodies.cast("B", (count, 600)))
+    monkeypatch.delattr(HeaderBodyBatch, "into")
     with open_endpoint(backend, "10.0.0.1", send_depth=DEPTH) as endpoint, endpoint.join(GROUP) as group:
         card.hold(Stage.SEND)
         with pytest.raises(TimedOut) as late:
@@ -832,12 +836,12 @@ def test_aio_posts_messages_in_two_parts_once(card: Card, backend: CardBackend, 
     """All are posted, and the device has not read the bodies, which may change after the send."""
     card.ethernet(1)
     heads, memory = memoryview(bytes(2 * count)), bytearray(600 * count)
-    batch = Headed(heads.cast("B", (count, 2)), memoryview(memory).cast("B", (count, 600)))
+    batch = HeaderBodyBatch(heads.cast("B", (count, 2)), memoryview(memory).cast("B", (count, 600)))
 
     async def run() -> None:
         opened = aio.open_endpoint(backend, "10.0.0.1", send_depth=DEPTH)
         async with opened as endpoint, endpoint.join(GROUP) as group:
-            with endpoint._session.station.qp.register(memory):
+            with endpoint._core.resources.qp.register(memory):
                 card.hold(Stage.SEND)
                 sending = asyncio.ensure_future(group.send_batch(batch))
                 await waits_for_the_device(card, endpoint, sending, count)

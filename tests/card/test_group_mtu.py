@@ -14,7 +14,7 @@ from mcast.api import Destination, MessageTooLarge, MtuSource
 from mcast.backends.rdma.native import Native
 from mcast.backends.rdma.net import ipoib
 from mcast.backends.rdma.sa import group_mtu
-from mcast.backends.rdma.sa.umad import Silent
+from mcast.backends.rdma.sa.umad import SaUnreachable
 from mcast.wire.addresses import Gid
 from mcast.wire.mapping import ipoib_broadcast_mgid
 
@@ -39,7 +39,7 @@ def ask(monkeypatch: pytest.MonkeyPatch) -> Ask:
             assert (device, port) == ("card0", 1)
             about.append(mgid)
             if mtu is None:
-                raise Silent("there is no umad")
+                raise SaUnreachable("there is no umad")
             return mtu
 
         monkeypatch.setattr(group_mtu, "ask_sa", answer)

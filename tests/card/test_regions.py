@@ -154,8 +154,8 @@ def test_an_object_is_sent_out_of_its_memory_if_that_can_be_registered(
             card.fail("ibv_reg_mr", E.ENOMEM)
         receiving = Running(lambda: next(cast.receive(theirs)))
         with cast.open_session(group, progress=lambda progress: lent.add(regions(card) - own)) as sending:
-            sending.gather(1)
-            assert sending.send(data).kept
+            sending.wait_for_receivers(1)
+            assert sending.send(data).strategy_met
         (got,) = receiving.results()
         assert got.data == data
         assert regions(card) == own

@@ -231,7 +231,7 @@ def test_an_object_goes_into_a_pipe_and_none_into_a_read_only_file(fabric: Fabri
 
     def receives(path: Path) -> list[cast.Received]:
         with member(fabric, 1) as group:
-            return list(cast.receive(group, path, alone=True, missed=missed.append))
+            return list(cast.receive(group, path, one_session=True, missed=missed.append))
 
     for path, whole in ((pipe, True), (fixed, False)):
         with others(partial(receives, path)) as ends, member(fabric, 0) as group:

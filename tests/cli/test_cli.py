@@ -22,7 +22,7 @@ from rdma_lab import LabError
 from ..commands import MCAST, QUOTED, Run, written_to_terminal
 
 BAD_INPUT = {
-    "unknown backend": (("demo", "--backend", "nope"), "'nope' is no backend; there are sim"),
+    "unknown backend": (("demo", "--backend", "nope"), "'nope' is not a backend: choose one of sim"),
     "missing file": (("demo", "missing"), "cannot read missing: No such file"),
     "directory": (("demo", "."), ". is not a regular file"),
     "device": (("demo", "/dev/zero"), "/dev/zero is not a regular file"),
@@ -35,13 +35,13 @@ BAD_INPUT = {
         "'--receivers': 0: give a whole number from 1 to 1,000",
     ),
     "no number": (("demo", "--receivers", "x"), "'--receivers': x: give a whole number"),
-    "negative size": (("demo", "--size", "-1"), "'-1' is no size"),
-    "unknown unit": (("demo", "--size", "4X"), "'4X' is no size"),
+    "negative size": (("demo", "--size", "-1"), "'-1' is not a size"),
+    "unknown unit": (("demo", "--size", "4X"), "'4X' is not a size"),
     "too large": (("demo", "--size", "1025M"), "at most 1G"),
-    "size of a given file": (("demo", MCAST, "--size", "1"), "--size is for a made-up file"),
+    "size of a given file": (("demo", MCAST, "--size", "1"), "--size is for a generated file"),
     "a port of many digits": (
         ("recv", "239.1.1.1", "-o", "f", "--device", f"x/{'9' * 5000}"),
-        "is no device: write DEV",
+        "is not a device: give DEV",
     ),
     "two files": (("demo", "a", "b"), "unexpected extra argument"),
     "unknown option": (("demo", "--nope"), "No such option: --nope"),
@@ -53,7 +53,7 @@ BAD_INPUT = {
     ),
     "no file": (("send",), "mcast send: Missing argument 'FILE': see `mcast send --help`\n"),
     "no choice": (("conformance", "--fabric", "x"), "'--fabric': 'x' is not one of 'roce', 'infiniband'"),
-    "conformance of an unknown backend": (("conformance", "--backend", "nope"), "'nope' is no backend"),
+    "conformance of an unknown backend": (("conformance", "--backend", "nope"), "'nope' is not a backend"),
     "report that cannot be written": (("conformance", "--report", "no/such/dir"), "cannot write no/such/dir"),
 }
 
@@ -343,7 +343,7 @@ def test_every_command_prints_by_what_makes_names_plain() -> None:
 
 def test_the_lab_ends_with_statuses_of_the_table() -> None:
     found: list[type[LabError]] = [LabError, *LabError.__subclasses__()]
-    statuses = {ExitStatus.REFUSED, ExitStatus.TIME_LIMIT, ExitStatus.LAB, ExitStatus.NOT_FOUND}
+    statuses = {ExitStatus.USAGE, ExitStatus.TIMEOUT, ExitStatus.LAB, ExitStatus.NOT_FOUND}
     assert {one.exit_code for one in found} == statuses
     assert set(MEANINGS) == set(ExitStatus)
 
@@ -377,7 +377,7 @@ def test_demo_names_a_receiver_that_hears_nothing(
     env = third_party(source=LOSSY.format(nth=None))
     done = here("demo", "--backend", "acme", "--size", "100K", env=env)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("mcast: roce2 (10.0.0.3) joined 239.1.1.1, but it and roce0 heard nothing")
+    assert done.stderr.startswith("mcast: roce2 (10.0.0.3) joined 239.1.1.1, but exchanged no message")
     assert done.stderr.count("\n") == 1
 
 

@@ -231,7 +231,7 @@ def test_a_test_bed_that_fails_is_one_sentence(
             "and named is sim-roce, sim-ib: give one --backend",
         ),
         (("--with-names",), "--with-names is for the card report: add --card-report FILE"),
-        (("--backend", "sim-roce", "--card-report", "-", "--json"), "two outputs cannot both go to stdout"),
+        (("--backend", "sim-roce", "--card-report", "-", "--json"), "only one output can go to stdout"),
         (("--backend", "sim-roce", "--card-report", "/no/such/folder/x"), "cannot write /no/such/folder/x"),
     ],
 )

@@ -122,7 +122,7 @@ def test_an_unknown_backend_is_one_sentence(here: Run) -> None:
     done = here("doctor", "--backend", "nope")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.count("\n") == 1
-    assert "'nope' is no backend; there are sim" in done.stderr
+    assert "'nope' is not a backend: choose one of sim" in done.stderr
 
 
 def test_a_fix_is_in_one_line_to_paste(here: Run, third_party: Callable[..., dict[str, str]]) -> None:

@@ -50,11 +50,11 @@ def test_members_and_what_is_not_seen_are_listed(here: Run, third_party: Install
 
 
 def test_a_member_that_the_switch_does_not_know_is_pointed_out(here: Run, third_party: Installed) -> None:
-    then = "next(iter(fabric.parts.igmp.snooping.values())).pop(0)"
+    then = "next(iter(fabric.core.igmp.snooping.values())).pop(0)"
     done = here("groups", "--backend", "acme", env=third_party(source=source(then=then)))
     first, second = done.stdout.splitlines()[1:3]
     assert first.rstrip() == "239.1.1.1  roce0/1  the host's own list"
-    assert second.strip() == "not in the switch's: gets no message"
+    assert second.strip() == "not in the switch's table: receives nothing"
 
 
 def test_json_has_it_all(here: Run, third_party: Installed) -> None:
@@ -80,13 +80,13 @@ def test_on_infiniband_there_are_mlids_and_groups_of_ipoib(here: Run, third_part
 def test_a_group_that_nobody_is_in_is_status_1(here: Run, third_party: Installed) -> None:
     env = third_party(source=source())
     done = here("groups", "239.1.1.1", "239.9.9.9", "--backend", "acme", env=env)
-    assert (done.returncode, done.stderr) == (1, "mcast: nobody is seen in 239.9.9.9\n")
+    assert (done.returncode, done.stderr) == (1, "mcast: no member is visible in 239.9.9.9\n")
     assert "239.1.1.1" in done.stdout
 
 
 def test_no_group_at_all_is_said(here: Run, third_party: Installed) -> None:
     done = here("groups", "--backend", "acme", env=third_party(source=source(joins="")))
-    assert done.stdout.startswith("no group is seen\n")
+    assert done.stdout.startswith("no group is visible from this host\n")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_no_group_at_all_is_said(here: Run, third_party: Installed) -> None:
             "'sim' is a fabric inside this process, on which no other program can be a member",
         ),
         (("10.0.0.1",), "10.0.0.1 is a unicast address"),
-        (("--backend", "nope"), "'nope' is no backend"),
+        (("--backend", "nope"), "'nope' is not a backend"),
     ],
 )
 def test_bad_input_is_one_sentence_and_status_2(here: Run, arguments: tuple[str, ...], says: str) -> None:

@@ -13,7 +13,7 @@ from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.trace.events import Send
 from mcast.bench.end import BenchEnd
 from mcast.cli import SUMMARIES, load
-from mcast.cli.place import endpoint_at, settings_of
+from mcast.cli.options import endpoint_at, settings_of
 from mcast.endpoint.policy import LoopbackPolicy
 from mcast.endpoint.ports import active
 
@@ -72,7 +72,7 @@ def test_an_endpoint_of_a_command_sends_as_its_options_say(make: Callable[..., F
         endpoint_at(backend, IPv4Address("10.0.0.1"), None, settings) as endpoint,
     ):
         endpoint.sender("239.1.1.1").send(b"x")
-        kept = endpoint._session.station.settings
+        kept = endpoint._core.resources.settings
     assert (kept.busy_poll, kept.receive_depth, kept.loopback) == (0.5, 512, LoopbackPolicy.OFF)
     assert (kept.comp_vector, kept.moderation) == (2, CqModeration(count=32, period=50))
     sent = [event for _, event in fabric.trace or () if type(event) is Send]
@@ -87,7 +87,7 @@ def test_an_endpoint_of_a_command_sends_as_its_options_say(make: Callable[..., F
         (("--comp-vector", "4"), "--comp-vector is 4: allowed are 0..3 (num_comp_vectors of roce0)"),
         (("--moderation", "32"), "--moderation is '32': write MESSAGES/MICROSECONDS, both whole, such as"),
         (("--moderation", "32/1.5us"), "--moderation is '32/1.5us': write MESSAGES/MICROSECONDS, both whole"),
-        (("--moderation", "32/2x"), "--moderation 32/2x: '2x' is no time: write microseconds"),
+        (("--moderation", "32/2x"), "--moderation 32/2x: '2x' is not a time: give microseconds"),
         (("--moderation", "32/1h"), "--moderation 32/1h: period is 3600000000: give 1..65535 microseconds"),
         (("--moderation", "0/50"), "--moderation 0/50: count is 0: give 1..65535 messages"),
         (("--moderation", "1/65536"), "--moderation 1/65536: period is 65536: give 1..65535 microseconds"),
@@ -124,11 +124,11 @@ WORK = ("pydantic", "rich", "mcast.")
 """What a command needs when it runs, and not to say what it does."""
 LIGHT = {"mcast.cli", "mcast.cli.status", "mcast.cli.terminal", "mcast.__main__", "mcast.facade"}
 """What the help of all commands, and the version, may load of the package."""
-SIM = {"mcast.cli.sim", "mcast.cli.sim_cast", "mcast.cli.served"}
+SIM = {"mcast.cli.sim", "mcast.cli.sim_cast", "mcast.cli.sim_control"}
 OWN = {
     "--help": set[str](),
     "--version": {"mcast.errors", "mcast.errors.install"},
-    "sim --help": {*SIM, "mcast.cli.interrupt", "mcast.cli.values"},
+    "sim --help": {*SIM, "mcast.cli.signals", "mcast.cli.values"},
 }
 """The words of a command line -> what it may load besides."""
 

@@ -110,8 +110,8 @@ def test_interrupt_is_one_object(here: Run, monkeypatch: pytest.MonkeyPatch, mom
 
     place = {
         "its module": "mcast.cli.load",
-        "its options": "mcast.cli.place.backend_name",
-        "its work": "mcast.cli.recv.refuse_simulated" if data else "mcast.cli.doctor._examine",
+        "its options": "mcast.cli.options.backend_name",
+        "its work": "mcast.cli.recv.refuse_in_process" if data else "mcast.cli.doctor._examine",
     }
     monkeypatch.setattr(place[moment], interrupt)
     words = ["recv", GROUP, "--backend", "sim", "-o", "-"] if data else ["doctor", "--backend", "sim"]

@@ -92,7 +92,7 @@ def test_it_names_gaps(mcast: Run, third_party: Callable[..., dict[str, str]], f
 def test_fewer_messages_than_asked_for_are_status_1(here: Run) -> None:
     done = here(*LISTEN, "-C", "1000000", "--seconds", "0.1")
     assert done.returncode == 1
-    assert done.stderr == f"mcast: {len(done.stdout.splitlines()):,} of 1,000,000 messages came\n"
+    assert done.stderr == f"mcast: {len(done.stdout.splitlines()):,} of 1,000,000 messages arrived\n"
 
 
 def test_two_forms_are_one_sentence(here: Run) -> None:

@@ -12,14 +12,14 @@ from ..commands import Run
 BAD_INPUT = {
     "unicast": (("10.0.0.1",), "10.0.0.1 is a unicast address: groups are 224.0.0.0/4"),
     "unicast GID": (("::ffff:10.0.0.1",), "::ffff:10.0.0.1 is a unicast address"),
-    "no address": (("hello",), "'hello' is no address: give an IPv4 or IPv6 group, an MGID"),
+    "no address": (("hello",), "'hello' is not an address: give an IPv4 or IPv6 group, an MGID"),
     "interface": (("ff02::1%eth0",), "leave out '%eth0'"),
-    "MAC of a port": (("02:11:22:33:44:55",), "no MAC address of groups: they begin with 33:33"),
+    "MAC of a port": (("02:11:22:33:44:55",), "not a multicast MAC address: those begin with 33:33"),
     "MAC outside IPv4": (("01:00:5e:80:00:01",), "01:00:5e and a byte below 80"),
-    "invalid partition": (("239.1.1.1", "--pkey", "8000"), "'8000' is no P_Key: write 1 to ffff"),
-    "partition too large": (("239.1.1.1", "--pkey", "10001"), "'10001' is no P_Key"),
-    "no scope": (("239.1.1.1", "--scope", "wide"), "'wide' is no scope: write one hex digit"),
-    "scope too large": (("239.1.1.1", "--scope", "10"), "'10' is no scope"),
+    "invalid partition": (("239.1.1.1", "--pkey", "8000"), "'8000' is not a P_Key: give a hexadecimal"),
+    "partition too large": (("239.1.1.1", "--pkey", "10001"), "'10001' is not a P_Key"),
+    "no scope": (("239.1.1.1", "--scope", "wide"), "'wide' is not a scope: give one hexadecimal digit"),
+    "scope too large": (("239.1.1.1", "--scope", "10"), "'10' is not a scope"),
     "nothing": ((), "Missing argument 'ADDRESS'"),
 }
 

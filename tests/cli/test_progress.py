@@ -78,7 +78,7 @@ def test_without_fec_a_play_says_what_it_lacks(here: Run, monkeypatch: pytest.Mo
     done = here(*arguments)
     assert done.returncode == 0
     assert "pip install 'rdma-mcast[fec]'" in done.stderr
-    assert "losses were repaired by repeating pieces" in done.stdout
+    assert "losses were repaired by repeating segments" in done.stdout
     assert here(*arguments, "--no-parity").stderr == "", "it was not asked for"
 
 

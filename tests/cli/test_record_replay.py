@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mcast.capture.player import COPY, Contents, Recorded, contents_of
+from mcast.capture.replay import COPY_REASON, CaptureSummary, RecordedMessage, summarize
 from mcast.cli.replay import _play
 from mcast.cli.terminal import Failure, stdin_as_file
 from mcast.endpoint.blocking import open_endpoint
@@ -33,7 +33,7 @@ def test_made_up_traffic_is_recorded(here: Run, tmp_path: Path, backend: str) ->
     outcome = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
     assert (outcome["messages"], outcome["sources"], outcome["dropped"]) == (100, 1, {})
-    contents = contents_of(io.BytesIO((tmp_path / "a.pcapng").read_bytes()))
+    contents = summarize(io.BytesIO((tmp_path / "a.pcapng").read_bytes()))
     assert contents.messages == 100
     assert len(contents.groups) == 2
     assert outcome["bytes"] == 100 * contents.largest
@@ -43,7 +43,7 @@ def test_stdout_takes_the_packets_and_stderr_the_words(run: Run, here: Run, tmp_
     done = run("sh", "-c", f"{QUOTED} record {GROUP} -o - --demo --backend sim --count 3 >a.pcapng")
     assert done.stdout == ""
     assert done.stderr.startswith("record: 3 messages, ")
-    assert contents_of(io.BytesIO((tmp_path / "a.pcapng").read_bytes())).messages == 3
+    assert summarize(io.BytesIO((tmp_path / "a.pcapng").read_bytes())).messages == 3
 
 
 def test_a_capture_called_minus_is_named_so(
@@ -87,7 +87,7 @@ def test_too_few_messages_are_a_failure(here: Run) -> None:
         *("--count", "1000000", "--seconds", "0.2"),
     )
     assert done.returncode == 1
-    assert "of 1,000,000 messages came in " in done.stderr
+    assert "of 1,000,000 messages arrived in " in done.stderr
 
 
 @pytest.fixture
@@ -161,7 +161,7 @@ def test_copies_of_any_interface_are_left_out(here: Run, tmp_path: Path, acme: d
     (tmp_path / "a.pcapng").write_bytes(Made().pcap(*seen, link_type=276))
     said = " ".join(here(*REPLAY, env=acme).stdout.split())
     assert said.startswith("replay: 1 messages to ")
-    assert said.endswith(f" s left out 3 times: {COPY}; --keep-copies sends these, too")
+    assert said.endswith(f" s left out 3 times: {COPY_REASON}; --keep-copies sends these, too")
     done = here(*REPLAY, "--keep-copies", "--json", env=acme)
     assert (json.loads(done.stdout)["sent"], json.loads(done.stdout)["skipped"]) == (4, {})
 
@@ -176,11 +176,11 @@ def test_a_file_that_is_cut_is_replayed_and_named(here: Run, tmp_path: Path, acm
 
 BAD_FILES: dict[str, tuple[bytes | None, str]] = {
     "none": (None, "cannot read a.pcapng: No such file or directory"),
-    "empty": (b"", "cannot read a.pcapng: at offset 0: the file is cut short"),
+    "empty": (b"", "cannot read a.pcapng: at offset 0: the file is truncated"),
     "text": (b"hello, world", "cannot read a.pcapng: at offset 0: the file is neither pcapng nor pcap"),
     "packed": (
         gzip.compress(capture([0.0])),
-        "neither pcapng nor pcap: it is packed by gzip, unpack it first",
+        "neither pcapng nor pcap: it is compressed by gzip: decompress it first",
     ),
     "cut short": (
         capture([0.0])[:-9],
@@ -241,9 +241,9 @@ def test_bad_input_is_one_sentence_and_status_2(here: Run, acme: dict[str, str],
     ids=["shorter", "another group"],
 )
 def test_a_file_that_changes_between_two_readings_is_one_sentence(later: tuple[str, ...], says: str) -> None:
-    contents = Contents({Gid("::ffff:239.1.1.1"): 2}, 1, 0, {})
+    contents = CaptureSummary({Gid("::ffff:239.1.1.1"): 2}, 1, 0, {})
     with open_endpoint("sim", "10.0.0.1") as endpoint:
         senders = {Gid("::ffff:239.1.1.1"): endpoint.sender(GROUP)}
-        found = iter([Recorded(0, Gid(f"::ffff:{group}"), b"x", None) for group in later])
+        found = iter([RecordedMessage(0, Gid(f"::ffff:{group}"), b"x", None) for group in later])
         with pytest.raises(Failure, match=says):
             _play(endpoint, senders, found, None, contents)

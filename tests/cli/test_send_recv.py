@@ -21,9 +21,9 @@ from blake3 import blake3
 
 from mcast.cast.bundle import bundle_of
 from mcast.cast.nack.messages import MOST_MEMBERS
-from mcast.cast.nack.strategy import all_of_them
+from mcast.cast.nack.strategy import all_receivers
 from mcast.cast.objects.turns import told_of
-from mcast.cli.recv import _place
+from mcast.cli.recv import _target
 from mcast.cli.send import _sent
 from mcast.cli.terminal import Failure
 
@@ -46,11 +46,11 @@ BAD_INPUT = {
     "a simulated carousel": (("sim", "cast", "--strategy", "carousel"), "a carousel has no answers to count"),
     "no key file": (("send", MCAST, "239.1.1.1", "--key-file", "no"), "cannot read no: No such file"),
     "no key": (("recv", "239.1.1.1", "-o", "f", "--key-file", "/dev/null"), "/dev/null: "),
-    "no rate": (("send", MCAST, "239.1.1.1", "--rate", "fast"), "'fast' is no rate"),
-    "rate of nothing": (("send", MCAST, "239.1.1.1", "--rate", "0G"), "'0G' is no rate"),
+    "no rate": (("send", MCAST, "239.1.1.1", "--rate", "fast"), "'fast' is not a rate"),
+    "rate of nothing": (("send", MCAST, "239.1.1.1", "--rate", "0G"), "'0G' is not a rate"),
     "unicast": (("send", MCAST, "10.0.0.1"), "10.0.0.1 is a unicast address"),
     "simulator": (("send", MCAST, "239.1.1.1", "--backend", "sim"), "'sim' is a fabric inside this process"),
-    "unknown backend": (("send", MCAST, "239.1.1.1", "--backend", "x"), "'x' is no backend"),
+    "unknown backend": (("send", MCAST, "239.1.1.1", "--backend", "x"), "'x' is not a backend"),
     "no receiver": (("send", MCAST, "239.1.1.1", "-n", "0"), "'--receivers' / '-n': 0: give"),
     "no address": (("send", MCAST, "239.1.1.1", "-b", "x"), "'x' is not an IPv4 or IPv6 address"),
     "no group": (("send", MCAST), "Missing argument 'FILE'"),
@@ -65,11 +65,11 @@ BAD_INPUT = {
         f"cannot write {MCAST}/x: Not a directory",
     ),
     "simulated sender": (("recv", "239.1.1.1", "-o", "f", "--backend", "sim-ib"), "'sim-ib' is a fabric"),
-    "no device": (("recv", "239.1.1.1", "-o", "f", "--device", "x/y"), "'x/y' is no device"),
+    "no device": (("recv", "239.1.1.1", "-o", "f", "--device", "x/y"), "'x/y' is not a device"),
     "both": (("recv", "239.1.1.1", "-o", "f", "--device", "x", "-b", "10.0.0.1"), "give one of them"),
     "negative patience": (
-        ("recv", "239.1.1.1", "-o", "f", "--patience", "-1"),
-        "'-1' is no time: write seconds",
+        ("recv", "239.1.1.1", "-o", "f", "--peer-timeout", "-1"),
+        "'-1' is not a time: give seconds",
     ),
 }
 
@@ -131,12 +131,12 @@ def other(host, call):
         call(group)
 
 def receiving(group):
-    with closing(cast.receive(group, alone=True, silence=60.0, missed=lambda _: None)) as objects:
+    with closing(cast.receive(group, one_session=True, peer_timeout=60.0, missed=lambda _: None)) as objects:
         for one in objects:
             pass
 
 def sending(group):
-    cast.send(group, Path("file"), name="file", silence=60.0)
+    cast.send(group, Path("file"), name="file", peer_timeout=60.0)
 
 hosts, call = ((1, 2), receiving) if sys.argv[1] == "send" else ((1,), sending)
 threads = [threading.Thread(target=other, args=(host, call), daemon=True) for host in hosts]
@@ -146,7 +146,7 @@ main()
 """
 """The command of the arguments on host 0, and what it needs on the others, in one process."""
 
-PATIENT = ("--patience", "60")
+PATIENT = ("--peer-timeout", "60")
 """On a busy machine the other end may say nothing for longer than the usual 10 s."""
 
 Install = Callable[..., dict[str, str]]
@@ -166,9 +166,9 @@ def test_send_shows_each_receiver(with_others: Run) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == f"file: 20,000 bytes, BLAKE3 {BLAKE3[:16]}..."
-    assert lines[1].startswith("10.0.0.1 -> 239.1.1.1 on sim-roce, 21 pieces, 0 repairs, ")
+    assert lines[1].startswith("10.0.0.1 -> 239.1.1.1 on sim-roce, 21 segments, 0 repairs, ")
     assert [line.split()[-1] for line in lines[4:6]] == ["verified"] * 2
-    assert lines[-1] == "send: 2/2 receivers verified, 21 pieces each"
+    assert lines[-1] == "send: 2/2 receivers verified, 21 segments each"
     assert max(map(len, lines)) <= 80
 
 
@@ -182,13 +182,13 @@ def test_send_as_json(with_others: Run) -> None:
     done = with_others("send", "file", "239.1.1.1", "-n", 2, "--json")
     outcome = json.loads(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
-    assert (outcome["kept"], outcome["size"], outcome["pieces"], outcome["sent_again"]) == (
+    assert (outcome["strategy_met"], outcome["size"], outcome["segments"], outcome["sent_again"]) == (
         True,
         20_000,
         21,
         0,
     )
-    sent = {"name": "file", "size": 20_000, "offered": 20_000, "blake3": BLAKE3, "kept": True}
+    sent = {"name": "file", "size": 20_000, "offered": 20_000, "blake3": BLAKE3, "strategy_met": True}
     assert outcome["files"] == [sent]
     assert sorted(receiver["address"] for receiver in outcome["receivers"]) == ["10.0.0.2", "10.0.0.3"]
     assert all(receiver["verified"] and not receiver["missed"] for receiver in outcome["receivers"])
@@ -212,8 +212,8 @@ NAMES = (b"gr\xc3\xbcn", b"inv\xff\xfe", b"\xe5\xad\x97" * 85)
 SENDS_NAMES = """
 def sending(group):
     from mcast.cast.bundle import Content, bundle_of
-    with cast.open_session(group, silence=60.0) as session:
-        session.gather(1, 60)
+    with cast.open_session(group, peer_timeout=60.0) as session:
+        session.wait_for_receivers(1, 60)
         for path, label in bundle_of(["many"]).items:
             session.send(b"" if label.kind is Content.FOLDER else Path(path), metadata=label.pack())
 
@@ -282,7 +282,7 @@ def test_who_did_not_get_it_is_named_and_the_strategy_says_whether_that_is_a_fai
     why, promised = sorted(line.split()[-1] for line in lines[4:6])
     assert promised == "verified"
     assert why == "device" or (status == 0 and why == "receiver")
-    assert lines[-1] == "send: 1/2 receivers verified, 21 pieces each"
+    assert lines[-1] == "send: 1/2 receivers verified, 21 segments each"
     assert "/secret" not in done.stdout
 
 
@@ -290,10 +290,10 @@ def test_a_carousel_goes_round_without_receivers_and_with_them(with_others: Run)
     carousel = ("--strategy", "carousel:40", "--rate", "50M")
     done = with_others("send", "file", "239.1.1.1", *carousel)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[-1] == "send: 40 rounds, which no receiver answers"
+    assert done.stdout.splitlines()[-1] == "send: 40 cycles, without answers from receivers"
     outcome = json.loads(with_others("send", "file", "239.1.1.1", "-n", 1, *carousel, "--json").stdout)
-    assert (outcome["kept"], outcome["rounds"], outcome["receivers"]) == (True, 40, [])
-    assert outcome["sent_again"] >= 39 * outcome["pieces"]
+    assert (outcome["strategy_met"], outcome["cycles"], outcome["receivers"]) == (True, 40, [])
+    assert outcome["sent_again"] >= 39 * outcome["segments"]
 
 
 GOES_ROUND = """
@@ -304,7 +304,7 @@ def sending(group):
         for path, label in bundle_of(["many", "file"]).items
     ]
     with cast.open_session(group, rate=1e6) as session:
-        session.send_around(given)
+        session.send_carousel(given)
 
 hosts, """
 
@@ -318,7 +318,7 @@ def test_files_and_folders_go_round_and_recv_ends_when_it_has_all(with_others: R
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "12 files and folders: 56,000 bytes"
-    assert lines[-1] == "send: 3 rounds, which no receiver answers"
+    assert lines[-1] == "send: 3 cycles, without answers from receivers"
     script = tmp_path / "script.py"
     script.write_text(OTHER_END.replace("hosts, ", GOES_ROUND, 1))
     done = with_others("recv", "239.1.1.1", "-o", "in/", "--json")
@@ -342,13 +342,13 @@ def test_a_signal_ends_a_carousel_with_its_outcome(with_others: Run, tmp_path: P
     assert (done.returncode, done.stderr) == (130, "mcast: interrupted\n")
     lines = done.stdout.splitlines()
     assert lines[0] == f"file: 20,000 bytes, BLAKE3 {BLAKE3[:16]}..."
-    assert re.fullmatch("send: [0-9,]+ rounds?, which no receiver answers", lines[-1])
+    assert re.fullmatch("send: [0-9,]+ cycles?, without answers from receivers", lines[-1])
 
 
 def test_a_carousel_that_goes_round_not_even_once_says_so(with_others: Run) -> None:
     done = with_others("send", "file", "239.1.1.1", "--strategy", "carousel:1us", "--rate", "50M")
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.splitlines()[-1] == "send: 0 rounds, which no receiver answers"
+    assert done.stdout.splitlines()[-1] == "send: 0 cycles, without answers from receivers"
     assert "BLAKE3" not in done.stdout
 
 
@@ -369,7 +369,7 @@ def test_a_group_with_a_key_is_closed_to_those_without_it(with_others: Run, tmp_
     hint = "start `mcast recv` at the others, or give a longer --wait"
     assert done.stderr.splitlines()[-1] == f"{few}; {hint}"
     script = tmp_path / "script.py"
-    script.write_text(OTHER_END.replace("alone=True", "alone=True, key=Path('key').read_bytes()"))
+    script.write_text(OTHER_END.replace("one_session=True", "one_session=True, key=Path('key').read_bytes()"))
     assert with_others("send", "file", "239.1.1.1", "-n", 2, "--key-file", "key").returncode == 0
 
 
@@ -379,7 +379,7 @@ def test_receivers_are_told_what_the_sender_could_not_read(tmp_path: Path) -> No
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     (tmp_path / "file").write_bytes(DATA)
-    sent = _sent(cast(Any, Fails()), bundle_of([str(tmp_path / "file")]), all_of_them(), cast(Any, None))
+    sent = _sent(cast(Any, Fails()), bundle_of([str(tmp_path / "file")]), all_receivers(), cast(Any, None))
     with pytest.raises(Failure, match="file: Input/output error") as caught:
         list(sent)
     assert told_of(caught.value) == "Input/output error"
@@ -460,7 +460,7 @@ def test_send_says_how_much_a_receiver_had_from_before(with_others: Run, tmp_pat
     done = with_others("send", "file", "239.1.1.1", "--rate", "500K", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     outcome = json.loads(done.stdout)
-    assert 0 < outcome["spared"] <= outcome["pieces"]
+    assert 0 < outcome["skipped"] <= outcome["segments"]
     assert (tmp_path / "copy").read_bytes() == data
 
 
@@ -550,14 +550,16 @@ def test_a_signal_leaves_nothing(third_party: Install, tmp_path: Path, signal: i
 
 @pytest.mark.parametrize("part", ["cast/", "cli/"])
 def test_a_signal_while_the_file_is_made_leaves_nothing(tmp_path: Path, part: str) -> None:
-    _place(stack := ExitStack(), str(tmp_path / "copy"), False)  # what is imported late is there
+    _target(stack := ExitStack(), str(tmp_path / "copy"), False)  # what is imported late is there
 
     def check(_: bool) -> None:
         stack.close()
         assert list(tmp_path.iterdir()) == []
 
     check(True)
-    lines = interrupted_everywhere(lambda: _place(stack, str(tmp_path / "copy"), False), check, part, every=1)
+    lines = interrupted_everywhere(
+        lambda: _target(stack, str(tmp_path / "copy"), False), check, part, every=1
+    )
     assert lines > 5
 
 

@@ -125,11 +125,11 @@ def test_a_receiver_that_was_killed_goes_on_from_what_it_has(tmp_path: Path) -> 
         for goes_on in (False, True):
             receiver = stack.enter_context(subprocess.Popen(receiving))
             stack.callback(receiver.kill)
-            with cast.open_session(group, memory=1 << 19, silence=60.0 if goes_on else 5.0) as session:
-                session.gather(1, timeout=200)
+            with cast.open_session(group, memory=1 << 19, peer_timeout=60.0 if goes_on else 5.0) as session:
+                session.wait_for_receivers(1, timeout=200)
                 report = session.send(data if goes_on else until_killed(receiver))
             assert receiver.wait() == (0 if goes_on else -SIGKILL)
-            assert report.kept == goes_on
+            assert report.strategy_met == goes_on
     assert copy.read_bytes() == data
     assert [path.name for path in tmp_path.iterdir() if "copy" in path.name] == ["copy"]
 
@@ -166,17 +166,17 @@ def test_ctrl_c_in_a_transfer_is_one_sentence_at_both_ends(tmp_path: Path, role:
         missed: list[cast.Missed] = []
         try:
             if role == "recv":
-                with cast.open_session(group, memory=1 << 19, silence=60.0) as session:
-                    session.gather(1, timeout=200)
-                    assert not session.send(until_interrupted()).kept
+                with cast.open_session(group, memory=1 << 19, peer_timeout=60.0) as session:
+                    session.wait_for_receivers(1, timeout=200)
+                    assert not session.send(until_interrupted()).strategy_met
             else:
                 objects = cast.receive(
                     group,
                     folder / "copy",
                     timeout=200,
                     missed=missed.append,
-                    alone=True,
-                    silence=60.0,
+                    one_session=True,
+                    peer_timeout=60.0,
                     progress=look,
                 )
                 assert list(objects) == []
@@ -190,7 +190,7 @@ def test_ctrl_c_in_a_transfer_is_one_sentence_at_both_ends(tmp_path: Path, role:
 
 
 def test_a_client_without_servers_says_what_to_start(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mcast.bench.apart.KNOCKS", 1)
+    monkeypatch.setattr("mcast.bench.client_server.MAX_HELLOS", 1)
     done = here("bench", "--client", "--receivers", 2, *SIM)
     assert (done.returncode, done.stdout) == (1, "")
     assert (
@@ -201,7 +201,7 @@ def test_a_client_without_servers_says_what_to_start(here: Run, monkeypatch: pyt
 def test_a_client_refuses_what_no_message_holds_before_it_waits(
     here: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mcast.bench.apart.KNOCKS", 1)
+    monkeypatch.setattr("mcast.bench.client_server.MAX_HELLOS", 1)
     done = here("bench", "--client", "--receivers", 2, "--size", 5000, *SIM)
     assert (done.returncode, done.stdout) == (2, "")
     assert "mcast: --size is 5000: one MTU carries 1000 bytes, and a message is one MTU" in done.stderr

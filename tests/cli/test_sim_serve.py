@@ -128,7 +128,7 @@ def test_a_signal_ends_the_pings_of_both_ends_with_their_summary(terminals: Term
     asking = terminals.start("ping", "239.1.1.1", "-C", 10**6, "-i", 0.01, *SIM)
     while "seq=" not in (line := line_of(asking)):
         assert line
-    for process, summary in (asking, ", 1 answered\n"), (answering, "other messages counted\n"):
+    for process, summary in (asking, ", 1 answered\n"), (answering, "other messages\n"):
         process.send_signal(number)
         out, _ = process.communicate()
         assert process.returncode == 0
@@ -198,11 +198,12 @@ def test_the_commands_of_the_compose_file_share_one_fabric(terminals: Terminals,
         ),
         (
             ("--group", "root"),
-            "--group needs --socket PATH: nobody else may look into the user's own place",
+            "--group needs --socket PATH: the default socket is in a directory that others cannot enter",
         ),
         (
             ("--socket", MCAST),
-            f"cannot serve at {MCAST}: this is no socket, and stays; name another place by --socket",
+            f"cannot serve at {MCAST}: there is a file that is no socket, and is not removed; choose another "
+            "path with --socket",
         ),
         (("missing.toml",), "cannot read missing.toml: No such file or directory"),
         (("missing.toml", "--ports", 2), "the file says what the fabric is: leave out --fabric and --ports"),
@@ -229,8 +230,8 @@ def test_a_place_that_others_may_write_to_is_refused(
 
 def test_a_reader_that_has_gone_holds_nobody_up(tmp_path: Path) -> None:
     """As `head` has, once it has its lines."""
-    theirs, ours = os.pipe()
-    os.close(theirs)
+    call_user, ours = os.pipe()
+    os.close(call_user)
     path = tmp_path / "fabric.sock"
     command = [str(MCAST), "sim", "serve", "--socket", str(path), "--ports", "2"]
     with subprocess.Popen(command, stdout=ours, stderr=subprocess.PIPE) as server:

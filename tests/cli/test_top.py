@@ -57,14 +57,14 @@ def test_gaps_are_losses(mcast: Run, third_party: Callable[..., dict[str, str]])
 def test_a_program_gets_an_object_a_line(mcast: Run, backend: str) -> None:
     done = mcast(*DEMO, "--backend", backend, "--count", "3", "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    looks = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(looks) == 3
-    for look in looks:
+    samples = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(samples) == 3
+    for look in samples:
         assert look["seconds"] >= 0.2
         assert [group["group"] for group in look["groups"]] == ["239.1.1.1", "239.1.1.2"]
         assert look["receive_queue"]["low_water"] <= look["receive_queue"]["depth"]
         assert (look["dropped"], look["events"]) == ({}, [])
-    first, last = (look["groups"][0] for look in (looks[0], looks[-1]))
+    first, last = (look["groups"][0] for look in (samples[0], samples[-1]))
     assert last["messages"] > first["messages"] > 0
     assert last["gaps"] == 0
     assert len(last["sources"]) == 1

@@ -16,8 +16,8 @@ import pytest
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperOption
 
-from mcast.backends.sim.scenario.model import MOST_PORTS, BadScenario
-from mcast.backends.sim.scenario.words import fields_of
+from mcast.backends.sim.scenario.fault_syntax import parse_fault
+from mcast.backends.sim.scenario.model import MAX_FABRIC_PORTS, BadScenario
 from mcast.cast import Strategy
 from mcast.cast.nack.messages import MOST_MEMBERS
 from mcast.cli import SUMMARIES, load
@@ -75,7 +75,7 @@ def test_a_rate_takes_units_of_1000(text: str) -> None:
 def test_a_rate_of_bits_may_say_so(text: str) -> None:
     assert bit_rate(text) == BIT_RATES[text]
     if "b" in text:  # which messages a second are not
-        with pytest.raises(typer.BadParameter, match="is no rate"):
+        with pytest.raises(typer.BadParameter, match="is not a rate"):
             rate(text)
 
 
@@ -87,10 +87,10 @@ def test_a_time_takes_units(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("2 weeks", "'2 weeks' is no time: write seconds, or a number with us, ms, s, min or h"),
+        ("2 weeks", "'2 weeks' is not a time: give seconds, or a number with a unit: us, ms, s, min or h"),
         ("61min", "61min is out of range: give 0.5 to 3,600 s"),
-        ("-1", "'-1' is no time: write seconds"),
-        ("nan", "'nan' is no time: write seconds"),
+        ("-1", "'-1' is not a time: give seconds"),
+        ("nan", "'nan' is not a time: give seconds"),
     ],
 )
 def test_no_time_is_refused(text: str, says: str) -> None:
@@ -103,11 +103,11 @@ def test_microseconds_and_factors_take_their_units() -> None:
     assert [read(text) for text in ("50", "50us", "0.05ms", "1e9", "1s", 7)] == [50, 50, 50, 1e9, 1e6, 7]
     assert [times(text) for text in ("10", "10x", "0.5X", "1e6", 2.0)] == [10, 10, 0.5, 1e6, 2]
     for refused, says in {
-        (read, "nan"): "'nan' is no time: write microseconds",
-        (read, "-1"): "'-1' is no time",
+        (read, "nan"): "'nan' is not a time: give microseconds",
+        (read, "-1"): "'-1' is not a time",
         (read, "17min"): "17min is out of range: give 0 to 1,000,000,000 us",
-        (times, "nan"): "'nan' is no factor: write a number",
-        (times, "2us"): "'2us' is no factor",
+        (times, "nan"): "'nan' is not a factor: give a number",
+        (times, "2us"): "'2us' is not a factor",
         (times, "0"): "0 is out of range: give 0.001 to 1,000,000$",
     }.items():
         with pytest.raises(typer.BadParameter, match=f"^{says}"):
@@ -118,9 +118,9 @@ def test_a_memory_is_in_mib_or_has_a_unit() -> None:
     read = memory(128, 4096)
     assert [read(text) for text in ("128", 512, "1G", "1GiB", "256Mi")] == [128, 512, 1024, 1024, 256]
     for text, says in {
-        "1GB": "no whole number of MiB",
+        "1GB": "not a whole number of MiB",
         "127": "give 128 to 4,096 MiB",
-        "x": "no size",
+        "x": "not a size",
     }.items():
         with pytest.raises(typer.BadParameter, match=says):
             read(text)
@@ -131,13 +131,13 @@ def test_a_memory_is_in_mib_or_has_a_unit() -> None:
 )
 def test_no_amount_is_refused(text: str) -> None:
     for read in size, rate, bit_rate, message_size(0, 9):
-        with pytest.raises(typer.BadParameter, match=r"is no (size|rate): write"):
+        with pytest.raises(typer.BadParameter, match=r"is not a (size|rate): give"):
             read(text)
 
 
 def test_a_size_has_no_fraction_and_a_rate_is_not_0() -> None:
     for read, text in ((size, "1.5K"), (rate, "0"), (rate, "0.0K")):
-        with pytest.raises(typer.BadParameter, match=r"is no (size|rate)"):
+        with pytest.raises(typer.BadParameter, match=r"is not a (size|rate)"):
             read(text)
 
 
@@ -192,7 +192,7 @@ def test_strategies_and_faults_in_words_have_the_same_grammar(text: str) -> None
             Strategy.of(f"{kind}:{text}")
     for word in (f"drop rate={text}", f"drop after={text}", f"cut until={text}"):
         with pytest.raises(BadScenario):
-            fields_of(word.split(), {"roce0": 0})
+            parse_fault(word.split(), {"roce0": 0})
 
 
 @pytest.mark.parametrize("loss", ["0", "1e-99", ".5", "5e-1"])
@@ -211,7 +211,7 @@ def test_a_loss_below_all_numbers_is_refused(here: Run) -> None:
 
 
 def test_as_many_as_there_can_be_may_be_asked_for() -> None:
-    assert (MAX_RECEIVERS, MAX_PORTS) == (MOST_MEMBERS, MOST_PORTS)
+    assert (MAX_RECEIVERS, MAX_PORTS) == (MOST_MEMBERS, MAX_FABRIC_PORTS)
     (ports,) = (one for name, one in parameters() if (name, one.name) == ("sim serve", "ports"))
     assert ports.type_descriptor.parameter_info.max == MAX_PORTS
 
@@ -255,7 +255,7 @@ def test_a_file_called_minus_is_stdout(here: Run, tmp_path: Path, option: str, b
     assert list(tmp_path.iterdir()) == []
     done = here("sim", "run", "late-join", option, "-", "--json")
     assert (done.returncode, json.loads(done.stdout)["status"]) == (2, 2)
-    assert "two outputs cannot both go to stdout" in done.stderr
+    assert "only one output can go to stdout" in done.stderr
 
 
 def test_a_scenario_called_minus_is_stdin_and_its_seed_can_be_another(

@@ -20,8 +20,8 @@ from mcast.cast.nack.messages import ALL, Bye, packed
 from mcast.cast.nack.sender import Manners
 from mcast.cast.objects.bytes_in import ToBuffer
 from mcast.cast.objects.bytes_out import FromMemory
-from mcast.collective import Collective, RankFailed, agreeing, calls, place
-from mcast.collective.stage import open_stage
+from mcast.collective import Collective, RankFailed, agreement, calls, job
+from mcast.collective.root_group import open_root_group
 
 from ..buffers import PAYLOADS, REFUSED, content
 
@@ -45,7 +45,7 @@ def all_raise(failing: int | None, error: type[Exception], words: str) -> Iterat
 
 
 def the_loop_joins_once_for_each_root(ranks: Collective) -> None:
-    with patch.object(calls, "open_stage", side_effect=open_stage) as opening:
+    with patch.object(calls, "open_root_group", side_effect=open_root_group) as opening:
         for turn in range(3):
             for root in (0, 3):
                 mine: Any = numpy.arange(6, dtype="c16").reshape(2, 3) * (turn + root)
@@ -167,13 +167,13 @@ def mpi_carries_the_bytes_where_one_rank_has_no_device() -> None:
 
 def a_key_closes_the_groups_to_all_but_the_ranks() -> None:
     """What speaks from the root's own address, and knows its session, ends nothing without the key."""
-    with Collective(COMM, SIM, closed=True) as ranks:
+    with Collective(COMM, SIM, authenticated=True) as ranks:
         data = bytes(range(256)) * 40
         buffer = bytearray(data if RANK == 0 else len(data))
         if RANK == 0:
-            stage: Any = ranks._stages[0]
-            lies = packed(Bye(stage._session._sending.core.session, ALL, "a lie"))
-            group = place.group_of(ranks._terms, 0)
+            root_group: Any = ranks._root_groups[0]
+            lies = packed(Bye(root_group._session._sending.core.session, ALL, "a lie"))
+            group = job.group_of(ranks._terms, 0)
             assert ranks.endpoint is not None
             with (
                 open_endpoint(ranks.endpoint.backend, str(ranks.endpoint.address)) as other,
@@ -189,13 +189,13 @@ def a_key_closes_the_groups_to_all_but_the_ranks() -> None:
 def a_rank_that_is_gone_in_a_call_ends_it_on_the_others() -> None:
     """Rank 3 is as dead as one that was killed: it neither speaks nor agrees any more."""
     ranks = Collective(COMM, SIM)
-    ranks._patience = 0.1
+    ranks._peer_timeout = 0.1
     if RANK == 0:
-        stage: Any = ranks._stages[0]
-        stage._session._sending.core._manners = Manners(silence=0.1)
+        root_group: Any = ranks._root_groups[0]
+        root_group._session._sending.core._manners = Manners(peer_timeout=0.1)
     gone = patch.object(Collective, "_carry", side_effect=EOFError) if RANK == 3 else ExitStack()
     expected = {0: RankFailed, 3: EOFError}.get(RANK, (RankFailed, TimeoutError))
-    with patch.object(calls, "STALL", 0.1), gone, pytest.raises(expected):
+    with patch.object(calls, "STALL_TIMEOUT", 0.1), gone, pytest.raises(expected):
         ranks.broadcast(bytearray(10_000))
     assert ranks.ended or RANK == 3
     COMM.Barrier()
@@ -217,8 +217,8 @@ def a_rank_that_does_not_come_is_waited_for_so_long() -> None:
 
 def what_a_rank_has_given_up_is_said_as_it_was() -> None:
     """MPI reads the words of a rank when the last one comes, and the rank has other things in its memory."""
-    ranks = agreeing.Ranks(COMM, 60.0)
-    step = agreeing.Intent(agreeing.Act.BROADCAST, 1, 7)
+    ranks = agreement.Ranks(COMM, 60.0)
+    step = agreement.Intent(agreement.CallKind.BROADCAST, 1, 7)
     others: list[bytearray] = []
     if RANK != 1:
         with suppress(TimeoutError):
@@ -234,16 +234,16 @@ def what_a_rank_has_given_up_is_said_as_it_was() -> None:
 
 def a_rank_that_gives_no_reason_is_named() -> None:
     """The reduction names it; the reason takes a second exchange, to which the rank does not come."""
-    ranks = agreeing.Ranks(COMM, 60.0)
-    silent = patch.object(agreeing, "dumps", side_effect=TimeoutError) if RANK == 2 else ExitStack()
+    ranks = agreement.Ranks(COMM, 60.0)
+    silent = patch.object(agreement, "dumps", side_effect=TimeoutError) if RANK == 2 else ExitStack()
     with pytest.raises(RankFailed) as raised, silent:
-        ranks.agree(agreeing.Intent(agreeing.Act.DONE), "trouble" if RANK == 2 else None, 60.0, 0.3)
+        ranks.agree(agreement.Intent(agreement.CallKind.DONE), "trouble" if RANK == 2 else None, 60.0, 0.3)
     assert list(raised.value.failed) == [2]
     COMM.Barrier()
 
 
 def single_calls_share_a_collective() -> None:
-    with patch.object(calls, "open_stage", side_effect=open_stage) as opening:
+    with patch.object(calls, "open_root_group", side_effect=open_root_group) as opening:
         for turn in range(2):
             buffer = bytearray([turn + 1]) * 9 if RANK == 0 else bytearray(9)
             collective.broadcast(buffer, backend=SIM)
@@ -255,7 +255,7 @@ def single_calls_share_a_collective() -> None:
 
 
 def main() -> None:
-    with patch.object(place, "_DEPTH", 1024), Collective(COMM, SIM) as ranks:
+    with patch.object(job, "_DEPTH", 1024), Collective(COMM, SIM) as ranks:
         assert not ranks.reason, ranks.reason
         checks: tuple[Callable[[Collective], None], ...] = (
             the_loop_joins_once_for_each_root,

@@ -22,12 +22,12 @@ import numpy
 from mpi4py import MPI
 
 from mcast.collective import Collective
-from mcast.collective.calls import STALL
-from mcast.collective.stage import Hearing, Speaking
+from mcast.collective.calls import STALL_TIMEOUT
+from mcast.collective.root_group import RootReceiver, RootSender
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.Get_rank(), COMM.Get_size()
-PATIENCE = 1.0
+PEER_TIMEOUT = 1.0
 CALL = 15.0
 """Seconds that a call takes here at most if no rank stands still; some 2 on a machine at rest."""
 SPREAD = 1.5
@@ -49,7 +49,7 @@ def stops_itself(seconds: float, after: float | None = None) -> None:
 @contextmanager
 def stops_in_a_transfer(seconds: float) -> Iterator[None]:
     """Stop this process when the bytes of a call are on their way, for so many seconds."""
-    end: Any = Speaking if RANK == 0 else Hearing
+    end: Any = RootSender if RANK == 0 else RootReceiver
     carry = end.carry
 
     def carried(self: object, view: memoryview) -> None:
@@ -100,7 +100,10 @@ def main(where: str, seconds: float, seed: int) -> None:
     if stopped == RANK and early and where == "anywhere":
         stops_itself(seconds, after)
     try:
-        with Collective(COMM, "sim", bind=bind, patience=PATIENCE, wait=wait) as ranks, ExitStack() as stack:
+        with (
+            Collective(COMM, "sim", bind=bind, peer_timeout=PEER_TIMEOUT, wait=wait) as ranks,
+            ExitStack() as stack,
+        ):
             watch.next()
             if stopped == RANK and where != "anywhere":
                 stack.enter_context(stops_in_a_transfer(seconds))
@@ -110,7 +113,7 @@ def main(where: str, seconds: float, seed: int) -> None:
     except Exception as error:
         raised = f"{type(error).__name__}: {error}"
     watch.next()
-    bound = wait + 6 * PATIENCE + STALL + 2 * CALL + (seconds if stopped == RANK else 0)
+    bound = wait + 6 * PEER_TIMEOUT + STALL_TIMEOUT + 2 * CALL + (seconds if stopped == RANK else 0)
     said = {"rank": RANK, "raised": raised, "longest": watch.longest, "bound": bound}
     sys.stdout.write(json.dumps(said) + "\n")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import NamedTuple
 
-from mcast.conformance.sheet import lines
+from mcast.conformance.markdown_table import lines
 
 
 class Clause(NamedTuple):

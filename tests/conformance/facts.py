@@ -11,7 +11,7 @@ import re
 from importlib.resources import files
 from typing import NamedTuple
 
-from mcast.conformance.sheet import Line, lines
+from mcast.conformance.markdown_table import Line, lines
 
 
 class Fact(NamedTuple):

@@ -40,14 +40,14 @@ from mcast.conformance.facts import FACTS
 from mcast.conformance.log import ResultLog
 from mcast.conformance.report import Outcome, SuiteReport, SuiteResult, build_report, to_json
 
-pytest_plugins: list[str] = ["mcast.conformance.peers"]
+pytest_plugins: list[str] = ["mcast.conformance.helpers"]
 
 DEFAULT_BACKENDS = ("sim-roce", "sim-ib")
 _KNOWN: dict[str, Mapping[str, object]] = {"clause": CLAUSES, "fact": FACTS}
 
 
 class Profile(NamedTuple):
-    """What the plugin needs to know of a backend before its tests run; read once.
+    """Properties of a backend that the plugin needs before its tests run; read once.
 
     broken is why its test bed does not open although the backend is available, or "".
     """
@@ -256,7 +256,7 @@ def _backend(item: pytest.Item) -> str | None:
 
 
 def _lacking(item: pytest.Item, profile: Profile) -> str:
-    """What the test needs and the backend lacks, in words; "" if nothing."""
+    """Return in words what the test needs and the backend lacks; "" if nothing."""
     needed = dict.fromkeys(_marked(item, "needs"))
     lacking = "; ".join(member.value for member in needed if member not in profile.present)
     return f"not here: {lacking}" if lacking else ""

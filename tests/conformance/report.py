@@ -1,4 +1,4 @@
-"""What a run of the suite says: results of tests in, a table of clause and provider out."""
+"""Report of a run of the suite: from results of tests to a table of clause and provider."""
 
 from __future__ import annotations
 
@@ -156,5 +156,5 @@ def to_json(report: SuiteReport) -> str:
 
 
 def counts(report: SuiteReport, backend: str, names: Iterable[str]) -> Counter[Outcome]:
-    """How many of these clauses or facts have which outcome."""
+    """Count the outcomes of these clauses or facts."""
     return Counter(report.providers[backend][name].outcome for name in names)

@@ -1,4 +1,4 @@
-"""What the application layer stands on: one sleep for messages and events, descriptors, loopback."""
+"""Foundations of the application layer: one sleep for messages and events, descriptors, loopback."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mcast.api import (
     QueuePair,
     Testbed,
 )
-from mcast.conformance.peers import BOUND, Application, eventually, new_group, numbered
+from mcast.conformance.helpers import BOUND, Application, eventually, new_group, numbered
 
 
 def pair(bed: Testbed, init: QpInit | None = None) -> tuple[Application, Application, Destination]:

@@ -7,7 +7,7 @@ import errno as E
 import pytest
 
 from mcast.api import Capability, Feature, InvalidArgument, Phase, PortSpace, QpInit, QpType, Testbed
-from mcast.conformance.peers import Application, clause, fact, needs, new_group, numbered
+from mcast.conformance.helpers import Application, clause, fact, needs, new_group, numbered
 
 connected: pytest.MarkDecorator = pytest.mark.parametrize("kind", [QpType.RC, QpType.UC])
 

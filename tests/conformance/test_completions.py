@@ -1,4 +1,4 @@
-"""What a queue pair may ask of its completion queues; a device that has none of it says so."""
+"""Options of completion queues; a device that lacks one says so."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mcast.api import CqModeration, DeviceInfo, InvalidArgument, NotSupported, QpInit, Testbed, TimestampClock
-from mcast.conformance.peers import BOUND, Application, new_group
+from mcast.conformance.helpers import BOUND, Application, new_group
 
 
 def device_of(peer: Application) -> DeviceInfo:
@@ -29,7 +29,7 @@ def exchange(bed: Testbed, **init: Any) -> None:
 
 
 def refusal(call: Callable[[], object]) -> str:
-    """What the device says that cannot do it; empty if it can."""
+    """Return the device's refusal; empty if it can do it."""
     try:
         call()
     except NotSupported as error:

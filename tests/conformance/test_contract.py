@@ -1,4 +1,4 @@
-"""What the contract says beyond the five documents: values, errors, leases, buffers, descriptors, closing."""
+"""Rules of the contract beyond the five documents: values, errors, leases, buffers, descriptors, closing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from mcast.api import (
     CmEventType,
     Destination,
     Feature,
-    Headed,
+    HeaderBodyBatch,
     InvalidArgument,
     JoinAttrEx,
     McastError,
@@ -47,7 +47,7 @@ from mcast.api import (
     UdParam,
     mcast_error,
 )
-from mcast.conformance.peers import (
+from mcast.conformance.helpers import (
     BOUND,
     Application,
     eventually,
@@ -359,7 +359,7 @@ def test_messages_may_lie_in_two_parts(bed: Testbed, size: int, bodies: str) -> 
     for number in range(12):
         memory += bytes((number,)) * size
     wanted = [bytes(heads[at * 6 : at * 6 + 6] + memory[at * size : (at + 1) * size]) for at in range(12)]
-    batch = Headed(memoryview(heads).cast("B", (12, 6)), memoryview(memory).cast("B", (12, size)))
+    batch = HeaderBodyBatch(memoryview(heads).cast("B", (12, 6)), memoryview(memory).cast("B", (12, size)))
     assert [*batch] == wanted
     with ExitStack() as held:
         if bodies != "own memory":
@@ -384,7 +384,7 @@ def test_parts_that_make_no_messages_are_refused(bed: Testbed) -> None:
     peer = Application(bed)
     outward, limit = peer.join(new_group()), peer.qp.max_message_size
     with pytest.raises(MessageTooLarge) as caught:
-        peer.qp.send(outward, Headed(rows(2, 8), rows(2, limit - 7)))
+        peer.qp.send(outward, HeaderBodyBatch(rows(2, 8), rows(2, limit - 7)))
     assert (caught.value.size, caught.value.limit) == (limit + 1, limit)
     for heads, bodies in (
         (rows(2, 8), rows(3, 8)),
@@ -392,10 +392,10 @@ def test_parts_that_make_no_messages_are_refused(bed: Testbed) -> None:
         (rows(2, 8), rows(2, 8)[:0]),
     ):
         with pytest.raises(ValueError, match=r"heads"):
-            Headed(heads, bodies)
-    with pytest.raises(ValueError, match=r"constant: messages arrive in the buffer"):
+            HeaderBodyBatch(heads, bodies)
+    with pytest.raises(ValueError, match=r"constant=True contradicts recv_slot"):
         peer.qp.register(bytearray(4096), recv_slot=1024, constant=True)
-    batch: Any = Headed(rows(2, 8), rows(2, 8))
+    batch: Any = HeaderBodyBatch(rows(2, 8), rows(2, 8))
     with pytest.raises(AttributeError):  # a provider relies on what was checked
         batch.heads = rows(1, 8)
     assert peer.qp.counters.sent == 0
@@ -457,10 +457,10 @@ class Index:
 
 
 def test_an_immediate_of_another_type_is_the_number(bed: Testbed) -> None:
-    """However it is sent: none may go without the immediate."""
+    """Try each way to send: none may go without the immediate."""
     sender, outward, receiver = pair(bed)
     seven: Any = Index()
-    batches: tuple[Any, ...] = ([b"x", b"y"], rows(2, 8), Headed(rows(2, 8), rows(2, 8)))
+    batches: tuple[Any, ...] = ([b"x", b"y"], rows(2, 8), HeaderBodyBatch(rows(2, 8), rows(2, 8)))
     for batch in batches:
         sender.qp.send(outward, batch, seven)
     sender.qp.send_one(outward, b"alone", seven)

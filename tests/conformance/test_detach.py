@@ -16,7 +16,7 @@ from mcast.api import (
     QpState,
     Testbed,
 )
-from mcast.conformance.peers import (
+from mcast.conformance.helpers import (
     Application,
     clause,
     eventually,
@@ -38,7 +38,7 @@ FROM_RTS: dict[QpState, tuple[QpState, ...]] = {
     QpState.SQD: (QpState.SQD,),
     QpState.ERR: (QpState.ERR,),
 }
-"""How each state is reached from RTS."""
+"""State -> the steps that lead to it from RTS."""
 
 
 def device_of(peer: Application) -> DeviceInfo:

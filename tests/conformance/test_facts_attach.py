@@ -1,11 +1,11 @@
-"""What was measured about attaching; see `mcast.conformance.facts`. Most rows are clauses: test_detach.py."""
+"""Measured facts about attaching; see `mcast.conformance.facts`. Most rows are clauses: test_detach.py."""
 
 from __future__ import annotations
 
 import pytest
 
 from mcast.api import Capability, Feature, InvalidArgument, QpState, Testbed
-from mcast.conformance.peers import Application, fact, needs, new_group, numbered
+from mcast.conformance.helpers import Application, fact, needs, new_group, numbered
 from mcast.wire.addresses import Gid
 
 LIDS = [0, 1, 0xBFFF, 0xC000, 0xFFFE, 0xFFFF]

@@ -1,4 +1,4 @@
-"""What was measured about messages; see `mcast.conformance.facts`."""
+"""Measured facts about messages; see `mcast.conformance.facts`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 import pytest
 
 from mcast.api import Capability, Feature, InvalidArgument, McastError, QpError, QpInit, QpState, Testbed
-from mcast.conformance.peers import BOUND, Application, fact, needs, new_group, numbered, port_at
+from mcast.conformance.helpers import BOUND, Application, fact, needs, new_group, numbered, port_at
 
 
 @fact("K-DATA-1", "K-DEVICE-8")

@@ -1,4 +1,4 @@
-"""What was measured about devices, links and the switch; see `mcast.conformance.facts`."""
+"""Measured facts about devices, links and the switch; see `mcast.conformance.facts`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import errno as E
 import pytest
 
 from mcast.api import Capability, CmEventType, Feature, McastError, PortEvent, Testbed
-from mcast.conformance.peers import (
+from mcast.conformance.helpers import (
     BOUND,
     Application,
     eventually,

@@ -1,4 +1,4 @@
-"""What was measured about joins and their events, on a RoCE fabric; see `mcast.conformance.facts`.
+"""Measured facts about joins and their events, on a RoCE fabric; see `mcast.conformance.facts`.
 
 Rows that a clause, a guard or the contract covers are marked there.
 """
@@ -27,7 +27,7 @@ from mcast.api import (
     QpState,
     Testbed,
 )
-from mcast.conformance.peers import (
+from mcast.conformance.helpers import (
     Application,
     eventually,
     fact,

@@ -1,4 +1,4 @@
-"""What was measured about leaving and destroying; see `mcast.conformance.facts`."""
+"""Measured facts about leaving and destroying; see `mcast.conformance.facts`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from mcast.api import Capability, CmEventType, DeviceGone, Feature, InvalidArgument, Testbed
-from mcast.conformance.peers import Application, eventually, fact, needs, new_group, raw_address, readable
+from mcast.conformance.helpers import Application, eventually, fact, needs, new_group, raw_address, readable
 from mcast.wire.addresses import AF_UNIX, Gid, McastAddress
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mcast.api import Backend, Capability, Closed, Feature, GroupMember, GroupSource, GroupTable, Testbed
-from mcast.conformance.peers import Application, eventually, needs, new_group
+from mcast.conformance.helpers import Application, eventually, needs, new_group
 
 pytestmark: pytest.MarkDecorator = needs(Capability.GROUP_TABLE)
 

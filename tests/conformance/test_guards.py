@@ -23,7 +23,7 @@ from mcast.api import (
     SecondMlid,
     Testbed,
 )
-from mcast.conformance.peers import (
+from mcast.conformance.helpers import (
     BOUND,
     Application,
     clause,
@@ -228,7 +228,7 @@ def test_receive_memory_begins_while_nothing_is_there(bed: Testbed, leased: bool
 
 
 def test_receive_memory_ends_whatever_is_there(bed: Testbed) -> None:
-    """What is queued is dropped and counted; what is leased stays readable, and is not written over."""
+    """Drop and count queued messages; leased ones stay readable, and are not written over."""
     group, sender = new_group(), Application(bed, 0)
     receiver, witness = Application(bed, 1), Application(bed, 1)
     outward = sender.join(group, send_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mcast.api import JoinAttrEx, Testbed
-from mcast.conformance.peers import Application, clause, eventually, new_group, ud_of
+from mcast.conformance.helpers import Application, clause, eventually, new_group, ud_of
 
 
 @clause("JM-1")

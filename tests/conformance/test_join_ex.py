@@ -23,7 +23,7 @@ from mcast.api import (
     Testbed,
     Unreachable,
 )
-from mcast.conformance.peers import (
+from mcast.conformance.helpers import (
     BOUND,
     Application,
     clause,
@@ -231,7 +231,7 @@ def test_send_only_sends_no_igmp_report(bed: Testbed) -> None:
 @clause("JEX-10")
 @needs(Capability.SA, Feature.SWITCH_TABLE, Feature.SECOND_PORT)
 def test_the_sa_is_told_of_send_only_and_full_members(bed: Testbed) -> None:
-    """What IGMP is to RoCE: the SA keeps both, and knows which is to receive (SA-ENTRY-1)."""
+    """The SA does for InfiniBand what IGMP does for RoCE, and knows which member receives (SA-ENTRY-1)."""
     group, silent, full = new_group(), Application(bed, 0, None), Application(bed, 1, None)
     mgid = silent.join(group, send_only=True).gid
     assert bed.observer.group_exists(mgid)
@@ -239,7 +239,7 @@ def test_the_sa_is_told_of_send_only_and_full_members(bed: Testbed) -> None:
     assert not bed.observer.group_ports(mgid)
     full.join(group)
     assert bed.observer.group_ports(mgid) == {full.port}
-    assert bed.observer.takes_from(silent.port, mgid)
+    assert bed.observer.forwards_from(silent.port, mgid)
 
 
 @clause("JEX-11")

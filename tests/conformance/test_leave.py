@@ -7,7 +7,7 @@ import errno as E
 import pytest
 
 from mcast.api import AddressNotAvailable, Feature, InvalidArgument, QpInit, Testbed
-from mcast.conformance.peers import (
+from mcast.conformance.helpers import (
     Application,
     clause,
     eventually,

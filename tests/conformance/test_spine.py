@@ -42,7 +42,7 @@ def _arguments(mark: str, root: ast.AST) -> Iterator[str]:
 
 
 def faults(mark: str, required: Collection[str], sources: Iterable[str]) -> list[str]:
-    """What is wrong with the spine, a sentence each."""
+    """Return the defects of the spine, a sentence each."""
     named = {id_ for source in sources for id_, _ in marked(mark, source)}
     return [f"no test of {mark} {id_}" for id_ in required if id_ not in named] + [
         f"a test names {mark} {id_}, which is not there or beyond any test"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mcast
-from mcast.api import Backend, Headed, Message
+from mcast.api import Backend, HeaderBodyBatch, Message
 from mcast.arguments.buffers import flat_bytes, writable_bytes
 
 from ..buffers import DATA, PAYLOADS, REFUSED, OrObject, content
@@ -220,11 +220,11 @@ def test_both_parts_of_a_headed_batch_are_payloads() -> None:
     heads = memoryview(DATA).cast("B", (2, 12))
     for wrong, error in ((_OBJECTS.data, TypeError), (_OBJECTS[:, ::2].data, ValueError)):
         with pytest.raises(error):
-            Headed(heads, wrong)
+            HeaderBodyBatch(heads, wrong)
         with pytest.raises(error):
-            Headed(wrong, heads)
+            HeaderBodyBatch(wrong, heads)
     objects: Any = np.array([None] * 6, dtype=object)
     for place in (objects, bytes(48)):
         with pytest.raises(TypeError):
-            Headed(heads, heads).into(place)
+            HeaderBodyBatch(heads, heads).into(place)
     assert objects.tolist() == [None] * 6

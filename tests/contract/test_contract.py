@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mcast.api import AlreadyJoined, Backend, Closed, CmEventType, Destination, McastError, Message
-from mcast.arguments.seconds import LONGEST, seconds_of
+from mcast.arguments.seconds import MAX_SECONDS, check_seconds
 from mcast.wire.addresses import Gid, Mgid
 
 from ..card.ends import BOUND, GROUP, End
@@ -87,7 +87,7 @@ def test_a_resolution_may_last_as_long_as_one_likes(backend: Backend, long: floa
 
 def test_what_is_below_0_is_no_time_and_what_no_clock_counts_the_longest() -> None:
     below: list[float] = [-1, -(10**400), -inf]
-    assert [seconds_of(one) for one in (*below, 10**400)] == [0.0, 0.0, 0.0, LONGEST]
+    assert [check_seconds(one) for one in (*below, 10**400)] == [0.0, 0.0, 0.0, MAX_SECONDS]
 
 
 def test_an_older_receive_memory_ends_without_the_newer(end: End) -> None:

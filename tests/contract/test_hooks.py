@@ -15,7 +15,7 @@ from mcast.api import (
     Destination,
     DeviceBytes,
     Gid,
-    Headed,
+    HeaderBodyBatch,
     McastError,
     Message,
     MessageTooLarge,
@@ -93,7 +93,7 @@ def rows(*of: bytes) -> memoryview:
     [
         ([b"one", bytearray(b"two"), memoryview(b"three")], [b"one", b"two", b"three"]),
         (rows(b"one", b"two"), [b"one", b"two"]),
-        (Headed(rows(b"1", b"2"), rows(b"one", b"two")), [b"1one", b"2two"]),
+        (HeaderBodyBatch(rows(b"1", b"2"), rows(b"one", b"two")), [b"1one", b"2two"]),
     ],
     ids=["list", "rows", "two parts"],
 )

@@ -27,7 +27,7 @@ from mcast.api import (
     CmEvent,
     Gid,
     Handle,
-    Headed,
+    HeaderBodyBatch,
     LinkLayer,
     McastError,
     Message,
@@ -56,7 +56,6 @@ ARGUMENTS: dict[str, object] = {
     "arguments": {"addr": api.McastAddress.of(GROUP), "lid": 3},
     "attached_lid": 0xC002,
     "call": "join_multicast",
-    "cure": "close it",
     "console": ("the last line",),
     "detail": "a detail",
     "errno": 110,
@@ -190,7 +189,7 @@ def values() -> list[object]:
         qp.send(to, [b"one", b"two"], imm=5)
         message = qp.recv_one(1)
         assert message is not None
-        found += [message, api.Status(True, "fine"), api.Guest(1, "ping", "1", ("mlx0",))]
+        found += [message, api.Status(True, "fine"), api.ClientProcess(1, "ping", "1", ("mlx0",))]
         found += [mcast.McastAddress.of(GROUP, 7), to.gid, mcast.Mgid(to.gid), api.Cause("a", "b", "c")]
         found.append(
             api.UnusableDevice("mlx0", api.UnavailableReason.NO_PROVIDER, "no provider", "install it", 19)
@@ -216,14 +215,14 @@ def values() -> list[object]:
 
 
 def values_of_cast() -> list[object]:
-    account = cast.Account("one", "10.0.0.2", True, 0.5, 0, 0, "", 1)
+    account = cast.ReceiverReport("one", "10.0.0.2", True, 0.5, 0, 0, "", 1)
     offered = cast.Offered("a name", 4, b"{}", "a sender", "10.0.0.1", 0)
     whole = memoryview(bytearray(b"data"))
     return [
         account,
         offered,
         cast.Received(offered, 4, bytes(32), whole, None, {"stranger": 1}),
-        cast.Missed(offered, "given up", kept=Path("part")),
+        cast.Missed(offered, "given up", part_file=Path("part")),
         cast.Object(memoryview(b"data"), "a name"),
         cast.ObjectReport("a name", 4, bytes(32), True, 0.5, 1, 0, True, (account,), {}, 0, 0),
         cast.Progress("a name", 4, 2, 1),
@@ -240,10 +239,10 @@ def public_classes() -> Iterator[type[Any]]:
 
 def test_every_public_value_is_tried() -> None:
     """What is neither an error, an enumeration nor a handle has an instance among the values."""
-    tried = {type(one) for one in values()} | {Message, Series, Headed, CmEvent}
+    tried = {type(one) for one in values()} | {Message, Series, HeaderBodyBatch, CmEvent}
     # DeviceBytes is a place in a handle; the others have functions or locks
     places = (BaseException, Enum, Handle, api.DeviceBytes)
-    locks = (api.Alive, api.Guard, api.Lease, api.Leases, api.Waiters)
+    locks = (api.SignalSafeWeakSet, api.Guard, api.Lease, api.Leases, api.Waiters)
     others = (*places, *locks, api.Observer, api.Provider, api.Testbed)
     assert [one for one in public_classes() if not issubclass(one, (*others, *tried))] == []
 
@@ -287,7 +286,7 @@ def test_a_copied_message_outlives_its_batch(way: str) -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_messages_of_two_parts_keep_their_bytes(way: str) -> None:
     heads, bodies = (memoryview(text * 2).cast("B", (2, len(text))) for text in (b"ab", b"cde"))
-    again = WAYS[way](Headed(heads, bodies))
+    again = WAYS[way](HeaderBodyBatch(heads, bodies))
     assert [*again] == [b"abcde"] * 2
 
 

@@ -59,10 +59,10 @@ def test_close_resumes_and_does_not_mend(guard: Guard) -> None:
 def test_close_finds_what_was_broken(guard: Guard) -> None:
     """A close of a broken object knows that nothing can rely on its tables."""
     found: list[bool] = []
-    guard.close(lambda: found.append(guard.torn))
+    guard.close(lambda: found.append(guard.was_broken))
     with pytest.raises(Interrupt):
         guard.run("join", Phase.JOIN, raise_it, Interrupt())
-    guard.close(lambda: found.append(guard.torn))
+    guard.close(lambda: found.append(guard.was_broken))
     assert found == [False, True]
 
 
@@ -105,15 +105,15 @@ def test_change_of_another_thread_is_no_break(guard: Guard) -> None:
 def test_sleep_with_the_lock_is_refused(guard: Guard) -> None:
     """A handler that came before the outer call set its flag would wait for a thread that waits for it."""
     with guard.lock:
-        guard.require_alone("recv", Phase.RECV)
+        guard.require_outermost("recv", Phase.RECV)
         with guard.lock, pytest.raises(RuntimeError, match="recv: this thread is in the middle of a call"):
-            guard.require_alone("recv", Phase.RECV)
+            guard.require_outermost("recv", Phase.RECV)
 
 
 def test_change_is_settled(guard: Guard) -> None:
     """After it the object is whole, and its lock still held."""
     found: list[tuple[str, str, bool]] = []
-    guard.settle = lambda call: found.append((call, guard.amid, guard.lock._is_owned()))
+    guard.after_change = lambda call: found.append((call, guard.amid, guard.lock._is_owned()))
     guard.run("join", Phase.JOIN, lambda: None)
     guard.close(lambda: None)
     assert found == [("join", "", True), ("close", "", True)]

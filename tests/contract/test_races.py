@@ -38,7 +38,7 @@ STOPS |= {"backends/sim/backend.py"} | {f"backends/sim/served/{name}.py" for nam
 STOPS |= {
     f"backends/rdma/{name}.py" for name in ("channel", "cm_id", "qp", "region", "pds", "address_handles")
 }
-ENDPOINT_STOPS = {f"endpoint/{name}.py" for name in ("blocking", "core", "station", "view")}
+ENDPOINT_STOPS = {f"endpoint/{name}.py" for name in ("blocking", "core", "resources", "base")}
 
 
 def race(
@@ -112,7 +112,7 @@ ON_A_BATCH: Outcomes = {
     "memory": (bytes, ValueError, BufferError),
     "records": (bytes, ValueError, BufferError),
 }
-BATCH_STOPS = {"contract/batch.py", "endpoint/inbox.py", "backends/sim/lease.py"}
+BATCH_STOPS = {"contract/batch.py", "endpoint/receive_buffer.py", "backends/sim/lease.py"}
 SENT = [b"one", b"two"]
 
 

@@ -22,7 +22,7 @@ from mcast.api import (
     Backend,
     Closed,
     EventChannel,
-    Headed,
+    HeaderBodyBatch,
     McastError,
     MembershipLost,
     Message,
@@ -255,7 +255,7 @@ def test_a_task_is_woken_by_another_that_has_read_its_message(network: Network) 
             out = await one.sender(GROUP)
             waiting = asyncio.create_task(group.recv())
             await turns()
-            other._turn_ends = one._turn_ends = float("inf")  # no turn of the loop until both are done
+            other._slice_ends = one._slice_ends = float("inf")  # no turn of the loop until both are done
             await out.send(b"yours")
             assert await read.recv(timeout=0) is None
             assert text(await asyncio.wait_for(waiting, BOUND / 4)) == b"yours"
@@ -324,11 +324,11 @@ def test_a_cancelled_or_timed_out_join_leaves_nothing() -> None:
         async with pair(fabric) as (one, _):
             with fabric.rules.when(Requests(method=SaMethod.SET), Drop()):
                 task = asyncio.ensure_future(one.join(GROUP))
-                await until(lambda: one._session.station.roster.groups)
+                await until(lambda: one._core.resources.group_index.groups)
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
-                assert one._session.station.roster.groups == {}
+                assert one._core.resources.group_index.groups == {}
                 with pytest.raises(TimedOut):
                     await one.join(GROUP, timeout=0.02)
                 with pytest.raises(TimeoutError):
@@ -384,7 +384,7 @@ def test_what_was_received_for_a_call_that_is_cancelled_goes_to_the_next(network
             out, group = await one.sender(GROUP), await other.join(GROUP)
             task = asyncio.create_task(group.recv())
             await until(lambda: other._waiters)
-            one._turn_ends = float("inf")
+            one._slice_ends = float("inf")
             await out.send(b"kept")
             other._on_readable()  # as the loop calls it
             task.cancel()  # before the task has its turn
@@ -440,7 +440,7 @@ def test_a_batch_for_a_call_that_is_cancelled_goes_to_the_next_before_all_others
             out, group = await one.sender(GROUP), await other.join(GROUP)
             task = asyncio.create_task(other.recv_batch(max=2))
             await until(lambda: other._waiters)
-            one._turn_ends = float("inf")
+            one._slice_ends = float("inf")
             await out.send_batch([b"1", b"2", b"3"])
             other._on_readable()  # as the loop calls it
             task.cancel()
@@ -462,7 +462,7 @@ def test_a_batch_for_a_call_that_is_cancelled_keeps_its_order_over_all_groups(ne
                 await other.join(name)
             task = asyncio.create_task(other.recv_batch())
             await until(lambda: other._waiters)
-            one._turn_ends = float("inf")
+            one._slice_ends = float("inf")
             sent = [b"%d" % number for number in range(6)]
             for number, payload in enumerate(sent):
                 await outs[number % 2].send(payload)
@@ -478,7 +478,7 @@ def test_a_send_that_is_cancelled_has_sent_nothing(network: Network) -> None:
     async def main() -> None:
         async with pair(network) as (one, _):
             out = await one.sender(GROUP)
-            one._turn_ends = 0.0
+            one._slice_ends = 0.0
             task = asyncio.create_task(out.send(b"x"))
             await asyncio.sleep(0)  # it gives up its turn
             assert not task.done()
@@ -601,7 +601,7 @@ def test_an_error_behind_a_message_does_not_cost_the_message(fabric: Fabric) -> 
             out, group = await one.sender(GROUP), await other.join(GROUP)
             task = asyncio.create_task(group.recv())
             await until(lambda: other._waiters)
-            one._turn_ends = float("inf")
+            one._slice_ends = float("inf")
             await out.send(b"before")
             (qp,) = (qp for qp in fabric.qps if qp.number == other.qp_num)
             fabric.fail_qp(qp)
@@ -648,7 +648,7 @@ def test_close_ends_what_waits_while_the_device_is_away(fabric: Fabric) -> None:
             waiting = [asyncio.create_task(call) for call in (group.recv(), one.recv_batch())]
             await turns()
             fabric.remove_device(fabric.ports[0])
-            await until(lambda: one._session.station.id.closed)  # it was given up, and there is no other yet
+            await until(lambda: one._core.resources.id.closed)  # it was given up, and there is no other yet
             await until(lambda: one._waiters)
             await one.close()
             for task in waiting:
@@ -679,7 +679,7 @@ def test_closing_after_the_loop_has_ended_plans_nothing_in_it(fabric: Fabric) ->
             endpoint = aio.open_endpoint(backend, "10.0.0.1")
             await endpoint.join(GROUP)
             fabric.remove_device(fabric.ports[0])
-            await until(lambda: len(endpoint._session.events) > 0)  # an attempt to rejoin is due soon
+            await until(lambda: len(endpoint._core.events) > 0)  # an attempt to rejoin is due soon
             return endpoint
 
         endpoint = asyncio.run(opened())
@@ -723,7 +723,7 @@ def test_what_a_task_was_handed_before_a_close_it_returns(network: Network, call
             receive = getattr(other, call)
             task = asyncio.create_task(receive())
             await until(lambda: other._waiters)
-            one._turn_ends = float("inf")
+            one._slice_ends = float("inf")
             await out.send(b"received")
             other._on_readable()  # as the loop calls it
             await other.close()  # before the task has its turn
@@ -770,7 +770,7 @@ def test_a_membership_comes_back_with_no_task_waiting(fabric: Fabric) -> None:
             for fault in (fabric.bond_failover, fabric.remove_device):
                 fault(fabric.ports[1])
                 fabric.restore_device(fabric.ports[1])
-                await until(lambda: len(other._session.events) == 2)  # no call, so nothing but the loop acts
+                await until(lambda: len(other._core.events) == 2)  # no call, so nothing but the loop acts
                 assert [type(await other.next_event()) for _ in range(2)] == [Lost, Rejoined]
                 await out.send(b"heard")
                 assert await group.recv(timeout=1) is not None
@@ -906,10 +906,10 @@ def test_rows_are_payloads(network: Network, parts: int) -> None:
     async def main() -> None:
         async with pair(network, receive_depth=512) as (one, other):
             out, group = await one.sender(GROUP), await other.join(GROUP)
-            batch: memoryview | Headed = memoryview(b"".join(rows)).cast("B", (300, 2))
+            batch: memoryview | HeaderBodyBatch = memoryview(b"".join(rows)).cast("B", (300, 2))
             if parts == 2:
                 ends = (bytes(row[place] for row in rows) for place in (0, 1))
-                batch = Headed(*(memoryview(one).cast("B", (300, 1)) for one in ends))
+                batch = HeaderBodyBatch(*(memoryview(one).cast("B", (300, 1)) for one in ends))
             assert await out.send_batch(batch, timeout=BOUND) == 300
             assert out.stats().sent_bytes == 600
             assert [bytes(one.payload) for one in [await group.recv(BOUND) for _ in rows] if one] == rows
@@ -948,9 +948,7 @@ def test_a_queue_that_is_never_empty_starves_neither_the_loop_nor_events(
 
             def send() -> None:
                 """Without giving up the turn."""
-                one._session.sending.send(
-                    out._group, one._session.station.qp, out.destination, [b"x"], None, 0
-                )
+                one._core.sending.send(out._group, one._core.resources.qp, out.destination, [b"x"], None, 0)
 
             joining = asyncio.ensure_future(other.join(OTHER))
             send()
@@ -970,7 +968,7 @@ def test_nothing_is_slept_over_that_happens_between_turns(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task gives up its turn before it sleeps, and another one does what it waits for."""
-    monkeypatch.setattr(awaiting, "TURN", 0.0)
+    monkeypatch.setattr(awaiting, "TIME_SLICE", 0.0)
 
     async def main() -> None:
         async with pair(network) as (one, other):
@@ -978,7 +976,7 @@ def test_nothing_is_slept_over_that_happens_between_turns(
             reading = asyncio.create_task(read.recv(timeout=0))
             waiting = asyncio.create_task(group.recv())
             await asyncio.sleep(0)  # both give up their first turn now
-            one._turn_ends = float("inf")
+            one._slice_ends = float("inf")
             await out.send(b"yours")  # in one go
             await reading  # which reads it before the other has its turn
             message = await asyncio.wait_for(waiting, BOUND / 4)
@@ -996,14 +994,14 @@ def test_a_failing_queue_pair_does_not_spin_the_loop(fabric: Fabric, monkeypatch
             await turns()
             (qp,) = (qp for qp in fabric.qps if qp.number == other.qp_num)
             fabric.fail_qp(qp)
-            looks, look = 0, other._look
+            looks, look = 0, other._poll
 
             def counted() -> bool:
                 nonlocal looks
                 looks += 1
                 return look()
 
-            monkeypatch.setattr(other, "_look", counted)
+            monkeypatch.setattr(other, "_poll", counted)
             await until(partial(rejoined, other, 1))
             assert looks < 50
             await cancel(*waiting)
@@ -1014,7 +1012,7 @@ def test_a_failing_queue_pair_does_not_spin_the_loop(fabric: Fabric, monkeypatch
 def test_a_turn_ends_between_batches_and_between_chunks(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(awaiting, "TURN", 0.0)
+    monkeypatch.setattr(awaiting, "TIME_SLICE", 0.0)
 
     async def main() -> None:
         async with pair(network, receive_depth=1024) as (one, other):
@@ -1084,7 +1082,7 @@ def test_who_waits_wakes_when_the_backend_is_closed_under_the_endpoint(
         ]
         tasks = [asyncio.ensure_future(one) for one in waits]
         await turns()
-        thing = backend if closes == "backend" else endpoint._session.station.channel
+        thing = backend if closes == "backend" else endpoint._core.resources.channel
         await (asyncio.to_thread(thing.close) if elsewhere else no_wait(thing.close))
         for task in tasks:
             with pytest.raises(Closed):

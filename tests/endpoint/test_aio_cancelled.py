@@ -70,7 +70,7 @@ class Ends:
         here, (mine, theirs) = self.here, self.members
         assert not here._waiters
         assert not here._senders
-        assert not here._session.questions.prober.quests
+        assert not here._core.probing.prober.pending
         await self.tell(1)
         while len(self.heard) < self.sent:
             message = await mine.recv(BOUND)
@@ -258,7 +258,7 @@ async def cancelled_everywhere(on: Ends, call: Call, messages: int, late: bool) 
     while reached:
         at += 1
         left = left_of(on.network)
-        on.here._turn_ends = 0.0  # so that it gives up its turn first
+        on.here._slice_ends = 0.0  # so that it gives up its turn first
         waits = CancelledAt(call(on), at, late)
 
         async def run(waits: CancelledAt = waits) -> None:

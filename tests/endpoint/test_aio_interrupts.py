@@ -50,7 +50,7 @@ def test_ctrl_c_cancels_the_main_task(backend: Backend) -> None:
 
 
 def test_broken_endpoint_wakes_its_tasks(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mcast.endpoint.awaiting.RECHECK", SOON)
+    monkeypatch.setattr("mcast.endpoint.awaiting.MAX_SLEEP", SOON)
 
     async def main() -> None:
         endpoint = aio.open_endpoint(backend, "10.0.0.1")
@@ -80,7 +80,7 @@ def test_handlers_that_raise_hang_nothing(monkeypatch: pytest.MonkeyPatch) -> No
     A handler that raises between two lines of asyncio itself may make asyncio forget to resume a task, and
     Python drops what it raises in a finalizer. So the signal comes again, and the task's end has a bound.
     """
-    monkeypatch.setattr("mcast.endpoint.awaiting.RECHECK", SOON)
+    monkeypatch.setattr("mcast.endpoint.awaiting.MAX_SLEEP", SOON)
     random = Random(1)
     interrupted = 0
 

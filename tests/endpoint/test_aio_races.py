@@ -25,7 +25,7 @@ from .steps import PUBLIC, Steps
 
 BOUND = 60.0
 """Seconds; the longest that anything may take, never a delay."""
-PATIENCE = 3
+MAX_IDLE_TURNS = 3
 """Turns of the loop in which a task does nothing, after which it counts as waiting."""
 SOON = 0.001
 
@@ -80,7 +80,7 @@ async def interleaved(
         steps = Steps(second())
         other.append(task := asyncio.ensure_future(outcome(steps)))
         idle, seen = 0, -1
-        while not task.done() and idle < PATIENCE:
+        while not task.done() and idle < MAX_IDLE_TURNS:
             idle, seen = (idle + 1, seen) if seen == steps.suspended else (0, steps.suspended)
             yield
 
@@ -102,7 +102,7 @@ class Objects:
         await group.send(b"x")
         there, at = endpoint.port, group.destination.sgid_index
         heard = Message(memoryview(b""), there.gids[at], endpoint.qp_num, group.mgid, None, False, there.lid)
-        endpoint._turn_ends = 0.0  # so that each call gives up its turn first
+        endpoint._slice_ends = 0.0  # so that each call gives up its turn first
 
         async def batches() -> object:
             return [len(batch) async for batch in endpoint.batches(timeout=SOON)]

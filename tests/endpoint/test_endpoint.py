@@ -26,7 +26,7 @@ from mcast.api import (
     AlreadyJoined,
     Batch,
     Closed,
-    Headed,
+    HeaderBodyBatch,
     LinkLayer,
     McastError,
     Message,
@@ -42,11 +42,11 @@ from mcast.backends.sim import Fabric, Limits, open_fabric
 from mcast.backends.sim.faults import Drop, Messages, Refuse, Requests
 from mcast.backends.sim.testbed import SimObserver
 from mcast.backends.sim.trace.pcapng import packets_of
-from mcast.endpoint.blocking import LOOK_EVERY
-from mcast.endpoint.inbox import Kept
+from mcast.endpoint.blocking import POLL_INTERVAL_CALLS
+from mcast.endpoint.receive_buffer import ReceiveBuffer
 from mcast.endpoint.stats import EndpointStats
-from mcast.endpoint.waiting import BATCH
-from mcast.pcapng.dissect import Skipped, datagram
+from mcast.endpoint.waiting import DEFAULT_BATCH
+from mcast.pcapng.dissect import SkipPacket, datagram
 from mcast.pcapng.reader import Frame
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import SaMethod, SaStatus
@@ -155,7 +155,7 @@ def test_join_returns_joined_and_attached(sim: SimNet) -> None:
     endpoint = sim.open(1)
     group = endpoint.join(GROUP)
     assert group.joined
-    assert sim.fabric.parts.queue_pairs.attached(sim.fabric.ports[1])[group.mgid]
+    assert sim.fabric.core.queue_pairs.attached(sim.fabric.ports[1])[group.mgid]
     assert sim.backend.devices()[1].ports[0].addresses[0] in SimObserver(sim.fabric).group_ports(group.mgid)
     assert endpoint.groups == (group,)
     assert str(group.group) == GROUP
@@ -258,7 +258,7 @@ def test_what_was_kept_comes_in_order_of_arrival_to_who_asks_for_all(net: Net) -
 
 
 def test_what_is_put_back_comes_first_and_is_counted_with_the_rest() -> None:
-    kept = Kept({}, {}, 8)
+    kept = ReceiveBuffer({}, {}, 8)
     first, second = (
         Message(memoryview(payload), Gid("fe80::1"), 17, Gid("ff0e::1"), None, False)
         for payload in (b"1", b"2")
@@ -280,8 +280,8 @@ def test_queues_of_a_group_are_bounded_and_the_drops_counted(net: Net) -> None:
         assert read.recv(timeout=1) is not None
     stats = kept.stats()
     assert (stats.queued, stats.received) == (8, 15)
-    assert dict(stats.dropped) == {"nobody asked for it in time": 7}
-    assert receiver.stats().dropped["nobody asked for it in time"] == 7
+    assert dict(stats.dropped) == {"queue full: not received in time": 7}
+    assert receiver.stats().dropped["queue full: not received in time"] == 7
 
 
 def test_messages_one_by_one_are_in_order_whatever_their_length(net: Net) -> None:
@@ -322,15 +322,15 @@ def test_events_are_asked_for_though_there_always_is_a_message(
     sender, receiver = net.open(0), net.open(1)
     receiver.join(GROUP)
     group = sender.sender(GROUP)
-    looks, look = 0, receiver._look
+    looks, look = 0, receiver._poll
 
     def counted() -> bool:
         nonlocal looks
         looks += 1
         return look()
 
-    monkeypatch.setattr(receiver, "_look", counted)
-    for _ in range(3 * LOOK_EVERY):
+    monkeypatch.setattr(receiver, "_poll", counted)
+    for _ in range(3 * POLL_INTERVAL_CALLS):
         group.send_batch([b"x", b"y"])
         assert getattr(receiver, call)(timeout=1) is not None
     assert looks == 2
@@ -340,11 +340,13 @@ def test_batches_are_released_when_the_next_is_asked_for(net: Net) -> None:
     sender, receiver = net.open(0), net.open(1)
     receiver.join(GROUP)
     group = sender.sender(GROUP)
-    group.send_batch([b"one"] * BATCH + [b"two"])
+    group.send_batch([b"one"] * DEFAULT_BATCH + [b"two"])
     batches = receiver.batches(timeout=0.01)
     held = next(batches)
     view = held[0].payload
-    assert receiver.stats().receive_free <= 512 - BATCH  # a card does not count what nobody has looked at
+    assert (
+        receiver.stats().receive_free <= 512 - DEFAULT_BATCH
+    )  # a card does not count what nobody has looked at
     assert payloads(next(batches)) == [b"two"]
     assert held.released
     with pytest.raises(ValueError):
@@ -399,7 +401,7 @@ def test_a_call_that_fails_keeps_no_payload(net: Net) -> None:
     """The endpoint knows why the membership is lost, and not from which frames."""
     endpoint, payload = net.open(0), bytearray(b"payload")
     group = endpoint.join(GROUP)
-    endpoint._session.station.qp.modify(QpState.ERR)
+    endpoint._core.resources.qp.modify(QpState.ERR)
     with suppress(QpError):
         group.send(memoryview(payload))
     payload.clear()
@@ -407,12 +409,12 @@ def test_a_call_that_fails_keeps_no_payload(net: Net) -> None:
 
 
 ROWS = memoryview(b"abcdef").cast("B", (3, 2))
-HEADED = Headed(memoryview(b"ace").cast("B", (3, 1)), memoryview(b"bdf").cast("B", (3, 1)))
+HEADED = HeaderBodyBatch(memoryview(b"ace").cast("B", (3, 1)), memoryview(b"bdf").cast("B", (3, 1)))
 
 
 @pytest.mark.parametrize("rows", [ROWS, HEADED], ids=["rows", "two parts"])
 @pytest.mark.parametrize("limit", [{}, {"sequence": True}, {"max_message": 2}], ids=str)
-def test_rows_are_payloads(net: Net, rows: memoryview | Headed, limit: dict[str, Any]) -> None:
+def test_rows_are_payloads(net: Net, rows: memoryview | HeaderBodyBatch, limit: dict[str, Any]) -> None:
     sender, receiver = net.open(0, **limit), net.open(1, **limit)
     member, group = receiver.join(GROUP), sender.sender(GROUP)
     assert group.send_batch(rows) == 3
@@ -642,12 +644,12 @@ def test_ctrl_c_during_a_join_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(type(endpoint._session.station.qp), "recv", interrupted)
+    monkeypatch.setattr(type(endpoint._core.resources.qp), "recv", interrupted)
     with pytest.raises(KeyboardInterrupt) as caught:
         endpoint.join(GROUP)
     monkeypatch.undo()
     assert endpoint.groups == ()
-    assert endpoint._session.station.roster.groups == {}
+    assert endpoint._core.resources.group_index.groups == {}
     assert caught.traceback  # what the call held is held still, and not what cleaned up
     assert net.leftovers() == ("QP 16 on ib0",)
     assert endpoint.join(GROUP).joined
@@ -777,7 +779,7 @@ def test_closing_twice_and_leaving_after_is_fine(net: Net) -> None:
 def test_a_join_that_a_close_comes_in_shows_no_group(net: Net, monkeypatch: pytest.MonkeyPatch) -> None:
     """A close by a signal's handler is put off, and comes once the join lets the lock go."""
     endpoint = net.open(0)
-    members = endpoint._session.memberships
+    members = endpoint._core.memberships
     original = members.require_joined
 
     def joined(*given: Any) -> None:
@@ -795,10 +797,10 @@ def test_what_an_endpoint_has_counted_never_goes_back(net: Net) -> None:
     """Another thread may look between two lines of what destroys a queue pair."""
     endpoint = net.open(0)
     endpoint.join(GROUP).send(b"counted")
-    station, seen = endpoint._session.station, list[int]()
+    resources, seen = endpoint._core.resources, list[int]()
 
     def look(frame: FrameType, event: str, _: object) -> Any:
-        if Path(frame.f_code.co_filename).name not in ("station.py", "cm_id.py"):
+        if Path(frame.f_code.co_filename).name not in ("resources.py", "cm_id.py"):
             return None
         seen.append(endpoint.stats().sent)
         return look
@@ -806,7 +808,7 @@ def test_what_an_endpoint_has_counted_never_goes_back(net: Net) -> None:
     before = sys.gettrace()
     sys.settrace(look)
     try:
-        station.replace_id()
+        resources.replace_id()
         net.backend.close()
     finally:
         sys.settrace(before)
@@ -856,7 +858,7 @@ def test_messages_are_sent_in_the_class_that_was_asked_for(make: Make) -> None:
     link_type, level = LINKS[net.fabric.link_layer]
     on_the_wire = {}
     for packet in packets_of(net.fabric.trace):
-        with suppress(Skipped):
+        with suppress(SkipPacket):
             found = datagram(Frame(0, link_type, packet.data, len(packet.data), 0))
             on_the_wire[found.payload[:1]] = found.traffic_class, found.sl
     assert on_the_wire == {b"\0": (0, 0), b"\1": (DSCP << 2, level)}
@@ -992,7 +994,7 @@ def test_nobody_there_is_told(net: Net) -> None:
         group.ready(members=2, timeout=0.05)
     assert net.backend.now() - start >= 0.05
     assert group.ready(members=0) == {}
-    assert net.opened[0]._session.questions.prober.quests == {}
+    assert net.opened[0]._core.probing.prober.pending == {}
 
 
 def test_probes_are_answered_by_whoever_receives_and_never_delivered(net: Net) -> None:
@@ -1066,7 +1068,7 @@ def test_a_receive_queue_is_looked_at_once_in_a_quarter_of_its_depth(
     receiver.join(GROUP)
     group = sender.sender(GROUP)
     looks = itertools.count()
-    kind = type(receiver._session.station.qp)
+    kind = type(receiver._core.resources.qp)
     read = vars(kind)["counters"].fget
     monkeypatch.setattr(kind, "counters", property(lambda qp: (next(looks), read(qp))[1]))
     for _ in range(32):

@@ -42,7 +42,7 @@ from mcast.api import (
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.clock import VirtualClock
 from mcast.endpoint.ports import active
-from mcast.endpoint.station import _added
+from mcast.endpoint.resources import _added
 
 from ..networks import KINDS, UDP, CardNetwork, Network, SimNetwork, UdpNetwork, network_of
 
@@ -412,7 +412,7 @@ def refuse_resets(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: QueuePair) -> None:
         raise McastError(22, "modify", Phase.MODIFY)
 
-    monkeypatch.setattr(type(pair.receiver._session.station.qp), "reset", refuse)
+    monkeypatch.setattr(type(pair.receiver._core.resources.qp), "reset", refuse)
 
 
 def test_a_queue_pair_that_cannot_be_reset_is_replaced(
@@ -562,7 +562,7 @@ def test_a_join_whose_id_ends_first_is_none(paired: Callable[..., Pair]) -> None
 
 def test_a_rejoin_that_ends_after_its_id_did_is_done_again(pairs: Callable[..., SimPair]) -> None:
     pair = pairs(Fabric.infiniband(ports=2))
-    session, clock = pair.receiver._session, pair.fabric.clock
+    session, clock = pair.receiver._core, pair.fabric.clock
     assert isinstance(clock, VirtualClock)
     pair.fabric.change_lid(pair.port)
     assert isinstance(pair.next_event(1), Lost)
@@ -597,7 +597,7 @@ def test_a_flush_while_the_device_is_away_has_nothing_to_wait_for(paired: Callab
     pair.group.send(b"sent")
     pair.network.remove_device(1)
     assert isinstance(pair.next_event(BOUND), Lost)
-    recovery = pair.receiver._session.restorer.recovery
+    recovery = pair.receiver._core.rejoiner.recovery
     assert recovery is not None
     while not recovery.attempts:
         assert pair.next_event(0.05) is None
@@ -652,8 +652,8 @@ def test_events_read_well_and_the_log_says_whose_they_are(
     pair = paired()
     pair.network.fail_over(1)
     lost, rejoined = pair.events(2)
-    assert str(lost).startswith(f"{GROUP}: the membership was lost: ")
-    assert re.match(rf"{re.escape(GROUP)}: joined again after \d+\.\d", str(rejoined))
+    assert str(lost).startswith(f"{GROUP}: membership lost: ")
+    assert re.match(rf"{re.escape(GROUP)}: rejoined after \d+\.\d", str(rejoined))
     assert "\n" not in str(lost)
     name = f"{pair.receiver.device.name}/1, 10.0.0.2"
     assert [said for said in caplog.messages if GROUP in said] == [f"{name}: {lost}", f"{name}: {rejoined}"]
@@ -672,5 +672,5 @@ def test_loss_and_return_have_one_log_level(
         assert pair.receiver.next_event(60) is not None
     levels = {record.levelname for record in caplog.records if record.name == "mcast"}
     assert levels == {"WARNING"}
-    assert any("joined again" in line for line in caplog.messages)
+    assert any("rejoined" in line for line in caplog.messages)
     assert any("the link is up" in line for line in caplog.messages)

@@ -340,7 +340,7 @@ def test_leaving_wakes_the_thread_that_waits_for_the_group(
         assert messages.result(BOUND / 2) == []
         two.send(b"end")
         assert others.result(BOUND) is not None
-        until(lambda: not endpoint._session.station.channel.pending or endpoint.next_event())
+        until(lambda: not endpoint._core.resources.channel.pending or endpoint.next_event())
         assert len(fabric.ports[0].ids) == 1  # what woke it is gone
 
 
@@ -368,7 +368,7 @@ def test_only_who_receives_reads_events(fabric: Fabric, sim: Backend, pool: Thre
         receiving = pool.submit(group.recv)
         until(partial(is_receiving, endpoint))
         with fabric.clock:  # the receiver cannot be first
-            incidents.bond_failover(fabric.parts, fabric.ports[0])
+            incidents.bond_failover(fabric.core, fabric.ports[0])
             group.send(b"on the old queue pair", timeout=0)
         assert receiving.result(BOUND) is not None
         receiving = pool.submit(group.recv)
@@ -449,7 +449,7 @@ def test_fork_while_a_thread_sends(lock: str) -> None:
     """In the child nobody waits for a lock of that thread, which is not there."""
     with open_backend("sim-roce") as backend, open_endpoint(backend, "10.0.0.1", sequence=True) as endpoint:
         group = endpoint.join(GROUP)
-        locks = {"numbering": group._group.numbering._sending, "counts": endpoint._session.sending._counting}
+        locks = {"numbering": group._group.numbering._sending, "counts": endpoint._core.sending._counting}
         within, go_on = threading.Event(), threading.Event()
 
         def send() -> None:

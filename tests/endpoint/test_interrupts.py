@@ -22,7 +22,7 @@ from ..waiting import until
 
 GROUP, OTHER = "239.1.2.3", "239.4.5.6"
 SOON = 0.01
-BATCH = [b"1", b"2", b"3"]
+DEFAULT_BATCH = [b"1", b"2", b"3"]
 
 
 NETWORKS = ["roce", "infiniband", "card-roce", "card-infiniband"]
@@ -43,7 +43,7 @@ class World:
     def prepare(self, name: str) -> World:
         """Bring about what the call needs."""
         if name.endswith("of a message"):
-            self.other.send_batch(BATCH)
+            self.other.send_batch(DEFAULT_BATCH)
         return self
 
 
@@ -75,7 +75,7 @@ CALLS: dict[str, Callable[[World], object]] = {
     "recv_batch": lambda world: world.member.recv_batch(timeout=SOON).release(),
     "recv_batch of a message": lambda world: world.here.recv_batch(timeout=SOON).release(),
     "send": lambda world: world.member.send(b"x", timeout=SOON),
-    "send_batch": lambda world: world.member.send_batch(BATCH, timeout=SOON),
+    "send_batch": lambda world: world.member.send_batch(DEFAULT_BATCH, timeout=SOON),
     "reply": reply,
     "ready": ready,
     "probe_loopback": lambda world: world.member.probe_loopback(SOON),
@@ -111,7 +111,7 @@ def use(world: World) -> str:
     gc.collect(0)
     stats = here.stats()  # frames of the traceback may still refer to one batch
     assert stats.receive_free >= stats.receive_depth - 64
-    assert not here._session.questions.prober.quests
+    assert not here._core.probing.prober.pending
     return "usable"
 
 
@@ -130,7 +130,7 @@ def end(world: World) -> None:
         assert world.network.leftovers() == ()
     fabric.close()  # drops what a broken fabric has kept
     assert fabric.qps == ()
-    assert not any(port.ids or port.igmp or fabric.parts.queue_pairs.attached(port) for port in fabric.ports)
+    assert not any(port.ids or port.igmp or fabric.core.queue_pairs.attached(port) for port in fabric.ports)
 
 
 def after(world: World, error: BaseException | None) -> str:
@@ -159,7 +159,7 @@ def test_interrupted_call(
     another: Callable[[], Network], monkeypatch: pytest.MonkeyPatch, call: str, kind: Kind
 ) -> None:
     """The endpoint works, or it and perhaps the fabric are broken; `close` closes, and nothing is left."""
-    monkeypatch.setattr("mcast.endpoint.blocking.RECHECK", SOON)
+    monkeypatch.setattr("mcast.endpoint.blocking.MAX_SLEEP", SOON)
     outcomes = sweep(lambda: World(another()).prepare(call), CALLS[call], after, kind)
     print(call, kind.name, dict(states(outcomes)))
     assert outcomes
@@ -167,7 +167,7 @@ def test_interrupted_call(
 
 def test_interrupted_backend_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """An endpoint that opens its backend closes it, too, unless the backend was never its own."""
-    monkeypatch.setattr("mcast.endpoint.blocking.RECHECK", SOON)
+    monkeypatch.setattr("mcast.endpoint.blocking.MAX_SLEEP", SOON)
 
     def opens_and_closes(opened: list[Endpoint]) -> None:
         opened.append(open_endpoint("sim-roce", "10.0.0.1", options={"clock": "wall"}))
@@ -237,7 +237,7 @@ def test_interrupted_receiver_hands_on(endpoint: Endpoint) -> None:
 
 def test_broken_endpoint_wakes_those_that_wait(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that waits without end finds out that another one was interrupted."""
-    monkeypatch.setattr("mcast.endpoint.blocking.RECHECK", SOON)
+    monkeypatch.setattr("mcast.endpoint.blocking.MAX_SLEEP", SOON)
     with ThreadPoolExecutor() as pool:
         waiting = [pool.submit(endpoint.recv) for _ in range(2)]
         until(lambda: bool(endpoint._waiters._asleep))

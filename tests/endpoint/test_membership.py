@@ -10,19 +10,21 @@ import pytest
 
 import mcast
 from mcast.endpoint.membership import (
-    LIFE,
-    LIFE_WITHOUT_POLICY,
-    PASSED_OVER,
+    IGNORED,
+    TRANSITIONS,
+    TRANSITIONS_WITHOUT_POLICY,
     Action,
     Change,
     EndpointGroup,
     GroupState,
-    Life,
+    Transitions,
 )
 from mcast.wire.addresses import McastAddress
 
 ENDPOINT = Path(mcast.__file__ or "").parent / "endpoint"
-BOTH = pytest.mark.parametrize("life", [LIFE, LIFE_WITHOUT_POLICY], ids=["policy", "none"])
+BOTH = pytest.mark.parametrize(
+    "transitions", [TRANSITIONS, TRANSITIONS_WITHOUT_POLICY], ids=["policy", "none"]
+)
 
 
 def assigned(text: str) -> set[str]:
@@ -39,35 +41,39 @@ def test_no_other_file_assigns_a_state() -> None:
 
 
 def test_each_state_change_and_action_is_used() -> None:
-    assert {state for state, _ in LIFE} | {step.state for step in LIFE.values()} == set(GroupState)
-    assert {change for _, change in LIFE} == set(Change)
-    assert {action for step in LIFE.values() for action in step.actions} == set(Action)
+    assert {state for state, _ in TRANSITIONS} | {
+        transition.state for transition in TRANSITIONS.values()
+    } == set(GroupState)
+    assert {change for _, change in TRANSITIONS} == set(Change)
+    assert {action for transition in TRANSITIONS.values() for action in transition.actions} == set(Action)
 
 
 @BOTH
-def test_what_is_left_stays_left_and_all_can_be_left(life: Life) -> None:
-    assert [state for state, _ in life if state is GroupState.LEFT] == []
+def test_what_is_left_stays_left_and_all_can_be_left(transitions: Transitions) -> None:
+    assert [state for state, _ in transitions if state is GroupState.LEFT] == []
     left = {
         state
-        for (state, change) in life
-        if change is Change.LEAVE and life[state, change].state is GroupState.LEFT
+        for (state, change) in transitions
+        if change is Change.LEAVE and transitions[state, change].state is GroupState.LEFT
     }
     assert left == set(GroupState) - {GroupState.LEFT}
 
 
 @BOTH
-def test_what_is_gone_for_good_was_told_to_who_receives(life: Life) -> None:
-    gone = [step for (_, change), step in life.items() if step.state is GroupState.GONE]
+def test_what_is_gone_for_good_was_told_to_who_receives(transitions: Transitions) -> None:
+    gone = [
+        transition for (_, change), transition in transitions.items() if transition.state is GroupState.FAILED
+    ]
     assert gone
-    assert all(step.actions[-1] is Action.END for step in gone)
+    assert all(transition.actions[-1] is Action.WAKE_RECEIVERS for transition in gone)
 
 
 def test_without_a_policy_nothing_is_planned() -> None:
     lived = {GroupState.JOINING}
     for _ in GroupState:
         lived |= {
-            step.state
-            for (state, _), step in LIFE_WITHOUT_POLICY.items()
+            transition.state
+            for (state, _), transition in TRANSITIONS_WITHOUT_POLICY.items()
             if state in lived and _ is not Change.QP_FAILED
         }
     assert GroupState.LOST not in lived
@@ -75,8 +81,8 @@ def test_without_a_policy_nothing_is_planned() -> None:
 
 def test_a_change_without_a_row_changes_nothing() -> None:
     group = EndpointGroup(McastAddress.of("239.1.1.1"), False, 8, 0)
-    group.happens(Change.LEAVE)
-    assert group.happens(Change.CONFIRMED) == ()
+    group.transition(Change.LEAVE)
+    assert group.transition(Change.CONFIRMED) == ()
     assert group.state is GroupState.LEFT
 
 
@@ -84,23 +90,23 @@ def test_each_change_in_each_state_has_a_row_or_a_reason_or_cannot_be(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     every = {(state, change) for state in GroupState for change in Change}
-    assert LIFE.keys() == LIFE_WITHOUT_POLICY.keys()
-    assert LIFE.keys() & PASSED_OVER.keys() == set()
+    assert TRANSITIONS.keys() == TRANSITIONS_WITHOUT_POLICY.keys()
+    assert TRANSITIONS.keys() & IGNORED.keys() == set()
     joining, joined = GroupState.JOINING, GroupState.JOINED
-    assert every - LIFE.keys() - PASSED_OVER.keys() == {
-        (joining, Change.QP_BACK),  # it was never lost
+    assert every - TRANSITIONS.keys() - IGNORED.keys() == {
+        (joining, Change.QP_RESTORED),  # it was never lost
         (joining, Change.GIVEN_UP),
         (joined, Change.CONFIRMED),  # a join has one event
-        (joined, Change.COLLIDES),
-        (joined, Change.QP_BACK),  # it is not lost
+        (joined, Change.COLLISION),
+        (joined, Change.QP_RESTORED),  # it is not lost
         (joined, Change.GIVEN_UP),
     }
     group = EndpointGroup(McastAddress.of("239.1.1.1"), False, 8, 0)
-    assert group.happens(Change.QP_BACK) == ()
+    assert group.transition(Change.QP_RESTORED) == ()
     assert group.state is joining
     assert [record.message for record in caplog.records] == [
         "239.1.1.1 is joining, when 'the queue pair was reset' cannot be: passed over; please report it"
     ]
     caplog.clear()
-    assert group.happens(Change.QP_FAILED) == ()
+    assert group.transition(Change.QP_FAILED) == ()
     assert caplog.records == []

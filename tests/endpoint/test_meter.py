@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mcast.api import CopiedBatch, Message
 from mcast.endpoint.policy import MessagesMissing
-from mcast.endpoint.sequence import SOURCES_MAX, pack
+from mcast.endpoint.sequence import MAX_SOURCES, pack
 from mcast.endpoint.watching import MAX_GAPS, Meter
 from mcast.wire.addresses import Gid, McastAddress
 
@@ -27,7 +27,7 @@ def meter() -> Meter:
 def test_rates_are_of_the_interval_and_totals_of_all() -> None:
     counted = meter()
     counted.take(CopiedBatch([message(ONE, ALICE, bytes(100))] * 3 + [message(ONE, BOB, bytes(10))]))
-    one, two = counted.look(2.0)
+    one, two = counted.sample(2.0)
     assert (one.group, one.rates.messages, one.rates.bytes) == ("239.1.1.1", 4, 310)
     assert (one.rates.messages_per_second, one.rates.bytes_per_second) == (2.0, 155.0)
     alice, bob = one.sources
@@ -35,7 +35,7 @@ def test_rates_are_of_the_interval_and_totals_of_all() -> None:
     assert (bob.source, bob.rates.messages) == ("10.0.0.2", 1)
     assert (two.rates.messages, two.sources) == (0, ())
     counted.take(CopiedBatch([message(ONE, BOB, b"")]))
-    one, _ = counted.look(0.5)
+    one, _ = counted.sample(0.5)
     assert (one.rates.messages, one.rates.messages_per_second, one.rates.bytes_per_second) == (5, 2.0, 0.0)
     assert one.sources[0].rates.messages_per_second == 0
 
@@ -44,7 +44,7 @@ def test_gaps_are_counted_where_messages_are_numbered() -> None:
     counted = meter()
     counted.take(CopiedBatch(numbered(ONE, ALICE, [0, 1, 5, 5, 3]) + numbered(ONE, BOB, [7, 8])))
     counted.take(CopiedBatch([message(TWO, BOB, b"plain")]))
-    one, two = counted.look(1.0)
+    one, two = counted.sample(1.0)
     assert (one.sequence.gaps, one.sequence.late, one.sequence.duplicates) == (2, 1, 1)
     alice, bob = one.sources
     assert (alice.sequence.gaps, alice.sequence.late, alice.sequence.duplicates) == (2, 1, 1)
@@ -68,23 +68,23 @@ def test_the_last_gaps_are_named_once() -> None:
 
 def test_a_flood_of_sources_pushes_out_the_ones_that_are_silent() -> None:
     counted = meter()
-    strangers = [message(ONE, BOB, b"x", qp_num=number) for number in range(SOURCES_MAX)]
+    strangers = [message(ONE, BOB, b"x", qp_num=number) for number in range(MAX_SOURCES)]
     for stranger in strangers:
         counted.take(CopiedBatch([message(ONE, ALICE, b"y"), stranger]))
-    one, _ = counted.look(1.0)
-    assert (one.rates.messages, one.forgotten_sources) == (2 * SOURCES_MAX, 1)
-    assert len(one.sources) == SOURCES_MAX
+    one, _ = counted.sample(1.0)
+    assert (one.rates.messages, one.forgotten_sources) == (2 * MAX_SOURCES, 1)
+    assert len(one.sources) == MAX_SOURCES
     (alice,) = [found for found in one.sources if found.source == "10.0.0.1"]
-    assert alice.rates.messages == SOURCES_MAX
+    assert alice.rates.messages == MAX_SOURCES
 
 
 def test_two_queue_pairs_of_one_port_are_two_sources() -> None:
     counted = meter()
     counted.take(CopiedBatch([message(ONE, ALICE, b"a", 17), message(ONE, ALICE, b"a", 18)]))
-    assert [source.qp_num for source in counted.look(1.0)[0].sources] == [17, 18]
+    assert [source.qp_num for source in counted.sample(1.0)[0].sources] == [17, 18]
 
 
 def test_a_group_that_was_not_asked_for_is_not_counted() -> None:
     counted = meter()
     counted.take(CopiedBatch([message(Gid("::ffff:239.9.9.9"), ALICE, b"a")]))
-    assert [group.rates.messages for group in counted.look(1.0)] == [0, 0]
+    assert [group.rates.messages for group in counted.sample(1.0)] == [0, 0]

@@ -19,8 +19,8 @@ from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Messages, Reorder
 from mcast.endpoint.events import MAX_MISSING, MAX_MISSING_OF_SOURCE, EventQueue
 from mcast.endpoint.policy import PortUp
+from mcast.endpoint.resources import PortResources
 from mcast.endpoint.sequence import RESTART_AFTER, pack
-from mcast.endpoint.station import Station
 from mcast.endpoint.waiting import Waiting
 
 from ..networks import Network
@@ -255,7 +255,7 @@ def test_a_liar_fills_neither_events_nor_log(network: Network, caplog: pytest.Lo
 
 
 def queue() -> EventQueue:
-    return EventQueue(cast(Station, SimpleNamespace(name="here")), cast(Waiting, SimpleNamespace()))
+    return EventQueue(cast(PortResources, SimpleNamespace(name="here")), cast(Waiting, SimpleNamespace()))
 
 
 def gap(source: int, first: int) -> MessagesMissing:
@@ -264,10 +264,10 @@ def gap(source: int, first: int) -> MessagesMissing:
 
 def test_many_liars_fill_a_bounded_queue() -> None:
     events = queue()
-    events.tell(PortUp("a"))
+    events.report(PortUp("a"))
     for source in range(4 * MAX_MISSING):
-        events.tell(gap(source, 0))
-        events.tell(gap(source, 2))
+        events.report(gap(source, 0))
+        events.report(gap(source, 2))
     assert len(events) == MAX_MISSING + 1
     assert events.dropped == 7 * MAX_MISSING
     assert isinstance(events.pop(), PortUp)
@@ -278,7 +278,7 @@ def test_events_come_in_order() -> None:
     events = queue()
     told: list[Any] = [PortUp("a"), gap(1, 0), gap(2, 0), PortUp("b"), gap(1, 9)]
     for event in told:
-        events.tell(event)
+        events.report(event)
     assert [events.pop() for _ in told] == told
 
 
@@ -287,7 +287,7 @@ def test_a_source_gets_its_share_again() -> None:
     events = queue()
     for _ in range(3):
         for first in range(MAX_MISSING_OF_SOURCE + 1):
-            events.tell(gap(1, first))
+            events.report(gap(1, first))
         assert len(list(iter(lambda: events.pop() if events else None, None))) == MAX_MISSING_OF_SOURCE
     assert events.dropped == 3
 

@@ -13,7 +13,7 @@ from mcast.backends.sim import open_fabric
 from mcast.backends.sim.fabric import Fabric
 from mcast.endpoint.blocking import Sender
 from mcast.endpoint.sequence import HEADER_SIZE
-from mcast.endpoint.waiting import BATCH
+from mcast.endpoint.waiting import DEFAULT_BATCH
 
 GROUP = "239.1.1.1"
 
@@ -72,7 +72,7 @@ def test_a_receiver_without_headers_says_once_that_a_sender_has_them(
         sender.sender(GROUP) as group,
     ):
         others.send_batch([b"plain"] * first)
-        group.send_batch([b"hello"] * 2 * BATCH)  # of which one is looked at
+        group.send_batch([b"hello"] * 2 * DEFAULT_BATCH)  # of which one is looked at
         payloads = receive(receiver, member)
     assert payloads[:first] == [b"plain"] * first
     assert {payload[HEADER_SIZE:] for payload in payloads[first:]} == {b"hello"}

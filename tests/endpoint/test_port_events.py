@@ -12,7 +12,7 @@ import pytest
 
 from mcast import AddressChanged, Endpoint, Lost, PortDown, PortUp, Rejoined, RejoinPolicy, aio, open_endpoint
 from mcast.api import Backend, PortEvent, QueuePair
-from mcast.endpoint.blocking import LOOK_EVERY
+from mcast.endpoint.blocking import POLL_INTERVAL_CALLS
 
 from ..networks import KINDS, UDP, Network, network_of
 from ..waiting import is_asleep, until
@@ -254,14 +254,14 @@ def test_a_loop_is_told(network: Network, backend: Backend, waits: str, asleep: 
             assert await endpoint.recv(0) is None
             if not asleep:
                 network.touch_gids(1)
-                empty(endpoint._session.station.qp)
+                empty(endpoint._core.resources.qp)
             task = asyncio.create_task(getattr(endpoint, waits)(timeout=None))
             if asleep:
                 while not endpoint._waiters:
                     await asyncio.sleep(0)
                 network.touch_gids(1)
             if waits == "recv":
-                while not endpoint._session.events:
+                while not endpoint._core.events:
                     await asyncio.sleep(0)
                 task.cancel()
                 await asyncio.wait([task])
@@ -273,16 +273,16 @@ def test_a_loop_is_told(network: Network, backend: Backend, waits: str, asleep: 
 
 def test_who_only_sends_is_told(pair: Pair) -> None:
     pair.network.touch_gids(0)
-    for _ in range(LOOK_EVERY + 1):
+    for _ in range(POLL_INTERVAL_CALLS + 1):
         pair.out.send(b"x")
-    assert isinstance(pair.sender._session.events.pop(), AddressChanged)
+    assert isinstance(pair.sender._core.events.pop(), AddressChanged)
 
 
 def test_a_loop_that_only_sends_is_told(network: Network, backend: Backend) -> None:
     async def main() -> None:
         async with aio.open_endpoint(backend, "10.0.0.2") as endpoint, endpoint.sender(GROUP) as group:
             network.touch_gids(1)
-            while not endpoint._session.events:
+            while not endpoint._core.events:
                 await group.send(b"x")
 
     asyncio.run(asyncio.wait_for(main(), BOUND))

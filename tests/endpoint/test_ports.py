@@ -55,7 +55,7 @@ def test_a_roce_port_without_ipv4_is_refused(how: str, bind: str | None, device:
     fabric = Fabric.roce(ports=1)
     fabric.set_ipv4(fabric.ports[0], None)
     with open_fabric(fabric) as backend, open_endpoint(backend, bind, device=device) as endpoint:
-        with pytest.raises(AddressNotAvailable, match="fd00::1 is no source for an IPv4 group") as caught:
+        with pytest.raises(AddressNotAvailable, match="fd00::1 cannot send to an IPv4 group") as caught:
             JOINS[how](endpoint)
         (cause,) = caught.value.causes
         assert "bound to an IPv6 address" in cause.why

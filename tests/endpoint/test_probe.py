@@ -13,7 +13,7 @@ from mcast import Gid, Peer, open_endpoint
 from mcast.api import Phase, QpState, TimedOut
 from mcast.backends.model.qp import Burst, Header
 from mcast.backends.sim import Fabric, open_fabric
-from mcast.endpoint.probes import ECHOES_MAX
+from mcast.endpoint.probes import MAX_ECHOES
 from mcast.wire.probe import PROBE_SIZE, Kind, Probe, parse
 
 GROUP = "239.1.2.3"
@@ -62,7 +62,7 @@ def test_an_echo_to_another_host_with_the_same_queue_pair_number_is_not_mine(own
     ):
         group = asker.join(GROUP)
         gid = Gid("::ffff:10.0.0.2") if own else Gid("::ffff:10.0.0.3")
-        other.sender(GROUP).send(Probe(Kind.ECHO, 1, Peer(gid, asker.qp_num)).pack())
+        other.sender(GROUP).send(Probe(Kind.REPLY, 1, Peer(gid, asker.qp_num)).pack())
         with pytest.raises(TimedOut, match=f"{answers} of 2 members"):
             group.ready(members=2, timeout=0.01)
 
@@ -74,13 +74,13 @@ def test_an_echo_that_cannot_be_sent_does_not_disturb_who_receives(monkeypatch: 
         open_endpoint(backend, "10.0.0.2") as receiver,
     ):
         out, group = asker.sender(GROUP), receiver.join(GROUP)
-        out.send(Probe(Kind.ASK, 1, Peer(Gid(bytes(16)), 1)).pack())
+        out.send(Probe(Kind.REQUEST, 1, Peer(Gid(bytes(16)), 1)).pack())
         out.send(b"payload")
 
         def refuse(*_: object, **__: object) -> int:
             raise TimedOut(110, "send", Phase.SEND)
 
-        monkeypatch.setattr(type(receiver._session.station.qp), "send", refuse)
+        monkeypatch.setattr(type(receiver._core.resources.qp), "send", refuse)
         message = group.recv(timeout=1)
         assert message is not None
         assert bytes(message.payload) == b"payload"
@@ -96,13 +96,13 @@ def test_hostile_probes_do_no_harm_and_a_flood_of_them_is_not_echoed() -> None:
         out, group = hostile.sender(GROUP), receiver.join(GROUP)
         for kind in Kind:
             out.send(Probe(kind, 1, Peer(Gid(os.urandom(16)), 0xFFFFFF)).pack())
-        out.send_batch([Probe(Kind.ASK, number, Peer(Gid(bytes(16)), 1)).pack() for number in range(60)])
+        out.send_batch([Probe(Kind.REQUEST, number, Peer(Gid(bytes(16)), 1)).pack() for number in range(60)])
         out.send(b"payload")
         message = group.recv(timeout=1)
         assert message is not None
         assert bytes(message.payload) == b"payload"
         answered = receiver.stats().probes
-        assert answered <= 2 * ECHOES_MAX
+        assert answered <= 2 * MAX_ECHOES
         assert group.stats().dropped["probe: too many at once"] == 62 - answered
 
 
@@ -124,7 +124,7 @@ def test_a_probe_from_nobody_is_counted_and_nothing_else_happens(source: str, sr
     with open_fabric(fabric) as backend, open_endpoint(backend, "10.0.0.2") as receiver:
         group = receiver.join(GROUP)
         queue_pair = fabric.qps[0]
-        ask = Probe(Kind.ASK_ALONE, 1, Peer(Gid(bytes(16)), 1)).pack()
+        ask = Probe(Kind.UNICAST_REQUEST, 1, Peer(Gid(bytes(16)), 1)).pack()
         header = Header(Gid(source), src_qp, group.mgid, 0, group.destination.qkey, 0xFFFF, 0)
         queue_pair.deliver(Burst([ask], len(ask), header, None, 0), 0, 1)
         assert group.recv(timeout=0) is None
@@ -136,14 +136,14 @@ def test_a_probe_from_nobody_is_counted_and_nothing_else_happens(source: str, sr
 
 
 def test_answers_to_a_question_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mcast.endpoint.probes.Quest.max_peers", 3)
+    monkeypatch.setattr("mcast.endpoint.probes.PendingProbe.max_peers", 3)
     with (
         open_fabric(Fabric.roce()) as backend,
         open_endpoint(backend, "10.0.0.2") as asker,
         ExitStack() as stack,
     ):
         group = asker.join(GROUP)
-        echo = Probe(Kind.ECHO, 1, Peer(Gid("::ffff:10.0.0.2"), asker.qp_num)).pack()
+        echo = Probe(Kind.REPLY, 1, Peer(Gid("::ffff:10.0.0.2"), asker.qp_num)).pack()
         for _ in range(5):
             other = stack.enter_context(open_endpoint(backend, "10.0.0.1"))
             other.sender(GROUP).send(echo)

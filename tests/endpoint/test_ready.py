@@ -19,7 +19,7 @@ from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.backend import SimQueuePair
 from mcast.backends.sim.faults import Delivery, Drop
 from mcast.backends.sim.testbed import SimObserver
-from mcast.endpoint.blocking import ANSWER_INTERVAL, LOOK_EVERY
+from mcast.endpoint.blocking import POLL_INTERVAL_CALLS, PROBE_POLL_INTERVAL
 from mcast.wire.probe import LONG_SIZES
 
 from ..networks import KINDS, UDP, network_of
@@ -129,7 +129,7 @@ def test_small_receives_are_left_whole(caplog: pytest.LogCaptureFixture) -> None
         group = one.join(GROUP)
         with answering(one, other.join(GROUP)):
             assert by_qp(group.ready(timeout=BOUND)) == {other.qp_num: 100}
-        assert other._session.station.qp.state is QpState.RTS
+        assert other._core.resources.qp.state is QpState.RTS
         assert other.stats().dropped["larger than a receive"] == 0
     assert "takes 100" in caplog.text
 
@@ -231,7 +231,7 @@ def test_who_only_sends_answers_at_the_end(backend: Backend, end: str) -> None:
 
 def waits_at(endpoint: Endpoint | aio.Endpoint) -> bool:
     """Return True if a message waits at the endpoint's queue pair."""
-    return bool(select.select([endpoint._session.station.qp.fileno()], [], [], 0)[0])
+    return bool(select.select([endpoint._core.resources.qp.fileno()], [], [], 0)[0])
 
 
 def test_what_arrives_meanwhile_is_kept(backend: Backend) -> None:
@@ -281,11 +281,13 @@ def test_sends_look_for_probes_at_intervals(backend: Backend, monkeypatch: pytes
     looks: list[bool] = []
     with open_endpoint(backend, "10.0.0.1") as one:
         group = one.join(GROUP)
-        monkeypatch.setattr(one._session, "answer", lambda keep: looks.append(keep))
+        monkeypatch.setattr(one._core, "answer", lambda keep: looks.append(keep))
         start = backend.now()
         for _ in range(1000):
             group.send(b"news")
-        assert 1 <= len(looks) <= 2 + 1000 / LOOK_EVERY + (backend.now() - start) / ANSWER_INTERVAL
+        assert (
+            1 <= len(looks) <= 2 + 1000 / POLL_INTERVAL_CALLS + (backend.now() - start) / PROBE_POLL_INTERVAL
+        )
 
 
 def test_a_task_that_only_sends_is_found(backend: Backend) -> None:
@@ -323,20 +325,20 @@ def test_a_task_that_only_sends_is_found(backend: Backend) -> None:
 def test_a_close_ends_ready(backend: Backend) -> None:
     """Nothing of the question is left, and nothing is sent any more."""
     with ThreadPoolExecutor() as pool, open_endpoint(backend, "10.0.0.1") as one:
-        group, prober = one.join(GROUP), one._session.questions.prober
+        group, prober = one.join(GROUP), one._core.probing.prober
         asking = pool.submit(group.ready, timeout=None)
         until(lambda: prober.posted > 2)
         one.close()
         with pytest.raises(Closed):
             asking.result(BOUND)
         posted = prober.posted
-        assert prober.quests == {}
+        assert prober.pending == {}
     assert prober.posted == posted
 
 
 @pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
 def test_a_close_ends_long_probes(make: Callable[..., Fabric], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mcast.endpoint.probes.LONG_TIMEOUT", BOUND)
+    monkeypatch.setattr("mcast.endpoint.probes.LONG_PROBE_TIMEOUT", BOUND)
     fabric = make(clock="wall")
     with (
         open_fabric(fabric) as backend,
@@ -345,14 +347,14 @@ def test_a_close_ends_long_probes(make: Callable[..., Fabric], monkeypatch: pyte
         fabric.rules.on_delivery(lambda delivery: Drop() if delivery.size in LONG_SIZES else None),
         ThreadPoolExecutor() as pool,
     ):
-        group, prober = one.join(GROUP), one._session.questions.prober
+        group, prober = one.join(GROUP), one._core.probing.prober
         with answering(other, other.join(GROUP)):
             asking = pool.submit(group.ready, timeout=None)
             until(lambda: prober.posted > 4)
             one.close()
             with pytest.raises(Closed):
                 asking.result(BOUND)
-        assert prober.quests == {}
+        assert prober.pending == {}
     assert SimObserver(fabric).leftovers() == ()
 
 
@@ -360,14 +362,14 @@ def test_a_cancelled_ready_leaves_nothing(backend: Backend) -> None:
     async def main() -> None:
         async with aio.open_endpoint(backend, "10.0.0.1") as one:
             group = await one.join(GROUP)
-            prober = one._session.questions.prober
+            prober = one._core.probing.prober
             asking = asyncio.create_task(group.ready(timeout=None))
             while prober.posted < 2:
                 await asyncio.sleep(0)
             asking.cancel()
             await asyncio.wait([asking])
             assert asking.cancelled()
-            assert prober.quests == {}
+            assert prober.pending == {}
             assert one._waiters == {}
             posted = prober.posted
             assert await group.recv(timeout=0.05) is None

@@ -16,9 +16,9 @@ from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Duplicate, Messages, Reorder
 from mcast.endpoint.sequence import (
     HEADER_SIZE,
-    JUMP_MAX,
+    MAX_JUMP,
+    MAX_STREAMS,
     RESTART_AFTER,
-    STREAMS_MAX,
     WINDOW,
     Refusal,
     SequenceHeader,
@@ -104,7 +104,7 @@ def test_a_stream_counts_as_the_model_does(first: int, steps: list[int]) -> None
     assert (stream.late, stream.duplicates) == (model.counts["late"], model.counts["duplicates"])
 
 
-@pytest.mark.parametrize("jump", [WINDOW + 1, JUMP_MAX - 2])
+@pytest.mark.parametrize("jump", [WINDOW + 1, MAX_JUMP - 2])
 def test_what_is_lost_in_one_large_gap_is_counted_once_the_stream_goes_on(jump: int) -> None:
     stream = Stream(0)
     assert [stream.take(jump), stream.gaps] == [(), 0]
@@ -115,7 +115,7 @@ def test_what_is_lost_in_one_large_gap_is_counted_once_the_stream_goes_on(jump: 
     assert [stream.take(jump + number) for number in range(3)] == [Refusal.DUPLICATE] * 3
 
 
-@pytest.mark.parametrize("jump", [WINDOW + 2, JUMP_MAX])
+@pytest.mark.parametrize("jump", [WINDOW + 2, MAX_JUMP])
 def test_two_that_changed_places_behind_a_large_gap_are_counted_once(jump: int) -> None:
     stream = Stream(0)
     assert [stream.take(jump), stream.take(jump - 1)] == [(), (range(1, jump - 1),)]
@@ -141,7 +141,7 @@ def test_a_forged_number_costs_no_honest_message(lies: list[tuple[int, int]], fi
     assert stream.gaps == 0
 
 
-@pytest.mark.parametrize("lie", [JUMP_MAX, 10 * JUMP_MAX, 5 * WINDOW])
+@pytest.mark.parametrize("lie", [MAX_JUMP, 10 * MAX_JUMP, 5 * WINDOW])
 def test_a_stream_that_was_led_astray_comes_back(lie: int) -> None:
     stream = Stream(10 * WINDOW)
     for number in range(2 * RESTART_AFTER):
@@ -166,7 +166,7 @@ def test_streams_sources_and_queue_pairs_are_told_apart() -> None:
 def test_another_queue_pair_cannot_touch_a_stream() -> None:
     sources = Sources()
     for number in range(100):
-        sources.take(HERE, 2, memoryview(pack(7, number + JUMP_MAX)))
+        sources.take(HERE, 2, memoryview(pack(7, number + MAX_JUMP)))
         assert sources.take(HERE, 1, memoryview(pack(7, number))) == (7, number, ())
     assert [(one.qp_num, one.received, one.gaps) for one in sources.snapshot()] == [(2, 100, 0), (1, 100, 0)]
 
@@ -182,13 +182,13 @@ def test_what_comes_late_from_the_next_queue_pair_closes_its_gap() -> None:
 def test_made_up_streams_push_out_those_of_their_sender_alone() -> None:
     sources = Sources()
     sources.take(HERE, 1, memoryview(pack(7, 0)))
-    for stream in range(10 * STREAMS_MAX):
+    for stream in range(10 * MAX_STREAMS):
         sources.take(HERE, 2, memoryview(pack(stream + 100, 0)))
         sources.take(HERE, 2, memoryview(pack(stream + 100, 2)))
-    assert len(sources) == 1 + STREAMS_MAX
+    assert len(sources) == 1 + MAX_STREAMS
     assert sources.take(HERE, 1, memoryview(pack(7, 0))) is Refusal.DUPLICATE
-    assert sources.forgotten["streams"] == 9 * STREAMS_MAX
-    assert sources.total("gaps") == 10 * STREAMS_MAX
+    assert sources.forgotten["streams"] == 9 * MAX_STREAMS
+    assert sources.total("gaps") == 10 * MAX_STREAMS
 
 
 def test_senders_are_bounded_and_the_stalest_is_forgotten_but_counted() -> None:
@@ -212,7 +212,7 @@ def test_hostile_headers_cannot_grow_the_table(tails: list[bytes]) -> None:
     sources = Sources(limit=8)
     for qp_num, tail in enumerate(tails):
         sources.take(HERE, qp_num % 20, memoryview(pack(0, 0)[:8] + tail[:16]))
-    assert len(sources) <= 8 * STREAMS_MAX
+    assert len(sources) <= 8 * MAX_STREAMS
     assert len(sources._last) <= len(sources)
 
 

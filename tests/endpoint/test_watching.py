@@ -11,7 +11,7 @@ from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop, Messages
 from mcast.endpoint.blocking import open_endpoint
 from mcast.endpoint.policy import PortDown, PortUp
-from mcast.endpoint.watching import looks
+from mcast.endpoint.watching import samples
 
 GROUP = "239.1.1.1"
 
@@ -26,16 +26,16 @@ def test_each_look_has_what_came_since_the_last() -> None:
     ):
         member.join(GROUP)
         sender = other.sender(GROUP)
-        seen = looks(member, 2.0, count=3)
+        seen = samples(member, 2.0, count=3)
         for sizes in ([10] * 8, [100], []):
             sender.send_batch(list(map(bytes, sizes)))
-            look = next(seen)
-            assert look.seconds == pytest.approx(2.0)
-            (group,) = look.groups
+            sample = next(seen)
+            assert sample.seconds == pytest.approx(2.0)
+            (group,) = sample.groups
             arrived = len(sizes) - (len(sizes) > 3)
             assert group.rates.messages_per_second == pytest.approx(arrived / 2)
-            assert (group.group, group.sequence.gaps, look.dropped) == (GROUP, 1, {})
-            assert look.stats.receive_depth == 64
+            assert (group.group, group.sequence.gaps, sample.dropped) == (GROUP, 1, {})
+            assert sample.stats.receive_depth == 64
         assert (group.rates.messages, [one.source for one in group.sources]) == (8, ["10.0.0.1"])
         assert next(seen, None) is None
 
@@ -50,15 +50,15 @@ def test_a_look_has_what_came_while_the_machine_stood_still() -> None:
         other.sender(GROUP).send_batch([b"x"] * 3)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(backend, "now", count().__next__)  # each look at the clock comes a second later
-            (look,) = looks(member, 0.5, count=1)
-    assert look.groups[0].rates.messages == 3
+            (sample,) = samples(member, 0.5, count=1)
+    assert sample.groups[0].rates.messages == 3
 
 
 def test_events_are_told_once_and_a_look_is_json() -> None:
     fabric = Fabric.roce(ports=1)
     with open_fabric(fabric) as backend, open_endpoint(backend) as member:
         member.join(GROUP)
-        seen = looks(member, 0.5)
+        seen = samples(member, 0.5)
         fabric.set_link(fabric.ports[0], False)
         fabric.set_link(fabric.ports[0], True)
         first, second = islice(seen, 2)

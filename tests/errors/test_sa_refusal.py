@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mcast.backends.sim.core.sa import DEFAULT_PREFIX, SaPort, SubnetAdmin
-from mcast.errors.sa_refusal import PortView, found_causes
+from mcast.errors.sa_refusal import PortView, refusal_causes
 from mcast.wire.addresses import Gid
 from mcast.wire.mad import SEND_ONLY_FULL_MEMBER
 from mcast.wire.mcmember import JoinState, McMask, McMemberRecord, SaMethod, SaStatus
@@ -81,7 +81,7 @@ def test_a_cause_is_found_exactly_where_the_sa_refuses(
     look_up = sa.handle(ASKER, SaMethod.GET, McMask.MGID, McMemberRecord(mgid=MGID))
     assert look_up is not None
     seen = look_up.records[0] if look_up.records else None
-    found = found_causes(mask, request, seen, PortView(asker.pkeys, asker.mtu, asker.rate))
+    found = refusal_causes(mask, request, seen, PortView(asker.pkeys, asker.mtu, asker.rate))
     reply = sa.handle(ASKER, SaMethod.SET, mask, request)
     assert reply is not None
     refused = reply.status is not SaStatus.OK
@@ -108,13 +108,13 @@ def test_a_selector_is_read_as_the_sa_reads_it(
     reply = sa.handle(ASKER, SaMethod.SET, mask, request)
     assert look_up is not None
     assert reply is not None
-    found = found_causes(mask, request, look_up.records[0], PortView(fast.pkeys, fast.mtu, fast.rate))
+    found = refusal_causes(mask, request, look_up.records[0], PortView(fast.pkeys, fast.mtu, fast.rate))
     assert bool(found) == (reply.status is not SaStatus.OK)
 
 
 def whys(mask: McMask, asked: McMemberRecord, group: McMemberRecord | None, **port: int) -> list[str]:
     view = PortView((0xFFFF,), port.get("mtu", 0), port.get("rate", 0))
-    return [cause.why for cause in found_causes(int(mask), asked, group, view, port.get("capabilities"))]
+    return [cause.why for cause in refusal_causes(int(mask), asked, group, view, port.get("capabilities"))]
 
 
 @pytest.mark.parametrize(

@@ -32,34 +32,34 @@ from mcast.api import (
     Series,
     TimedOut,
     UnusableDevice,
+    list_rows,
     open_backend,
-    rows_of,
 )
 from mcast.backends.rdma.sa import umad
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.scenario import model as scenario_model
-from mcast.backends.sim.scenario.faults import words_of
-from mcast.backends.sim.scenario.words import fields_of
+from mcast.backends.sim.scenario.fault_syntax import parse_fault
+from mcast.backends.sim.scenario.faults import format_fault
 from mcast.backends.sim.served import frames
 from mcast.backends.sim.served.server import Client, FabricServer
 from mcast.backends.sim.testbed import SimObserver
 from mcast.backends.sim.trace import timeline
 from mcast.backends.sim.trace.events import Trace
 from mcast.bench.echo import Answerer, Pinger
-from mcast.capture.player import COPY, contents_of
+from mcast.capture.replay import COPY_REASON, summarize
 from mcast.cast.bundle import Folder, Label
 from mcast.cast.nack import header, messages
 from mcast.cast.nack.receiver import TOGETHER, ObjectReceiver, Self
 from mcast.cast.nack.sender import ObjectSender
-from mcast.cast.nack.strategy import all_of_them
+from mcast.cast.nack.strategy import all_receivers
 from mcast.cast.objects.bytes_in import Offered
 from mcast.cast.objects.receiving import ObjectsIn, Received
 from mcast.cast.objects.sending import ObjectsOut
 from mcast.cast.objects.turns import Seat, Turns
-from mcast.cli import mgid, place, terminal, values
+from mcast.cli import mgid, options, terminal, values
 from mcast.endpoint import sequence
 from mcast.endpoint.ports import choose
-from mcast.errors.sa_refusal import PortView, found_causes
+from mcast.errors.sa_refusal import PortView, refusal_causes
 from mcast.pcapng.reader import CaptureError
 from mcast.wire import probe
 from mcast.wire.addresses import Gid, McastAddress, Mgid
@@ -104,7 +104,7 @@ def cast_objects(data: bytes) -> None:
     receiver = ObjectReceiver(session, Self(salts[_RECEIVER], "receiver", 8, 1024, True), Random(1), 0.0)
     sender.hears(messages.Enter(session, salts[_RECEIVER], 8, 1024, 1, 0, 0, 0, "receiver"), _RECEIVER, 0.0)
     receiver.hears(messages.Admit(session, {salts[_RECEIVER]: (0, 0)}), 0.0)
-    receiver.hears(sender.begin(0.0, all_of_them(), 20_000, width=4), 0.0)
+    receiver.hears(sender.begin(0.0, all_receivers(), 20_000, width=4), 0.0)
     now = 0.0
     for chunk in _chunks(data):
         if len(chunk) < 2:
@@ -125,7 +125,7 @@ def cast_objects(data: bytes) -> None:
             else:
                 receiver.hears(spoken, now)
         said = len(sender.messages(now))
-        for end in [*receiver.all_of_them()]:
+        for end in [*receiver.all_receivers()]:
             for ready in end.ready():
                 end.checked(ready.block, False, now)
             end.ended.clear()
@@ -166,7 +166,7 @@ class _ClosedEnd:
             self.over = True
         else:
             for batch in turn.post:
-                self.said += map(bytes, rows_of(batch) if isinstance(batch, memoryview) else batch)
+                self.said += map(bytes, list_rows(batch) if isinstance(batch, memoryview) else batch)
             assert turn.until is not None
             self.until = max(turn.until, 1e-6)
 
@@ -186,8 +186,8 @@ def closed_messages(data: bytes) -> None:
 
     def sends() -> Turns[None]:
         with suppress(TimedOut):
-            yield from out.gather(1, 20.0)
-            yield from out.send(body, all_of_them(), "", b"")
+            yield from out.wait_for_receivers(1, 20.0)
+            yield from out.send(body, all_receivers(), "", b"")
         sender.leaves = True
         yield from out.close("")
 
@@ -260,8 +260,8 @@ def probes(data: bytes) -> None:
         assert probe.parse(memoryview(found.pack())) == found
     pinger = Pinger({_PEER.gid}, {_PEER.qp_num}, 0, send_only=False)
     pinger.ask(1, _PEER.qp_num, _PEER.gid, 0.0)
-    Answerer().hears(memoryview(data), _PEER)
-    pinger.hears(memoryview(data), _PEER, 1.0)
+    Answerer().on_message(memoryview(data), _PEER)
+    pinger.on_message(memoryview(data), _PEER, 1.0)
     for member in pinger.members.values():
         assert pinger.loss(member) == 0.0
 
@@ -273,16 +273,19 @@ def sequence_headers(data: bytes) -> None:
         head = sequence.pack(0, 0)[:8]
         for message in (chunk, head + chunk):
             sources.take(_PEER.gid, sum(chunk) % 6, memoryview(message))
-    assert len(sources) <= 4 * sequence.STREAMS_MAX
+    assert len(sources) <= 4 * sequence.MAX_STREAMS
     assert all(stream.gaps >= 0 for stream in sources.snapshot())
 
 
 def capture(data: bytes) -> None:
     """A pcapng or pcap file, and every packet in it, down to its messages."""
     with suppress(CaptureError):
-        contents, every = contents_of(io.BytesIO(data)), contents_of(io.BytesIO(data), keep_copies=True)
-        assert contents.messages + contents.skipped.get(COPY, 0) == every.messages
-        assert contents.skipped.items() - {(COPY, contents.skipped.get(COPY))} == every.skipped.items()
+        contents, every = summarize(io.BytesIO(data)), summarize(io.BytesIO(data), keep_copies=True)
+        assert contents.messages + contents.skipped.get(COPY_REASON, 0) == every.messages
+        assert (
+            contents.skipped.items() - {(COPY_REASON, contents.skipped.get(COPY_REASON))}
+            == every.skipped.items()
+        )
         assert 0 <= contents.pause <= contents.span
 
 
@@ -316,8 +319,8 @@ def fault_words(data: bytes) -> None:
     shape = scenario_model.ScenarioTopology(link_layer="infiniband", ports=3, switches=3)
     ports = {"ib0": 0, "ib1": 1, "ib2": 2}
     with suppress(scenario_model.BadScenario):
-        fault = scenario_model.fault_of(fields_of(words or ["drop"], ports), shape)
-        assert scenario_model.fault_of(fields_of(words_of(fault).split(), ports), shape) == fault
+        fault = scenario_model.make_fault(parse_fault(words or ["drop"], ports), shape)
+        assert scenario_model.make_fault(parse_fault(format_fault(fault).split(), ports), shape) == fault
 
 
 def trace_lines(data: bytes) -> None:
@@ -345,7 +348,7 @@ def endpoint_text(data: bytes) -> None:
     """What says where an endpoint is: --bind, --device and sizes, in one sentence where they are wrong."""
     text = data.decode(errors="replace")
     with suppress(terminal.Failure, ValueError):
-        choose(_known(), None, *place.port_of(text))
+        choose(_known(), None, *options.port_of(text))
     with suppress(ValueError):
         choose(_known(), text, None, 1)
     with suppress(typer.BadParameter):
@@ -378,7 +381,7 @@ def sa_records(data: bytes) -> None:
         assert McMemberRecord.unpack(asked.pack()) == asked
         group = McMemberRecord.unpack(second)
         mask = int.from_bytes(data[2 * RECORD_SIZE :][:4])
-        for cause in found_causes(mask, asked, group, PortView((0xFFFF,), 4, 3), mask):
+        for cause in refusal_causes(mask, asked, group, PortView((0xFFFF,), 4, 3), mask):
             assert str(cause)
 
 
@@ -415,10 +418,10 @@ def sa_answers(data: bytes) -> None:
     """MADs that claim to be the SA's answers: a record, None, or Silent."""
     attributes = umad.PortAttributes(_PEER.gid, (0xFFFF,), 100, 1, 0)
     asking = umad.SubnetAdministrator(_Library(data), 0, 0, attributes, timeout=1.0)
-    with suppress(umad.Silent):
+    with suppress(umad.SaUnreachable):
         group = asking.group(Gid("ff12::1"))
         assert group is None or len(group.mgid) == 16
-    with suppress(umad.Silent):
+    with suppress(umad.SaUnreachable):
         mask = asking.capability_mask2()
         assert mask is None or 0 <= mask < 1 << 27
 
@@ -462,7 +465,7 @@ class _Served:
         ours.setblocking(False)
         theirs.setblocking(False)
         client = Client(ours, 0, "somebody")
-        self.server.welcome(client)
+        self.server.add_client(client)
         return client, theirs
 
 
@@ -506,7 +509,7 @@ def served_frames(data: bytes) -> None:
     if client.socket in served.server.clients:
         served.server._end(client)
     assert served.tables() == served.before
-    assert not [line for line in served.said if "an error of the server" in line]
+    assert not [line for line in served.said if "internal error of the server" in line]
     served.said.clear()
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from mcast.conformance.sheet import lines
+from mcast.conformance.markdown_table import lines
 
 ROOT = Path(__file__).parents[2]
 FACTS = ROOT / "docs" / "facts"

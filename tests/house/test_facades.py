@@ -19,7 +19,7 @@ import pytest
 import mcast
 import mcast.cast
 from mcast.backends.sim import Fabric
-from mcast.endpoint.settings import Opening
+from mcast.endpoint.settings import OpenArguments
 
 SOURCE = Path(mcast.__file__ or "").read_text("utf-8")
 
@@ -65,7 +65,7 @@ OPENERS = [mcast.open_endpoint, mcast.aio.open_endpoint]
 @pytest.mark.parametrize("opener", OPENERS)
 def test_openers_repeat_types_and_defaults(opener: Callable[..., Any]) -> None:
     """The signature is that of the options, and returns the endpoint."""
-    shown, options = signature(opener), signature(Opening)
+    shown, options = signature(opener), signature(OpenArguments)
     assert [*shown.parameters.values()] == [*options.parameters.values()]
     assert shown.return_annotation == "Endpoint"
 
@@ -96,7 +96,7 @@ def test_annotations_can_be_imported(call: Callable[..., Any]) -> None:
 
 def test_annotated_names_are_public() -> None:
     assert get_type_hints(mcast.cast.send)["data"] == mcast.cast.Sendable
-    assert get_type_hints(mcast.cast.receive)["into"] == mcast.cast.Into
+    assert get_type_hints(mcast.cast.receive)["into"] == mcast.cast.ReceiveTarget
     assert mcast.errors.McastError is mcast.McastError
 
 

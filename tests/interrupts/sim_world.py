@@ -113,7 +113,7 @@ class World:
             assert SimObserver(self.fabric).leftovers() == ()
         self.fabric.close()
         assert self.fabric.qps == ()
-        parts = self.fabric.parts
+        parts = self.fabric.core
         for port in self.fabric.ports:
             assert not port.ids
             assert not port.igmp

@@ -21,7 +21,7 @@ from .sweep import Kind, states, sweep
 @pytest.fixture(autouse=True)
 def recheck(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal that is pending when a wait begins is taken after it."""
-    monkeypatch.setattr(poison, "RECHECK", 0.02)
+    monkeypatch.setattr(poison, "MAX_SLEEP", 0.02)
 
 
 each_fabric = pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband], ids=["roce", "infiniband"])

@@ -29,7 +29,7 @@ MOST = 0.004
 
 @pytest.fixture(autouse=True)
 def recheck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(poison, "RECHECK", 0.05)
+    monkeypatch.setattr(poison, "MAX_SLEEP", 0.05)
 
 
 @contextmanager

@@ -63,8 +63,8 @@ def network() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def recheck(monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal that is pending when a wait begins is taken after it."""
-    monkeypatch.setattr(poison, "RECHECK", 0.02)
-    monkeypatch.setattr("mcast.backends.udp.backend.RECHECK", 0.02)
+    monkeypatch.setattr(poison, "MAX_SLEEP", 0.02)
+    monkeypatch.setattr("mcast.backends.udp.backend.MAX_SLEEP", 0.02)
 
 
 @each_kind

@@ -18,7 +18,7 @@ from rdma_lab.machine import FabricKind
 
 PROJECT = Path(mcast.__file__).parents[1]
 PORTS = 4
-SILENCE = 150.0
+OUTPUT_TIMEOUT = 150.0
 """Seconds without a word after which a guest is taken to hang. Its slowest test needs a tenth of that."""
 TEST_SECONDS, TEST_SECONDS_LONG = 120, 1200
 """Seconds of one test that are a hang. Those of a long run start processes; the others end within 12 s."""
@@ -77,7 +77,7 @@ def run_tests(
     stopped = ""
     try:
         lab = LabMachine(ports, kernel, share=[shared], fabric=fabric, switches=switches)
-        lab.run(command, cwd=PROJECT, silence=SILENCE - TEST_SECONDS + test_seconds)
+        lab.run(command, cwd=PROJECT, output_timeout=OUTPUT_TIMEOUT - TEST_SECONDS + test_seconds)
     except LabError as error:
         print(error)  # with what the guest's console said, for the report of the test that fails
         stopped = error.message

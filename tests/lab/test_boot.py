@@ -114,7 +114,7 @@ def visit(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Visit:
     out, err = Answering(b"first", shared / "heard"), io.BytesIO()
     result = LabMachine(ports=3, share=[shared]).run(
         ["python3", "-c", VISIT, str(shared), str(private)],
-        silence=300,
+        output_timeout=300,
         stdout=out,
         stderr=err,
         cwd=private,
@@ -203,7 +203,7 @@ class Again(NamedTuple):
 def again(visit: Visit, tmp_path_factory: pytest.TempPathFactory) -> Again:
     out, began = SlowReader(), time.time()
     machine = LabMachine(ports=3, share=[tmp_path_factory.mktemp("another")])
-    result = machine.run(["sh", "-c", AGAIN], silence=300, stdout=out)
+    result = machine.run(["sh", "-c", AGAIN], output_timeout=300, stdout=out)
     return Again(result, out.getvalue().decode().splitlines(), began, time.time())
 
 
@@ -228,7 +228,7 @@ def test_a_panic_is_reported_with_the_console(again: Again, tmp_path: Path) -> N
     out = io.BytesIO()
     script = "cat /proc/sys/kernel/random/uuid; echo c >/proc/sysrq-trigger"
     with pytest.raises(GuestPanicError, match="panicked: sysrq triggered crash") as told:
-        LabMachine(ports=3, share=[tmp_path]).run(["sh", "-c", script], silence=300, stdout=out)
+        LabMachine(ports=3, share=[tmp_path]).run(["sh", "-c", script], output_timeout=300, stdout=out)
     assert any(
         "RIP" in line or "Call Trace" in line or "Kernel Offset" in line for line in told.value.console
     )

@@ -141,7 +141,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Side:
     shared = tmp_path_factory.mktemp("kernel")
     out = io.BytesIO()
     command = [sys.executable, "-c", EXCHANGE, str(shared), GROUP, str(COUNT), str(SIZE)]
-    result = LabMachine(share=[shared]).run(command, silence=300, stdout=out, stderr=out)
+    result = LabMachine(share=[shared]).run(command, output_timeout=300, stdout=out, stderr=out)
     assert result.exit_code == 0, out.getvalue().decode()
     found: dict[str, Any] = json.loads((shared / "found.json").read_text())
     assert found["exit"] == 0, found["output"]

@@ -17,7 +17,7 @@ from .test_programs import check
 README = Path(__file__).parents[2] / "lab" / "README.md"
 MPI = "/opt/mpi"
 """A virtual environment for mpi4py, apart from the lab's."""
-PORTS, SILENCE = 4, 150
+PORTS, OUTPUT_TIMEOUT = 4, 150
 
 pytestmark = [needs_root, pytest.mark.long, pytest.mark.timeout(SECONDS + 60)]
 
@@ -43,8 +43,8 @@ def script() -> str:
         names = [program.name for program in PROGRAMS if fabric in program.fabrics]
         lines.append(f"echo fabric {fabric}")
         lines.append(
-            f"/opt/lab/bin/python -m rdma_lab run --ports {PORTS} --silence {SILENCE} --fabric {fabric} -- "
-            f"{MPI}/bin/python /opt/programs.py {fabric} {shlex.join(names)}"
+            f"/opt/lab/bin/python -m rdma_lab run --ports {PORTS} --output-timeout {OUTPUT_TIMEOUT} "
+            f"--fabric {fabric} -- {MPI}/bin/python /opt/programs.py {fabric} {shlex.join(names)}"
         )
     return "\n".join(lines)
 

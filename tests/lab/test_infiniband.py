@@ -18,7 +18,7 @@ import pytest
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults.rules import SaRequest
 from mcast.backends.sim.trace import pcapng as trace_pcapng
-from mcast.pcapng.dissect import Skipped, datagram
+from mcast.pcapng.dissect import SkipPacket, datagram
 from mcast.pcapng.reader import read_frames
 from mcast.wire import packets
 from mcast.wire.addresses import Gid
@@ -28,7 +28,7 @@ from rdma_lab import LabMachine, LabResult
 from ..sim.wireshark import Decoded, Shown, has, is_message
 from ..tapped import asked_of_the_sa
 from . import join_storm
-from .guest_run import SILENCE
+from .guest_run import OUTPUT_TIMEOUT
 
 SCRIPT = Path(__file__).with_name("infiniband_tools.sh")
 PORTS, SWITCHES, MESSAGES = 4, 3, 100
@@ -76,7 +76,7 @@ def said(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) 
     command = ["sh", str(SCRIPT), str(shared), str(STORM), sys.executable, str(LIVES), *map(str, JOINS)]
     output = io.BytesIO()
     try:
-        result = lab.run(command, silence=SILENCE, stdout=output)
+        result = lab.run(command, output_timeout=OUTPUT_TIMEOUT, stdout=output)
     finally:
         print(output.getvalue().decode())
     return Said(shared, result, output.getvalue().decode().splitlines())
@@ -369,7 +369,7 @@ def test_a_tapped_message_is_ours_to_the_byte(said: Said) -> None:
     erf_header = 16
     found = 0
     for frame in frames:
-        with suppress(Skipped):
+        with suppress(SkipPacket):
             message = datagram(frame)
             if message.dest == Gid(MGID):
                 found += 1
@@ -412,5 +412,5 @@ def test_minutes_of_everything_at_once(pytestconfig: pytest.Config) -> None:
     lab = LabMachine(8, pytestconfig.getoption("--lab-kernel"), fabric="infiniband")
     output = io.BytesIO()
     command = [sys.executable, "-m", "tests.soak", "--guest", "--minutes", "3"]
-    result = lab.run(command, silence=SILENCE, stdout=output)
+    result = lab.run(command, output_timeout=OUTPUT_TIMEOUT, stdout=output)
     assert result.exit_code == 0, output.getvalue().decode()

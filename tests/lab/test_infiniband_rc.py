@@ -16,7 +16,7 @@ import pytest
 from rdma_lab import LabMachine
 
 from ..sim.wireshark import Decoded
-from .guest_run import SILENCE
+from .guest_run import OUTPUT_TIMEOUT
 
 SCRIPT = Path(__file__).with_name("infiniband_rc.sh")
 ERRORS = Path(__file__).with_name("rc_errors.c")
@@ -50,7 +50,7 @@ def output(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config
     lab = LabMachine(2, pytestconfig.getoption("--lab-kernel"), share=[shared], fabric="infiniband")
     written = io.BytesIO()
     try:
-        result = lab.run(["sh", str(SCRIPT), str(shared)], silence=SILENCE, stdout=written)
+        result = lab.run(["sh", str(SCRIPT), str(shared)], output_timeout=OUTPUT_TIMEOUT, stdout=written)
     finally:
         print(written.getvalue().decode())
     assert result.exit_code == 0

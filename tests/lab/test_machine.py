@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rdma_lab import LabMachine, control, kept, kernels, machine
+from rdma_lab import LabMachine, control, kernels, machine, snapshots
 from rdma_lab.errors import (
     CommandNotFoundError,
     GuestPanicError,
@@ -199,7 +199,7 @@ def test_a_command_that_says_nothing_any_more_is_ended(pretend: Pretend) -> None
     pretend("echo ready >$ctl; for i in $(seq 20); do echo more >$out; sleep 0.2; done; exec sleep 600")
     out = io.BytesIO()
     with pytest.raises(LabTimeoutError, match="the command wrote nothing for 3 s"):
-        lab().run(["true"], silence=3, stdout=out)
+        lab().run(["true"], output_timeout=3, stdout=out)
     assert out.getvalue() == b"more\n" * 20, "as long as it says something, it may go on"
 
 
@@ -218,10 +218,10 @@ def kept_guest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "kept"
     path.write_bytes(b"a guest")
 
-    def find(_: kept.GuestKind) -> kept.KeptGuest | None:
-        return kept.KeptGuest(path, path.open("rb"), 7) if path.exists() else None
+    def find(_: snapshots.GuestKind) -> snapshots.GuestSnapshot | None:
+        return snapshots.GuestSnapshot(path, path.open("rb"), 7) if path.exists() else None
 
-    monkeypatch.setattr(kept.GuestKind, "find", find)
+    monkeypatch.setattr(snapshots.GuestKind, "find", find)
     return path
 
 

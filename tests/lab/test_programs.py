@@ -19,7 +19,7 @@ from rdma_lab import LabMachine
 from rdma_lab.machine import FabricKind
 
 from . import programs
-from .guest_run import PORTS, SILENCE
+from .guest_run import OUTPUT_TIMEOUT, PORTS
 from .programs import BOTH, INFINIBAND, PROGRAMS, ROCE, Outcome, Program
 
 pytestmark = pytest.mark.timeout(3600)  # against hangs of this process: the guest is bounded by its progress
@@ -41,7 +41,7 @@ def ran(fabric: FabricKind, folder: Path, kernel: str | None, long: bool) -> dic
     output = io.BytesIO()
     lab = LabMachine(PORTS, kernel, share=[folder], fabric=fabric)
     command = [sys.executable, programs.__file__, fabric, *names]
-    result = lab.run(command, silence=SILENCE, stdout=output)
+    result = lab.run(command, output_timeout=OUTPUT_TIMEOUT, stdout=output)
     assert result.exit_code == 0
     outcomes = [Outcome(**json.loads(line)) for line in output.getvalue().splitlines()]
     for one in sorted(outcomes, key=lambda one: -one.seconds):

@@ -28,7 +28,7 @@ from mcast.api import (
     McastAddress,
     Testbed,
 )
-from mcast.conformance.peers import Application, eventually, new_group, ud_of
+from mcast.conformance.helpers import Application, eventually, new_group, ud_of
 
 PORTS = 3
 MAX_PEERS = 5

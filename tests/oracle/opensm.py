@@ -25,7 +25,7 @@ from .topology import SM_HOST, Topology
 PACKAGES = {"ibsim": "ibsim-utils", "opensm": "opensm", "setpriv": "util-linux"}
 PRELOADS = ("/usr/lib", "/usr/lib64", "/usr/local/lib")
 CLIENT = Path(__file__).with_name("umad_client.py")
-PATIENCE = 200.0
+SM_TIMEOUT = 200.0
 """Seconds for anything of OpenSM or ibsim that takes milliseconds on an idle machine."""
 
 MC_MEMBER_RECORD = 0x0038
@@ -75,10 +75,10 @@ def preload() -> Path | None:
 
 
 def until(what: str, done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + SM_TIMEOUT
     while not done():
         if time.monotonic() > deadline:
-            raise OracleError(f"{what}: not within {PATIENCE:.0f} s")
+            raise OracleError(f"{what}: not within {SM_TIMEOUT:.0f} s")
         time.sleep(0.001)
 
 
@@ -218,7 +218,7 @@ class OpenSm:
                 host=name,
                 pass_fds=(theirs.fileno(),),
             )
-        ours.settimeout(PATIENCE)
+        ours.settimeout(SM_TIMEOUT)
         self._clients[name] = ours, process
 
     def stop(self) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from mcast.api import MULTICAST_QPN, LinkLayer
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.trace import pcapng as of_trace
-from mcast.pcapng.dissect import Skipped, datagram
+from mcast.pcapng.dissect import SkipPacket, datagram
 from mcast.pcapng.reader import CaptureError, Frame, read_frames
 from mcast.pcapng.writer import CapturedPacket, Direction, Writer
 from mcast.wire import packets
@@ -246,7 +246,7 @@ SKIPPED: dict[str, tuple[Frame, str]] = {
 @pytest.mark.parametrize("case", SKIPPED)
 def test_another_packet_is_skipped_with_the_reason(case: str) -> None:
     frame, why = SKIPPED[case]
-    with pytest.raises(Skipped) as skipped:
+    with pytest.raises(SkipPacket) as skipped:
         datagram(frame)
     assert str(skipped.value) == why
 
@@ -275,7 +275,7 @@ def test_the_packets_of_a_simulated_fabric_are_read(make: Callable[..., Fabric],
     for frame in read(file.getvalue()):
         try:
             found.append(datagram(frame))
-        except Skipped:
+        except SkipPacket:
             continue
     sent = [message for message in found if message.dest_qp == MULTICAST_QPN]
     assert [(message.payload, message.imm, message.src_qp) for message in sent] == [
@@ -288,11 +288,11 @@ def test_the_packets_of_a_simulated_fabric_are_read(make: Callable[..., Fabric],
 # --- damage ------------------------------------------------------------------------------
 
 DAMAGED: dict[str, tuple[bytes, int, str]] = {
-    "empty": (b"", 0, "the file is cut short: 4 bytes wanted, 0 there"),
+    "empty": (b"", 0, "the file is truncated: it has 0 of 4 bytes"),
     "text": (b"hello, world", 0, "the file is neither pcapng nor pcap: it begins with 68 65 6c 6c"),
     "gzip": (b"\x1f\x8b\x08\x00", 0, "neither pcapng nor pcap"),
-    "a magic alone": (bytes.fromhex("0a0d0d0a"), 4, "the section header is cut short"),
-    "pcap's magic alone": (bytes.fromhex("d4c3b2a1"), 4, "the file's header is cut short"),
+    "a magic alone": (bytes.fromhex("0a0d0d0a"), 4, "the section header is truncated"),
+    "pcap's magic alone": (bytes.fromhex("d4c3b2a1"), 4, "the file's header is truncated"),
 }
 WHOLE = written(ETHERNET, [(1, example())])
 SECTION_SIZE = struct.unpack_from("<I", WHOLE, 4)[0]
@@ -310,9 +310,17 @@ DAMAGED |= {
     "short time offset": (changed(CLOCK_AT, 14, 2), CLOCK_AT, "option 14 of an interface has 1 bytes"),
     "byte order": (changed(8, 0x12345678), 8, "the section header has no byte order"),
     "version": (changed(12, 2, 2), 12, "the section is of version 2, known is 1"),
-    "length not of words": (changed(PACKET_AT + 4, 61), PACKET_AT + 4, "a block of 61 bytes cannot be"),
-    "huge length": (changed(PACKET_AT + 4, 1 << 31), PACKET_AT + 4, "a block of 2147483648 bytes cannot be"),
-    "tiny length": (changed(PACKET_AT + 4, 8), PACKET_AT + 4, "a block of 8 bytes cannot be"),
+    "length not of words": (
+        changed(PACKET_AT + 4, 61),
+        PACKET_AT + 4,
+        "a block has the impossible length of 61 bytes",
+    ),
+    "huge length": (
+        changed(PACKET_AT + 4, 1 << 31),
+        PACKET_AT + 4,
+        "a block has the impossible length of 2147483648 bytes",
+    ),
+    "tiny length": (changed(PACKET_AT + 4, 8), PACKET_AT + 4, "a block has the impossible length of 8 bytes"),
     "length at the end": (changed(len(WHOLE) - 4, 16), len(WHOLE) - 4, "ends with the length 16"),
     "no such interface": (changed(PACKET_AT + 8, 1), PACKET_AT + 8, "of interface 1, 1 are described"),
     "packet larger than its block": (changed(PACKET_AT + 20, 4000), PACKET_AT + 28, "a packet of 4000 bytes"),
@@ -324,7 +332,7 @@ DAMAGED |= {
     "pcap's length": (
         pcap([], 1) + struct.pack("<IIII", 0, 0, 1 << 30, 60),
         32,
-        "a packet of 1073741824 bytes cannot be",
+        "a packet has the impossible size of 1073741824 bytes",
     ),
 }
 
@@ -441,7 +449,7 @@ def drain(data: bytes) -> None:
     for frame in read_frames(io.BytesIO(data)):
         try:
             datagram(frame)
-        except Skipped:
+        except SkipPacket:
             pass
 
 
@@ -480,5 +488,5 @@ def test_noise_is_never_another_error(noise: bytes, begins: bytes) -> None:
 
 @given(st.sampled_from([1, 101, 113, 197, 228, 229, 247, 276]), st.binary(max_size=200))
 def test_a_frame_of_noise_is_skipped(link_type: int, noise: bytes) -> None:
-    with pytest.raises(Skipped):
+    with pytest.raises(SkipPacket):
         datagram(Frame(0, link_type, noise, len(noise), 0))

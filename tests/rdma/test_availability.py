@@ -55,12 +55,12 @@ NONE = Facts(needed=1000, unusable=OTHERS)
 
 CASES = [
     (
-        WELL._replace(lack=(UnavailableReason.NOT_BUILT, "no module")),
+        WELL._replace(missing=(UnavailableReason.NOT_BUILT, "no module")),
         UnavailableReason.NOT_BUILT,
         "no module",
     ),
     (
-        WELL._replace(lack=(UnavailableReason.NO_LIBRARY, "cannot open")),
+        WELL._replace(missing=(UnavailableReason.NO_LIBRARY, "cannot open")),
         UnavailableReason.NO_LIBRARY,
         "cannot",
     ),

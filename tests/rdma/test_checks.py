@@ -109,9 +109,9 @@ def test_a_healthy_host_has_no_complaint(ports: tuple[PortFacts, ...]) -> None:
 @pytest.mark.parametrize("lack", [None, (UnavailableReason.NO_LIBRARY, "no librdmacm.so.1")])
 def test_host_without_devices_has_no_problem(lack: Any) -> None:
     """What it lacks is a problem if the kernel has a device."""
-    (wrong,) = bad(host(has_device=False, available={"lack": lack}))
+    (wrong,) = bad(host(has_device=False, available={"missing": lack}))
     assert wrong[2] is Level.INFO
-    (wrong,) = bad(host(has_device=True, available={"lack": lack}))
+    (wrong,) = bad(host(has_device=True, available={"missing": lack}))
     assert wrong[2] is Level.PROBLEM
 
 
@@ -142,7 +142,7 @@ LEFT_OUT = UnusableDevice(
     "rxe9", UnavailableReason.NO_PROVIDER, "no provider", "apt-get install ibverbs-providers", E.ENODEV
 )
 DEFECTS: dict[str, tuple[HostFacts, list[tuple[str, str, Level]], str]] = {
-    "library": (host(available={"lack": NO_LIBRARY}), [("libraries", "", P)], "apt-get install rdma-core"),
+    "library": (host(available={"missing": NO_LIBRARY}), [("libraries", "", P)], "apt-get install rdma-core"),
     "no device": (host(), [("device", "", P)], "rdma link add"),
     "left out": (
         host(roce(), available={"unusable": (LEFT_OUT,)}),
@@ -368,7 +368,7 @@ def test_each_link_layer_has_its_checks() -> None:
         (
             without(host(roce()), "rxe1", "", "siw"),
             "limits",
-            "multicast is tried with a newer rdma-core: its driver siw does not implement",
+            "multicast may work with this newer rdma-core: its driver siw does not implement",
         ),
         (host(roce(), groups=0), "limits", "no multicast: it allows no groups (max_mcast_grp 0)"),
         (host(roce(), available={"unusable": (LEFT_OUT,)}), "device", "left out: no provider"),
@@ -404,7 +404,7 @@ def test_what_cannot_be_known_is_said() -> None:
 
 
 def test_no_library_hides_what_cannot_be_told() -> None:
-    checks = {one.check for one in judge(host(available={"lack": NO_LIBRARY}))}
+    checks = {one.check for one in judge(host(available={"missing": NO_LIBRARY}))}
     assert checks <= {"libraries", "kernel"}
 
 
@@ -428,7 +428,7 @@ def test_a_quirk_is_told_on_its_kernels_alone(quirk: Any) -> None:
 def test_a_shortage_of_locked_memory_is_counted() -> None:
     assert shortage(10, 5, None) == shortage(10, 5, 15) == ()
     (cause,) = shortage(10, 6, 15)
-    assert cause.why == "10 bytes are to be locked, 6 are already, and the limit is 15"
+    assert cause.why == "10 bytes must be locked in addition to 6, but the limit is 15"
     assert "ulimit -l unlimited" in cause.next_step
 
 

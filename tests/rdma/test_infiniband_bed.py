@@ -21,7 +21,7 @@ from mcast.backends.rdma.infiniband_bed import (
     with_more_ids,
 )
 from mcast.backends.rdma.roce_bed import RocePort
-from mcast.backends.rdma.sa.umad import Silent
+from mcast.backends.rdma.sa.umad import SaUnreachable
 from mcast.wire import mad
 from mcast.wire.mcmember import JoinState, McMemberRecord
 
@@ -57,7 +57,7 @@ def test_each_dump_of_saquery_is_one_port_in_one_group() -> None:
 def test_a_switch_is_asked_for_the_block_of_the_port_and_the_mlid(
     port: int, mlid: int, modifier: int
 ) -> None:
-    request = mad.get_multicast_block(7, port, mlid)
+    request = mad.get_mft_block(7, port, mlid)
     assert len(request) == mad.MAD_BYTES
     assert request[:4] == bytes((1, 1, 1, 1))  # a Get of class 1, the LID-routed one
     assert int.from_bytes(request[16:18]) == 0x1B
@@ -71,7 +71,7 @@ def test_a_bit_of_a_block_is_a_port_of_an_mlid() -> None:
         (port, mlid)
         for port in range(16, 32)
         for mlid in range(0xC020, 0xC040)
-        if mad.block_sends(bytes(block), port, mlid)
+        if mad.mft_block_forwards(bytes(block), port, mlid)
     }
     assert said == {(19, 0xC025)}
 
@@ -112,7 +112,7 @@ def test_a_membership_that_the_sm_kept_is_not_left_behind_and_one_of_an_id_is(
     ipoib, joined = Gid("ff12:401b:ffff::1"), Gid("ff12:4001:ffff::f40:1ac")
     gids = [Gid("fe80::11"), Gid("fe80::12")]
     known = [SaRecord(ipoib, 0xC000, gid, JoinState.FULL) for gid in gids]
-    monkeypatch.setattr(infiniband_bed, "SETTLE", 0.0)
+    monkeypatch.setattr(infiniband_bed, "SETTLE_TIMEOUT", 0.0)
     monkeypatch.setattr(infiniband_bed, "rdma_objects", lambda: dict(objects))
     monkeypatch.setattr(infiniband_bed, "trusted_records", lambda: list(known))
     ports = {
@@ -131,12 +131,20 @@ def test_a_port_is_out_when_the_sa_says_so_and_back_when_its_host_is(
 ) -> None:
     """An SA that does not answer has said nothing."""
     known, nothing, port = McMemberRecord(), cast(Any, None), IPv4Address("10.77.0.2")
-    says: list[Silent | McMemberRecord | None] = [Silent(), known, None, Silent(), None, known, known]
+    says: list[SaUnreachable | McMemberRecord | None] = [
+        SaUnreachable(),
+        known,
+        None,
+        SaUnreachable(),
+        None,
+        known,
+        known,
+    ]
     attached = [False, True]
 
     def member(*_: object) -> McMemberRecord | None:
         answer = says.pop(0)
-        if isinstance(answer, Silent):
+        if isinstance(answer, SaUnreachable):
             raise answer
         return answer
 

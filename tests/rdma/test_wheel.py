@@ -182,7 +182,7 @@ def test_with_the_libraries_the_suite_passes_on_real_devices(wheel: Path, tmp_pa
     command = [str(python), "-m", "pytest", *OPTIONS.split(), "--require-backend", "rdma", f"{where}/{PART}"]
     output = tmp_path / "output"
     with output.open("wb") as out:
-        result = LabMachine().run(command, cwd=tmp_path, silence=300, stdout=out, stderr=out)
+        result = LabMachine().run(command, cwd=tmp_path, output_timeout=300, stdout=out, stderr=out)
     assert result.exit_code == 0, output.read_text()
     assert re.search(r"\b\d+ passed", output.read_text()), output.read_text()
 

@@ -104,7 +104,7 @@ class Counting(RuleBasedStateMachine):
         return bits
 
     def at_port(self, index: int) -> dict[str, int]:
-        subnet = self.fabric.parts.subnet
+        subnet = self.fabric.core.subnet
         assert subnet is not None
         held = subnet.clients[index].memberships
         for mgid, bits in held.items():
@@ -116,7 +116,7 @@ class Counting(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.backend.close()
         self.fabric.clock.advance(1.0)  # type: ignore[attr-defined]
-        if (subnet := self.fabric.parts.subnet) is not None:
+        if (subnet := self.fabric.core.subnet) is not None:
             assert [client.memberships for client in subnet.clients.values()] == [{}] * PORTS
 
 
@@ -133,7 +133,7 @@ class CountingIgmp(Counting):
                 for (id_, joined), send_only in self.holds.items()
                 if joined == group and not send_only
             }
-            snooping = self.fabric.parts.igmp.snooping
+            snooping = self.fabric.core.igmp.snooping
             snooped = [g for g in snooping if str(g.ipv4) == group]
             found = {port.name for g in snooped for port in snooping[g].values()}
             assert found == ports

@@ -204,11 +204,11 @@ def test_a_rule_holds_at_once_and_until_it_is_removed() -> None:
 
 def test_a_verdict_that_does_not_fit_is_refused() -> None:
     rules = Fabric.roce().rules
-    with pytest.raises(TypeError, match="Messages cannot get Refuse"):
+    with pytest.raises(TypeError, match="Messages cannot have the verdict Refuse"):
         rules.when(Messages(), Refuse(SaStatus.REQ_INVALID))  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="Requests cannot get Duplicate"):
+    with pytest.raises(TypeError, match="Requests cannot have the verdict Duplicate"):
         rules.when(Requests(), Duplicate())  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="str cannot get 2"):
+    with pytest.raises(TypeError, match="str cannot have the verdict 2"):
         rules.when("drop", 2)  # type: ignore[call-overload]
 
 
@@ -270,7 +270,7 @@ def test_probes_move_no_fault(which: Messages, verdict: Drop | Reorder, size: in
     def heard(probes: int) -> list[bytes]:
         fabric = Fabric.roce(ports=2, mtu=4096)
         (sender, receiver), to = joined(fabric, 2)
-        probe = Probe(Kind.SELF, 1, Peer(Gid(bytes(16)), 1)).pack(size)
+        probe = Probe(Kind.LOOPBACK, 1, Peer(Gid(bytes(16)), 1)).pack(size)
         with fabric.rules.when(which, verdict):
             for message in numbered(*range(20)):
                 sender.qp.send(to, [probe] * probes + [message])
@@ -283,7 +283,7 @@ def test_probes_are_lost_as_messages_are() -> None:
     """A rule without numbers is for probes, too, and says which messages are probes."""
     fabric = Fabric.roce(ports=2)
     (sender, receiver), to = joined(fabric, 2)
-    probe = Probe(Kind.SELF, 1, Peer(Gid(bytes(16)), 1)).pack()
+    probe = Probe(Kind.LOOPBACK, 1, Peer(Gid(bytes(16)), 1)).pack()
     with fabric.rules.when(Messages(target="roce1", rate=0.5), Drop()):
         sender.qp.send(to, [probe] * 40)
     assert 0 < len(receiver.received()) < 40
@@ -413,7 +413,7 @@ def test_a_port_that_gave_up_is_not_told_again_when_its_request_is_lost_late() -
         assert node.told() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
         node.id.leave_multicast(GROUP)
         fabric.set_link(node.port, up=False)
-        fabric.clock.run_out()
+        fabric.clock.run_until_idle()
     assert sum(isinstance(event, SaAnswered) for _, event in fabric.trace or ()) == 1
 
 
@@ -422,7 +422,7 @@ def test_a_port_that_the_sm_had_missed_comes_back_with_its_new_pkeys() -> None:
     fabric = Fabric.infiniband(ports=2, partitions={0x8001: [0]})
     kept, gone = (Node(fabric, 0, network=network) for network in (0, 1))
     fabric.set_link(fabric.ports[0], up=False)
-    fabric.clock.run_out()
+    fabric.clock.run_until_idle()
     fabric.set_pkeys(fabric.ports[0], [0xFFFF])
     fabric.set_link(fabric.ports[0], up=True)
     kept.join()
@@ -434,7 +434,7 @@ def test_an_interface_stays_without_its_broadcast_group_when_opensm_has_no_mlid_
     """SA-SM-6, SA-MLID-3, SA-PATH-1: a group of another has taken the MLID while the partition was empty."""
     fabric = Fabric.infiniband(ports=2, partitions={0x8001: [1]}, quirks=Quirks.OPENSM_3_3, max_mlid=0xC001)
     fabric.set_link(fabric.ports[1], up=False)
-    fabric.clock.run_out()
+    fabric.clock.run_until_idle()
     Node(fabric, 0).join()
     fabric.set_link(fabric.ports[1], up=True)
     with pytest.raises(McastError, match="IPoIB broadcast group"):
@@ -449,7 +449,7 @@ def test_opensm_keeps_the_group_of_the_default_partition_whatever_ports_do() -> 
     for port in fabric.ports:
         fabric.set_pkeys(port, ())
         fabric.set_link(port, up=False)
-    fabric.clock.run_out()
+    fabric.clock.run_until_idle()
     fabric.set_link(fabric.ports[0], up=True)
     assert fabric.sa is not None
     assert [group.well_known for group in fabric.sa.groups] == [True]
@@ -567,7 +567,7 @@ def test_a_membership_lost_while_another_of_the_port_is_being_joined() -> None:
     full.rejoin()
     for node in (full, send_only):
         node.id.leave_multicast(GROUP)
-    fabric.clock.run_out()
+    fabric.clock.run_until_idle()
     assert [group.well_known for group in fabric.sa.groups] == [True]
 
 
@@ -584,7 +584,7 @@ def test_leaving_what_was_lost_leaves_the_new_membership_of_another_id_alone() -
         first.rejoin()
         second.rejoin()
     second.id.leave_multicast(GROUP)
-    fabric.clock.run_out()
+    fabric.clock.run_until_idle()
     assert [group.well_known for group in fabric.sa.groups] == [True, False]
 
 
@@ -605,7 +605,7 @@ def test_leaving_takes_back_both_unread_events_of_a_lost_membership() -> None:
     fabric = Fabric.infiniband()
     node = Node(fabric, 0)
     node.id.join_multicast(GROUP)
-    fabric.clock.run_out()
+    fabric.clock.run_until_idle()
     fabric.restart_sm()
     assert node.event().type is CmEventType.MULTICAST_JOIN
     node.id.leave_multicast(GROUP)
@@ -719,7 +719,7 @@ def test_late_switches_lose_the_first_messages() -> None:
     assert early.received() == [b"first", b"second"]
     fabric.program_late(0)
     late.id.leave_multicast(GROUP)
-    fabric.clock.run_out()
+    fabric.clock.run_until_idle()
     sender.qp.send(to, [b"third"])
     assert early.received() == [b"third"]
 

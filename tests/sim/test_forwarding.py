@@ -82,11 +82,11 @@ def test_a_cut_behind_a_switch_parts_the_group(make: Callable[..., Fabric]) -> N
     fabric = make(ports=4, switches=3)
     near, far, same_leaf = (Node(fabric, f"10.0.0.{n}") for n in (1, 2, 3))
     destination = join_all(near, far, same_leaf)
-    fabric.parts.topology.cut.add(1)
-    fabric.parts.topology_changed()
+    fabric.core.topology.cut.add(1)
+    fabric.core.topology_changed()
     near.qp.send_one(destination, b"cut")
-    fabric.parts.topology.cut.clear()
-    fabric.parts.topology_changed()
+    fabric.core.topology.cut.clear()
+    fabric.core.topology_changed()
     near.qp.send_one(destination, b"mended")
     assert far.received() == [b"mended"]
     assert same_leaf.received() == [b"cut", b"mended"]

@@ -59,7 +59,7 @@ def test_a_switch_that_forgot_a_member_is_seen() -> None:
     joined_on = open_fabric(fabric).event_channel().create_id()
     joined_on.bind_addr("10.0.0.1")
     joined_on.join_multicast(GROUP)
-    fabric.parts.igmp.snooping.clear()
+    fabric.core.igmp.snooping.clear()
     assert members(fabric, None) == (GroupMember("roce0/1", frozenset({HOST})),)
 
 

@@ -22,10 +22,10 @@ GROUP = McastAddress.of("239.1.1.1")
 FULL, SEND_ONLY = int(JoinFlag.FULLMEMBER), int(JoinFlag.SENDONLY_FULLMEMBER)
 
 
-class Silent:
+class SaUnreachable:
     """No trace, no receivers that were worked out, and a clock at which all is due at once."""
 
-    is_kept = False
+    is_enabled = False
     now = 0
 
     def note(self, *args: object, **fields: object) -> None: ...
@@ -55,7 +55,7 @@ class Host:
             IPv4Address("10.0.0.1"),
             IPv6Address("::7"),
         )
-        self.clock = self.log = silent = Silent()
+        self.clock = self.log = silent = SaUnreachable()
         self.hosts = self.igmp = self
         self.id_numbers: Iterator[int] = count(1)
         self.queue_pairs = QueuePairs([self.port], silent, silent)
@@ -115,7 +115,7 @@ def test_queue_pair_takes_what_its_receives_hold() -> None:
     assert qp.state is QpState.RTS
     header = Header(host.port.gids[1], 99, Gid("::ffff:239.1.1.1"), 0, qp.qkey, qp.pkey, 0)
     qp.deliver(Burst([b"a", b"b", b"c"], 1, header, None, 0), 0, 3)
-    assert [burst.payloads[start:stop] for burst, start, stop in qp.take(9)] == [[b"a", b"b"]]
+    assert [burst.payloads[start:stop] for burst, start, stop in qp.lease(9)] == [[b"a", b"b"]]
     assert (qp.counters.received, qp.counters.dropped_no_receive) == (2, 1)
 
 
@@ -144,7 +144,7 @@ def test_message_without_room_ends_the_queue_pair() -> None:
     assert qp.repost(3, 4) == 0
     header = Header(host.port.gids[1], 99, Gid("::ffff:239.1.1.1"), 0, qp.qkey, qp.pkey, 0)
     qp.deliver(Burst([b"one", b"two", b"large", b"late"], 5, header, None, 0), 0, 4)
-    assert [burst.payloads[start:stop] for burst, start, stop in qp.take(9)] == [[b"one"], [b"two"]]
+    assert [burst.payloads[start:stop] for burst, start, stop in qp.lease(9)] == [[b"one"], [b"two"]]
     assert (qp.state, qp.error) == (QpState.ERR, WcStatus.LOC_QP_OP_ERR)
     assert (qp.counters.received, qp.counters.dropped_too_long) == (2, 1)
 

@@ -12,19 +12,19 @@ import pytest
 from mcast import BackendUnavailable, Endpoint
 from mcast.api import McastError
 from mcast.backends.sim import Fabric
-from mcast.backends.sim.scenario.faults import words_of
+from mcast.backends.sim.scenario.fault_syntax import parse_fault
+from mcast.backends.sim.scenario.faults import format_fault
 from mcast.backends.sim.scenario.model import (
     FAULTS,
     BadScenario,
     OnMessages,
     OnRequests,
     ScenarioTopology,
-    fault_of,
+    make_fault,
 )
-from mcast.backends.sim.scenario.words import fields_of
 from mcast.backends.sim.served.attach import attach
 from mcast.backends.sim.served.client import ServedBackend
-from mcast.backends.sim.served.control import MOST_FAULTS
+from mcast.backends.sim.served.control import MAX_FAULTS
 from mcast.backends.sim.served.server import FabricServer
 from mcast.endpoint.policy import Lost, Rejoined
 
@@ -67,35 +67,38 @@ def fabric() -> Fabric:
     ],
 )
 def test_a_fault_in_words_is_that_of_a_scenario(words: str, fields: dict[str, object]) -> None:
-    fault = fault_of(fields_of(words.split(), PORTS), SHAPE)
+    fault = make_fault(parse_fault(words.split(), PORTS), SHAPE)
     assert fault.kind == words.split()[0]
     assert {name: getattr(fault, name) for name in fields} == fields
-    assert fault_of(fields_of(words_of(fault).split(), PORTS), SHAPE) == fault
+    assert make_fault(parse_fault(format_fault(fault).split(), PORTS), SHAPE) == fault
 
 
 def test_a_status_goes_by_its_name() -> None:
     for words in ("sa-refuses NO_RESOURCES", "fail-qp ib1 LOC_QP_OP_ERR", "sa-silent SET"):
-        fault = fault_of(fields_of(words.split(), PORTS), SHAPE)
+        fault = make_fault(parse_fault(words.split(), PORTS), SHAPE)
         status = getattr(fault, "status", None) or getattr(fault, "method", None)
         assert status is not None
         assert status.name == words.split()[-1]
-        assert fault_of(fields_of(words_of(fault).split(), PORTS), SHAPE) == fault
+        assert make_fault(parse_fault(format_fault(fault).split(), PORTS), SHAPE) == fault
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ("drip 1%", "there is no fault 'drip': there are drop, delay, .*restart-sm, .*fail-qp$"),
+        ("drip 1%", "unknown fault 'drip': choose one of drop, delay, .*restart-sm, .*fail-qp$"),
         ("link-down ib7", "there is no port 'ib7': there are ib0 to ib2, or by address"),
         ("link-down 3", "there is no port '3': there are ib0 to ib2"),
-        ("link-down ib1 ib2", "'ib2' gives port a second time"),
-        ("change-lid 5ms", "'change-lid' has no place for '5ms': its fields are at, port"),
-        ("drop colour=red", "no place for 'colour=red': its fields are at, until, group"),
+        ("link-down ib1 ib2", "'ib2' sets port twice: give it once"),
+        ("change-lid 5ms", "'5ms' is no argument of the fault 'change-lid': its fields are at, port"),
+        (
+            "drop colour=red",
+            "'colour=red' is no argument of the fault 'drop': its fields are at, until, group",
+        ),
     ],
 )
 def test_words_that_fit_nothing_are_one_sentence(words: str, sentence: str) -> None:
     with pytest.raises(BadScenario, match=sentence):
-        fields_of(words.split(), PORTS)
+        parse_fault(words.split(), PORTS)
 
 
 def test_fault_has_one_name_everywhere() -> None:
@@ -163,9 +166,9 @@ def test_a_fault_ends_by_itself_at_until(onlooker: ServedBackend, server: Fabric
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "say what shall happen: list, `mend`, or a fault: drop, "),
-        (["mend", "ib1"], "nothing ends by 'ib1'; the faults that last: none"),
-        (["mend", "ib1", "ib2"], '"mend" takes one word'),
+        ([], "give a command: `list`, `mend`, or a fault: drop, "),
+        (["mend", "ib1"], "no active fault matches 'ib1'; active faults: none"),
+        (["mend", "ib1", "ib2"], '"mend" takes one argument'),
         (["stop-querier"], "needs IGMP: the fabric must be"),
         (["cut-cable", "switch=3"], "the leaves are 1..2"),
         (["cut-cable"], "the fields of 'cut-cable' are at, until, switch"),
@@ -185,11 +188,11 @@ def test_other_words_are_refused_and_change_nothing(
 
 def test_the_faults_that_last_or_wait_are_bounded(onlooker: ServedBackend, server: FabricServer) -> None:
     for words in (["drop", "at=1000"], ["drop", "nth=1"]):
-        for _ in range(MOST_FAULTS // 2):
+        for _ in range(MAX_FAULTS // 2):
             onlooker.control(words)
-    with pytest.raises(McastError, match=f"{MOST_FAULTS} faults last or wait"):
+    with pytest.raises(McastError, match=f"{MAX_FAULTS} faults are active or scheduled"):
         onlooker.control(["drop"])
-    assert onlooker.control(["mend"]) == (f"{MOST_FAULTS // 2} faults ended",)
+    assert onlooker.control(["mend"]) == (f"{MAX_FAULTS // 2} faults ended",)
     assert len(server.fabric.rules.deliveries) == 0
 
 

@@ -11,7 +11,7 @@ import mcast
 from mcast.api import InvalidArgument, QpState
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.scenario import model
-from mcast.backends.sim.scenario.play import run
+from mcast.backends.sim.scenario.runner import run
 from mcast.backends.sim.trace.events import MessagesLost, PortMade
 from mcast.backends.sim.trace.timeline import page
 

@@ -114,7 +114,7 @@ def detach_takes_all_groups(original: Any) -> Any:
 
 def detach_leaves_group(original: Any) -> Any:
     def detach(self: SimQueuePair, gid: Gid, lid: int) -> None:
-        self._fabric.parts.igmp.snooping.pop(gid, None)
+        self._fabric.core.igmp.snooping.pop(gid, None)
         original(self, gid, lid)
 
     return detach

@@ -113,7 +113,7 @@ class Life:
 
     def send(self) -> None:
         if self.forgetful:
-            self.fabric.parts.receivers.known.clear()
+            self.fabric.core.receivers.known.clear()
             for core in self.fabric.qps:
                 core.path = None
         sender, to = self.draw.choice(self.ids), self.destination()

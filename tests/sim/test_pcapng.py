@@ -54,7 +54,7 @@ def exchange(make: Callable[..., Fabric]) -> Trace:
         assert second.qp is not None
         second.qp.send(to, [b"with an immediate"], imm=0xDEADBEEF)
         third.leave_multicast(GROUP)
-        fabric.clock.run_out()
+        fabric.clock.run_until_idle()
         first.qp.send(to, [LATE])
         with second.qp.recv(1, 0) as batch:
             got = batch[0]
@@ -69,8 +69,8 @@ def exchange(make: Callable[..., Fabric]) -> Trace:
             refused = channel.get_event(5)
             assert refused is not None
             assert refused.errno
-        fabric.clock.run_out()
-    fabric.clock.run_out()
+        fabric.clock.run_until_idle()
+    fabric.clock.run_until_idle()
     return fabric.trace
 
 

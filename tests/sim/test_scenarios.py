@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from mcast.backends.sim.scenario import faults as scenario_faults
 from mcast.backends.sim.scenario import model as scenario_model
-from mcast.backends.sim.scenario.play import (
+from mcast.backends.sim.scenario.runner import (
     BadScenario,
     MemberResult,
     Scenario,
@@ -231,7 +231,7 @@ def test_yaml_without_pyyaml_says_what_to_install(tmp_path: Path, monkeypatch: p
 
 def test_a_ready_made_name_is_a_scenario_and_a_wrong_one_names_them() -> None:
     with pytest.raises(
-        BadScenario, match=r"sm-failover is no file and no ready-made scenario: there are .*lossy"
+        BadScenario, match=r"sm-failover is neither a file nor a ready-made scenario: choose one of .*lossy"
     ):
         load("sm-failover")
 
@@ -240,8 +240,8 @@ def test_a_ready_made_name_is_a_scenario_and_a_wrong_one_names_them() -> None:
     ("change", "says"),
     [
         ({"seconds": 0}, "seconds is 0: give more than 0"),
-        ({"members": []}, "members has too few: give 1 or more"),
-        ({"speed": 3}, "there is no field speed"),
+        ({"members": []}, "members has too few entries: give 1 or more"),
+        ({"speed": 3}, "unknown field speed"),
         ({"members": [{"group": "10.0.0.1", "ports": [0]}]}, "10.0.0.1"),
         ({"members": [{"group": GROUP, "ports": [0, 9]}]}, "port 9: this fabric has ports 0..3"),
         ({"members": [{"group": GROUP, "ports": [0, 0]}]}, "port 0 is a member of 239.1.1.1 twice"),
@@ -250,7 +250,10 @@ def test_a_ready_made_name_is_a_scenario_and_a_wrong_one_names_them() -> None:
             {"traffic": [{"group": GROUP, "port": 0, "size": 2000}]},
             "size 2000 is larger than the MTU, 1024 bytes",
         ),
-        ({"faults": [{"kind": "gremlins"}]}, "entry 1 of faults: there is no 'gremlins': there are 'drop', "),
+        (
+            {"faults": [{"kind": "gremlins"}]},
+            "entry 1 of faults: unknown kind 'gremlins': choose one of 'drop', ",
+        ),
         ({"faults": [{"kind": "link-down", "port": 7}]}, "port 7: this fabric has ports 0..3"),
         ({"faults": [{"kind": "drop", "at": 2, "until": 1}]}, "until = 1 is not after at = 2"),
         (
@@ -276,10 +279,10 @@ def test_a_ready_made_name_is_a_scenario_and_a_wrong_one_names_them() -> None:
             {"members": [{"group": GROUP, "ports": [0], "rejoin": 1}]},
             "rejoin of entry 1 of members is 1: give true or false",
         ),
-        ({"name": ""}, "name is '': give a text of 1 or more characters"),
+        ({"name": ""}, "name is '': give text of 1 or more characters"),
         ({"name": "x" * 201}, "name is longer than 200 characters"),
-        ({"fabric": 3}, "fabric is 3: give a table of its fields"),
-        ({"faults": [3]}, "entry 1 of faults is 3: give a table of its fields"),
+        ({"fabric": 3}, "fabric is 3: give a table with its fields"),
+        ({"faults": [3]}, "entry 1 of faults is 3: give a table with its fields"),
         ({"members": [{"group": GROUP, "ports": 0}]}, "ports of entry 1 of members is 0: give a list"),
         ({"faults": [{"kind": "drop", "rate": 2}]}, "rate of drop of entry 1 of faults is 2: give 1 or less"),
         (
@@ -288,7 +291,7 @@ def test_a_ready_made_name_is_a_scenario_and_a_wrong_one_names_them() -> None:
         ),
         ({"faults": [{"kind": "cut-cable", "switch": 3}]}, "switch 3: the leaves are 1..2"),
         ({"faults": [{"kind": "stop-querier"}]}, "'stop-querier' needs IGMP: the fabric must be \"roce\""),
-        ({"faults": [{"kind": "sa-refuses", "status": "NO"}]}, "'NO' is none of OK, UNSUP_METHOD_ATTR,"),
+        ({"faults": [{"kind": "sa-refuses", "status": "NO"}]}, "'NO' is not one of OK, UNSUP_METHOD_ATTR,"),
         ({"fabric": {}, "faults": [{"kind": "restart-sm"}]}, "'restart-sm' needs an SM: the fabric must be"),
     ],
 )
@@ -453,7 +456,7 @@ BIG: dict[str, Any] = {"ports": 500, "link_layer": "infiniband"}
 )
 def test_a_run_without_end_is_refused(much: dict[str, Any]) -> None:
     with pytest.raises(
-        ValueError, match=r"a run would take some [0-9,]+ steps, at most 1,000,000 are played"
+        ValueError, match=r"a run would take some [0-9,]+ steps, but at most 1,000,000 are allowed"
     ):
         scenario(**much)
 

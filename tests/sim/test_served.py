@@ -20,7 +20,7 @@ from mcast import BackendUnavailable, open_backend, open_endpoint
 from mcast.api import Backend, McastError, PortSpace, QpInit, provider
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.served import frames
-from mcast.backends.sim.served.attach import default_socket, make_place
+from mcast.backends.sim.served.attach import default_socket, make_socket_dir
 from mcast.backends.sim.served.server import FabricServer, Serving
 from mcast.backends.sim.testbed import SimObserver
 from mcast.endpoint.policy import Lost, Rejoined, RejoinPolicy
@@ -114,7 +114,7 @@ def test_an_endpoint_s_address_chooses_the_host(
 
 def test_who_is_attached_is_known(server: FabricServer, path: Path) -> None:
     with opened(path), opened(path, host="all") as looking:
-        guests = looking.guests()
+        guests = looking.client_processes()
     assert [(guest.pid, guest.hosts) for guest in guests] == [(os.getpid(), "0"), (os.getpid(), "all")]
 
 
@@ -133,7 +133,7 @@ def test_a_socket_alone_changes_no_program(
     """A fabric is served at the user's own place: `sim` makes its own all the same, unless it is named."""
     monkeypatch.delenv("MCAST_SIM", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    path = make_place(default_socket())
+    path = make_socket_dir(default_socket())
     assert path == tmp_path / "mcast" / "sim.sock"
     shared = "sim-shared" if fabric.sa is None else "sim-shared-ib"
     with Serving(FabricServer(fabric, path)) as server:
@@ -158,7 +158,7 @@ def test_the_kind_of_fabric_may_be_asked_for(server: FabricServer, path: Path) -
     right, wrong = ("sim-shared", "sim-shared-ib")[:: 1 if server.fabric.sa is None else -1]
     with open_backend(right, socket=path):
         pass
-    with pytest.raises(BackendUnavailable, match="speaks"):
+    with pytest.raises(BackendUnavailable, match=r"the fabric at \S+ is "):
         open_backend(wrong, socket=path)
 
 
@@ -174,7 +174,7 @@ def test_two_endpoints_on_fabrics_of_their_own_are_told_so(caplog: pytest.LogCap
             with one.recv_batch(8, 0.1) as batch:
                 assert not len(batch)
         (record,) = caplog.records
-        assert "nothing came: this is a fabric of its own" in record.getMessage()
+        assert "no message arrived: this is a fabric of its own" in record.getMessage()
 
 
 # --- the socket -------------------------------------------------------------------------------
@@ -195,7 +195,7 @@ def test_a_killed_server_s_socket_is_replaced_and_a_file_is_not(fabric: Fabric, 
     with Serving(FabricServer(fabric, path)), opened(path):
         pass
     path.write_text("mine")
-    with pytest.raises(OSError, match="stays"):
+    with pytest.raises(OSError, match="is not removed"):
         FabricServer(fabric, path)
     assert path.read_text() == "mine"
 
@@ -388,7 +388,7 @@ def test_what_is_used_after_the_server_s_end_says_so(fabric: Fabric, path: Path)
             channel.create_id,
             backend.groups,
         ):
-            with pytest.raises(McastError, match="served no more"):
+            with pytest.raises(McastError, match="server of the fabric has ended"):
                 call()
         assert len(qp.recv(timeout=0)) == 0
         cm_id.destroy()
@@ -421,7 +421,7 @@ def raw(path: Path) -> Iterator[socket.socket]:
 @pytest.mark.parametrize(
     "frame",
     [
-        bytes(frames.HEAD.size),
+        bytes(frames.FRAME_HEADER.size),
         frames.encode(frames.ANSWER, 1, b""),
         frames.encode(frames.REQUEST, 1, b""),
         frames.encode(frames.REQUEST, 1, b"nothing []"),
@@ -429,7 +429,7 @@ def raw(path: Path) -> Iterator[socket.socket]:
         frames.encode_request("devices", 1, ())[:-1] + b"}",
         frames.encode(frames.REQUEST, 1, b"attach " + b"[" * 60_000),
         frames.encode(frames.REQUEST, 1, b'attach [1, "free", null, 4]'),
-        frames.HEAD.pack(frames.REQUEST, 1, frames.MAX_REQUEST, 1),
+        frames.FRAME_HEADER.pack(frames.REQUEST, 1, frames.MAX_REQUEST, 1),
     ],
     ids=["head", "kind", "empty", "operation", "unattached", "text", "deep", "arguments", "long"],
 )

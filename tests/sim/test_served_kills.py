@@ -86,7 +86,7 @@ print("over", flush=True)
 
 def tables(fabric: Fabric) -> dict[str, object]:
     """How much is in each table that clients fill."""
-    parts, clients = fabric.parts, {} if fabric.parts.subnet is None else fabric.parts.subnet.clients
+    parts, clients = fabric.core, {} if fabric.core.subnet is None else fabric.core.subnet.clients
     return {
         "leftovers": sorted(SimObserver(fabric).leftovers()),
         "ids": sum(len(port.ids) for port in fabric.ports),

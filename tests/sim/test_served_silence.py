@@ -68,7 +68,7 @@ def stopped(server: subprocess.Popen[str]) -> Iterator[None]:
         server.send_signal(signal.SIGCONT)
 
 
-def seconds_of(call: Callable[[], object]) -> float:
+def check_seconds(call: Callable[[], object]) -> float:
     """How long the call takes; of what it raises an McastError or BackendUnavailable is in order."""
     begun = time.monotonic()
     try:
@@ -95,7 +95,7 @@ def test_a_stopped_server_is_named_and_may_go_on(server: subprocess.Popen[str], 
         cm_id.bind_addr("10.0.0.1")
         with stopped(server):
             with pytest.raises(
-                McastError, match=rf"process {server.pid}, is stopped: let it go on by `kill -CONT"
+                McastError, match=rf"process {server.pid}, is stopped: resume it by `kill -CONT"
             ):
                 backend.groups()
             event = channel.get_event(0)
@@ -126,15 +126,15 @@ def test_no_call_outlasts_its_timeout(server: subprocess.Popen[str], path: Path,
             "ready": lambda: group.ready(timeout=TIMEOUT),
         }
         with stopped(server):
-            assert seconds_of(calls[call]) < SOON
-            assert seconds_of(endpoint.stats) < SOON
-            assert seconds_of(endpoint.close) < SOON
+            assert check_seconds(calls[call]) < SOON
+            assert check_seconds(endpoint.stats) < SOON
+            assert check_seconds(endpoint.close) < SOON
 
 
 def test_a_call_of_another_thread_waits_no_longer(server: subprocess.Popen[str], path: Path) -> None:
     """Though the first one has the connection meanwhile."""
     with open_backend("sim", socket=path, timeout=TIMEOUT) as backend, stopped(server):
-        running = Running(*[lambda: seconds_of(backend.groups)] * 4)
+        running = Running(*[lambda: check_seconds(backend.groups)] * 4)
         assert max(found for found in running.results() if isinstance(found, float)) < SOON
 
 
@@ -181,7 +181,7 @@ def test_a_server_without_descriptors_says_so(path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_server_that_accepts_nobody_says_so(path: Path) -> None:
-    with crowded(path), pytest.raises(BackendUnavailable, match="accepts nobody") as refused:
+    with crowded(path), pytest.raises(BackendUnavailable, match="does not accept connections") as refused:
         open_backend("sim", socket=path, timeout=TIMEOUT)
     assert "no fabric is served" not in str(refused.value)
 

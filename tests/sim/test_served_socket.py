@@ -80,7 +80,7 @@ def test_a_file_that_appears_meanwhile_stays(path: Path, monkeypatch: pytest.Mon
         link(made, place)
 
     monkeypatch.setattr(os, "link", late)
-    with pytest.raises(FileExistsError, match=r"just appeared, and stays: .*fabric"):
+    with pytest.raises(FileExistsError, match=r"just appeared there, and is not removed: .*fabric"):
         Listener(path, None)
     assert path.read_text() == "mine"
 
@@ -89,7 +89,7 @@ def test_a_server_that_cannot_serve_leaves_nothing(path: Path) -> None:
     path.write_text("mine")
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
-        with pytest.raises(OSError, match="stays"):
+        with pytest.raises(OSError, match="is not removed"):
             FabricServer(Fabric.roce(ports=1), path)
     path.unlink()
     with pytest.raises((OSError, OverflowError)):

@@ -88,8 +88,8 @@ def test_wireshark_reads_it_and_a_lost_message_says_where_it_was_lost(
 def test_a_reader_that_does_not_read_loses_packets_and_holds_nobody_up(
     onlooker: ServedBackend, pair: tuple[Endpoint, Endpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tap, "MOST_WAITING", 20_000)
-    monkeypatch.setattr(tap, "PIPE", 4096)
+    monkeypatch.setattr(tap, "MAX_QUEUED_BYTES", 20_000)
+    monkeypatch.setattr(tap, "PIPE_BYTES", 4096)
     with onlooker.tap() as tapped, pair[0].sender(GROUP) as sender:
         for _ in range(10):
             sender.send_batch([bytes(500)] * 10)
@@ -104,7 +104,7 @@ def test_a_reader_that_does_not_read_loses_packets_and_holds_nobody_up(
         assert tapped.close() >= missed > 0
 
 
-def told(*lines: str) -> tap.Tapped:
+def told(*lines: str) -> tap.TapReader:
     """A tap that has been told these lines, then of a report, and no more."""
     ours, theirs = os.pipe()
     fabric = Fabric.roce(ports=2, trace=True)
@@ -112,7 +112,7 @@ def told(*lines: str) -> tap.Tapped:
     report = '{"t":7,"what":"igmp-report","port":"roce0","source":"10.0.0.1","group":"::ffff:239.1.1.1"}'
     os.write(theirs, "".join(f"{line}\n" for line in (*lines, report)).encode())
     os.close(theirs)
-    return tap.Tapped(str(fabric.trace), FileIO(ours), lambda: 5)
+    return tap.TapReader(str(fabric.trace), FileIO(ours), lambda: 5)
 
 
 def test_a_packet_after_lost_ones_says_so() -> None:
@@ -124,16 +124,16 @@ def test_a_packet_after_lost_ones_says_so() -> None:
 
 
 def test_nothing_of_a_tap_is_left_however_it_ends(server: FabricServer) -> None:
-    parts = server.fabric.parts
+    parts = server.fabric.core
 
     def is_quiet() -> bool:
-        return not parts.log.listeners and not parts.wire.is_told and not parts.log.is_kept
+        return not parts.log.listeners and not parts.wire.is_traced and not parts.log.is_enabled
 
     with attach("sim", host="all") as backend:
         opened = descriptors()
         tapped = backend.tap()
-        assert parts.wire.is_told
-        with pytest.raises(McastError, match="taps the fabric already"):
+        assert parts.wire.is_traced
+        with pytest.raises(McastError, match="already has a tap of the fabric"):
             backend.tap()
         tapped.close()
         assert is_quiet()
@@ -161,7 +161,7 @@ def test_the_command_writes_a_file_and_says_how_much(
     server: FabricServer, here: Run, tmp_path: Path, pair: tuple[Endpoint, Endpoint]
 ) -> None:
     def talk() -> None:
-        until(lambda: server.fabric.parts.log.listeners)
+        until(lambda: server.fabric.core.log.listeners)
         with pair[0].sender(GROUP) as sender:
             sender.send_batch([b"hello"] * 20)
 
@@ -185,7 +185,7 @@ def tapping(server: FabricServer) -> Iterator[subprocess.Popen[bytes]]:
     command = [str(MCAST), "sim", "tap", "-w", "-"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
-            until(lambda: server.fabric.parts.log.listeners)
+            until(lambda: server.fabric.core.log.listeners)
             yield process
         finally:
             process.kill()
@@ -225,4 +225,4 @@ def test_it_ends_with_its_reader(server: FabricServer, pair: tuple[Endpoint, End
             sender.send(b"hello")
         assert process.wait() == 0
         assert process.stderr.read().endswith(b" packets written, 0 lost because the reader was slow\n")
-    until(lambda: not server.fabric.parts.log.listeners)
+    until(lambda: not server.fabric.core.log.listeners)

@@ -16,7 +16,7 @@ import mcast
 from mcast.api import Batch, CmEventType, Destination, McastError, QpInit, QpState
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.backend import SimBackend, SimQueuePair
-from mcast.conformance.peers import BOUND
+from mcast.conformance.helpers import BOUND
 
 from ..interleave import EVERY
 from ..waiting import descriptors, until
@@ -71,15 +71,15 @@ class World:
         """What is there when the backend is closed, and should not be."""
         self.batch.release()
         self.backend.close()
-        self.fabric.clock.run_out()
+        self.fabric.clock.run_until_idle()
         found: list[object] = [qp.number for qp in self.fabric.qps]
         for port in self.fabric.ports:
-            found += [*port.ids, *self.fabric.parts.queue_pairs.attached(port), *port.igmp]
-        if (subnet := self.fabric.parts.subnet) is not None:
+            found += [*port.ids, *self.fabric.core.queue_pairs.attached(port), *port.igmp]
+        if (subnet := self.fabric.core.subnet) is not None:
             found += [group for client in subnet.clients.values() for group in client.memberships]
         assert isinstance(self.qp, SimQueuePair)
         core = self.qp.core
-        if core.free + sum(stop - start for _, start, stop in core.take(8)) > core.depth:
+        if core.free + sum(stop - start for _, start, stop in core.lease(8)) > core.depth:
             found.append("more receives than were posted")
         return found
 

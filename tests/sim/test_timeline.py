@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from mcast.api import JoinAttrEx
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop
-from mcast.backends.sim.scenario.play import ScenarioResult, load, run
+from mcast.backends.sim.scenario.runner import ScenarioResult, load, run
 from mcast.backends.sim.trace import timeline
 from mcast.backends.sim.trace.events import Deliver, MessagesLost, Send, Trace
-from mcast.backends.sim.trace.story import Span, State, story
 from mcast.backends.sim.trace.timeline import Axis, duration, page
+from mcast.backends.sim.trace.timeline_data import Span, State, timeline_data
 from mcast.cli import app
 from mcast.wire.addresses import Gid
 
@@ -141,7 +141,7 @@ def test_page_and_terminal_agree_on_what_was_lost(name: str) -> None:
 
 
 def test_each_fault_has_its_name_on_the_time_line(failover: Trace) -> None:
-    faults = story(failover).faults
+    faults = timeline_data(failover).faults
     html = page(failover, "run")
     names = [unescape(name) for name in re.findall(r'<span class="name"[^>]*>(.*?)</span>', html)]
     assert names == [fault.text for fault in faults] != []
@@ -188,7 +188,7 @@ def test_a_quiet_run_says_that_nothing_was_lost() -> None:
 
 
 def test_more_members_than_a_page_draws_are_counted_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "MOST_LANES", 2)
+    monkeypatch.setattr(timeline, "MAX_LANES", 2)
     text = " ".join(" ".join(Page(page(members(5), "many")).text).split())
     assert "3 more members are not drawn" in text
     assert "5 members" in text
@@ -235,7 +235,7 @@ def test_a_member_goes_through_its_states() -> None:
         assert failed.errno
         lost = clock.now
     assert fabric.trace is not None
-    told = story(fabric.trace)
+    told = timeline_data(fabric.trace)
     receiver, send_only = told.lanes
     assert receiver.spans[:6] == [
         Span(State.ASKING, 0, joined),
@@ -263,7 +263,7 @@ def test_a_qp_attached_by_hand_has_the_lane_of_its_membership() -> None:
         qp.attach_mcast(event.ud.destination.gid, 0)
         qp.attach_mcast(Gid("ff0e::1"), 0)
     assert fabric.trace is not None
-    joined, by_hand = story(fabric.trace).lanes
+    joined, by_hand = timeline_data(fabric.trace).lanes
     assert (joined.id, joined.qp) == (1, qp.qp_num)
     assert State.RECEIVING in [span.state for span in joined.spans]
     assert (by_hand.id, by_hand.qp) == (None, qp.qp_num)
@@ -280,7 +280,10 @@ def test_a_link_is_down_until_it_is_up_or_the_end() -> None:
     fabric.clock.wait(lambda: False, 1, "", None)  # type: ignore[arg-type]
     fabric.bond_failover(fabric.ports[2])
     assert fabric.trace is not None
-    assert story(fabric.trace).down == {first.name: [(0, SECOND)], second.name: [(SECOND, 2 * SECOND)]}
+    assert timeline_data(fabric.trace).down == {
+        first.name: [(0, SECOND)],
+        second.name: [(SECOND, 2 * SECOND)],
+    }
 
 
 # --- the axis ----------------------------------------------------------------------------

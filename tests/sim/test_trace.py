@@ -82,12 +82,12 @@ def eventful(kind: str) -> Scene:
     scene.join(1)
     with fabric.rules.on_delivery(lambda d: Drop() if d.number == 1 else Delay(50)):
         scene.qp(0).send(to, [b"one", b"two"])
-    fabric.clock.run_out()
+    fabric.clock.run_until_idle()
     scene.qp(0).send(to, [b"\x00\xff"], imm=5)
     fabric.set_link(ports[1], up=False)
     fabric.set_link(ports[1], up=True)
     scene.ids[0].leave_multicast(GROUP)
-    fabric.clock.run_out()
+    fabric.clock.run_until_idle()
     fabric.bond_failover(ports[2])
     fabric.set_link(ports[0], up=False)
     # On RoCE the QP falls into ERR; on InfiniBand the message is lost in silence.
@@ -163,7 +163,7 @@ def test_a_record_that_does_not_fit_is_refused(field: str, value: object) -> Non
 def test_a_field_that_an_event_does_not_have_is_refused() -> None:
     fabric = Fabric.roce(trace=True)
     with pytest.raises(ValidationError, match="Extra inputs"):
-        fabric.parts.log.note(Link, port="roce0", up=True, why="so")  # type: ignore[call-arg]
+        fabric.core.log.note(Link, port="roce0", up=True, why="so")  # type: ignore[call-arg]
 
 
 def test_without_a_trace_nothing_is_made() -> None:
@@ -172,7 +172,7 @@ def test_without_a_trace_nothing_is_made() -> None:
     def never(**_: object) -> Link:
         raise AssertionError
 
-    fabric.parts.log.note(never)
+    fabric.core.log.note(never)
     assert fabric.trace is None
 
 

@@ -10,7 +10,7 @@ import pytest
 
 # A run in this process forgets the modules that it has imported first: some would come twice.
 import mcast.aio
-import mcast.backends.sim.census
+import mcast.backends.sim.open_objects
 import mcast.backends.sim.scenario.faults
 import mcast.endpoint.blocking  # noqa: F401
 
@@ -718,12 +718,12 @@ MISTAKES = {
     "@pytest.mark.mcast(faults={'kind': 'drop'})": "mcast(faults={'kind': 'drop'}): give a list of faults",
     "@pytest.mark.mcast(shared='no')": "mcast(shared='no'): give True or False",
     '@pytest.mark.mcast("infiniband")': "mcast('infiniband',): give its arguments by name, such",
-    '@pytest.mark.mcast_faults("gremlins")': "mcast_faults: there is no 'gremlins': there are 'drop', ",
+    '@pytest.mark.mcast_faults("gremlins")': "mcast_faults: unknown kind 'gremlins': choose one of 'drop', ",
     '@pytest.mark.mcast_faults("drop", rate=2)': "mcast_faults: rate of drop is 2: give 1 or less",
     '@pytest.mark.mcast_faults("drop", nht=2)': "mcast_faults: there is no field nht of drop: its fields are",
     '@pytest.mark.mcast_faults("drop", source="roce0")': "mcast_faults: source of drop is 'roce0': give the",
     '@pytest.mark.mcast_faults(Messages(source="10.0.0.1"), Drop())': "mcast_faults: source is '10.0.0.1'",
-    '@pytest.mark.mcast_faults("drop", 2)': "mcast_faults: str cannot get 2",
+    '@pytest.mark.mcast_faults("drop", 2)': "mcast_faults: str cannot have the verdict 2",
     '@pytest.mark.mcast_faults("drop", target=7)': "mcast_faults: port 7: this fabric has ports 0..3",
     '@pytest.mark.mcast_faults("restart-sm")': "mcast_faults: 'restart-sm' needs an SM: the fabric must",
     "@pytest.mark.mcast(faults=['drop'])": "mcast_faults: 'drop' is neither a table, as in a scenario, nor",
@@ -731,7 +731,8 @@ MISTAKES = {
     "@pytest.mark.mcast(seed='x')": "mcast(seed='x'): give an int",
     "@pytest.mark.mcast(link_rate=[])": "mcast(link_rate=…): the options",
     "@pytest.mark.mcast_faults(Drop())": "mcast_faults takes the kind of one fault and its fields",
-    "@pytest.mark.mcast_faults(Messages(), Refuse(SaStatus.OK))": "mcast_faults: Messages cannot get Refuse",
+    "@pytest.mark.mcast_faults(Messages(), Refuse(SaStatus.OK))": "mcast_faults: Messages cannot have the "
+    "verdict Refuse",
 }
 
 

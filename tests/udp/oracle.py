@@ -8,7 +8,7 @@ from functools import cache
 from ipaddress import IPv4Address
 
 from mcast.wire.packets import ROCE_UDP_PORT
-from mcast.wire.partition import partners
+from mcast.wire.partition import matching_pkeys
 
 _HEAD, _ICRC, _TAIL = 20, 4, 12
 
@@ -48,7 +48,7 @@ class Receiver:
                 return "foreign"
         elif dest_qp != self.qp_num or dest != self.address:
             return "foreign"
-        if int.from_bytes(data[2:4]) not in partners(self.pkey):
+        if int.from_bytes(data[2:4]) not in matching_pkeys(self.pkey):
             return "pkey_violations"
         if int.from_bytes(data[12:16]) != self.qkey:
             return "qkey_violations"

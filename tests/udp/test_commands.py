@@ -11,7 +11,7 @@ import pytest
 
 import mcast.aio
 from mcast import Endpoint, LoopbackPolicy, open_endpoint
-from mcast.conformance.peers import BOUND
+from mcast.conformance.helpers import BOUND
 
 from ..commands import MCAST, Run
 from .test_processes import GROUP, LO, UDP, echo

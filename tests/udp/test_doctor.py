@@ -9,7 +9,7 @@ import pytest
 
 from mcast import open_endpoint
 from mcast.api import TimedOut
-from mcast.conformance.peers import BOUND
+from mcast.conformance.helpers import BOUND
 
 from ..commands import MCAST
 from ..own_network import needs_namespaces
@@ -78,7 +78,9 @@ def test_who_heard_nobody_is_told_of_suspicions(
             assert group.recv(BOUND) is not None
         for _ in range(2):
             assert group.recv(0.01) is None
-        said = [record.getMessage() for record in caplog.records if "nothing came" in record.getMessage()]
+        said = [
+            record.getMessage() for record in caplog.records if "no message arrived" in record.getMessage()
+        ]
         with pytest.raises(TimedOut) as caught:
             one.join("239.1.1.3").ready(timeout=0.05)
     for found in (str(caught.value), *said):

@@ -10,7 +10,7 @@ import pytest
 from mcast import Endpoint, Lost, Membership, PortDown, PortUp, Rejoined, RejoinPolicy, open_endpoint
 from mcast.api import Gid, QpError, Testbed
 from mcast.backends.udp.testbed import udp_testbed
-from mcast.conformance.peers import BOUND
+from mcast.conformance.helpers import BOUND
 
 from ..own_network import needs_namespaces
 from ..waiting import until

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mcast import open_endpoint
 from mcast.backends.net.namespace import alone
-from mcast.conformance.peers import BOUND
+from mcast.conformance.helpers import BOUND
 
 from ..own_network import needs_namespaces, private_network
 from ..waiting import until

@@ -16,7 +16,7 @@ import pytest
 
 from mcast import Endpoint, cast, open_endpoint
 from mcast.api import BackendUnavailable, McastError, QpInit, UnavailableReason, backend_status, open_backend
-from mcast.conformance.peers import BOUND
+from mcast.conformance.helpers import BOUND
 from mcast.wire.packets import ROCE_UDP_PORT
 
 from ..commands import MCAST

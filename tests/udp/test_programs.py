@@ -16,7 +16,7 @@ import pytest
 import mcast.aio
 from mcast import cast, open_endpoint
 from mcast.backends.net import hostnet
-from mcast.conformance.peers import BOUND
+from mcast.conformance.helpers import BOUND
 
 from ..commands import MCAST, Run
 from ..own_network import needs_namespaces
@@ -142,7 +142,7 @@ def test_objects_pass_between_awaiting_ends() -> None:
         other = mcast.aio.open_endpoint("udp", bind="127.0.0.1")
         async with one as here, other as there, here.join(GROUP) as group, there.join(GROUP) as heard:
             sending = asyncio.create_task(cast.send(group, DATA, receivers=1))
-            async for found in cast.receive(heard, alone=True):
+            async for found in cast.receive(heard, one_session=True):
                 await sending
                 assert found.data is not None
                 return bytes(found.data)

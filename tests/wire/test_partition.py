@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mcast.wire.partition import find_pkey, partners
+from mcast.wire.partition import find_pkey, matching_pkeys
 
 pkeys = st.one_of(st.sampled_from((0, 1, 2)), st.integers(0, 0x7FFF)).flatmap(
     lambda base: st.sampled_from((base, base + 0x8000))
@@ -15,7 +15,7 @@ pkeys = st.one_of(st.sampled_from((0, 1, 2)), st.integers(0, 0x7FFF)).flatmap(
 @given(pkeys, pkeys)
 def test_one_of_two_in_a_partition_is_a_full_member(one: int, other: int) -> None:
     same, full = one % 0x8000 == other % 0x8000 != 0, one >= 0x8000 or other >= 0x8000
-    assert (one in partners(other)) == (other in partners(one)) == (same and full)
+    assert (one in matching_pkeys(other)) == (other in matching_pkeys(one)) == (same and full)
 
 
 def test_a_full_membership_is_found_before_a_limited_one() -> None:

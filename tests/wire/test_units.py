@@ -37,7 +37,7 @@ def test_links_have_the_code_of_the_rate_they_are_named_after() -> None:
 
 
 def test_a_code_is_said_with_its_unit() -> None:
-    assert (MTU.said(4), RATE.said(2), RATE.said(60)) == ("2048 bytes", "2.5 Gbit/s", "code 60")
+    assert (MTU.describe(4), RATE.describe(2), RATE.describe(60)) == ("2048 bytes", "2.5 Gbit/s", "code 60")
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,13 @@ class Subscriber:
     """
 
     def __init__(
-        self, endpoint: aio.Endpoint, feed: aio.Membership, repair: aio.Sender, patience: float
+        self, endpoint: aio.Endpoint, feed: aio.Membership, repair: aio.Sender, retry_interval: float
     ) -> None:
         self.book = Book()
         self.asked = self.refused = 0
         self.outages: list[float] = []
         self._endpoint, self._feed, self._repair = endpoint, feed, repair
-        self._patience, self._random = patience, Random()
+        self._retry_interval, self._random = retry_interval, Random()
         self._changed = asyncio.Condition()
 
     @property
@@ -56,11 +56,11 @@ class Subscriber:
         """While behind, ask for the whole book; not at once, because another subscriber may ask before."""
         while True:
             await self.until(lambda book: book.behind)
-            await asyncio.sleep(self._random.uniform(0.5, 1) * self._patience)
+            await asyncio.sleep(self._random.uniform(0.5, 1) * self._retry_interval)
             if self.book.behind:
                 self.asked += 1
                 await self._repair.send(encode(Request(self.book.version)))
-                await asyncio.sleep(self._patience)
+                await asyncio.sleep(self._retry_interval)
 
     async def watch(self) -> None:
         """Note how long the membership was lost, for example because the SM failed over; mcast joins again.
@@ -80,7 +80,7 @@ class Subscriber:
 
 @asynccontextmanager
 async def open_subscriber(
-    backend: str, bind: str | None = None, patience: float = 0.1
+    backend: str, bind: str | None = None, retry_interval: float = 0.1
 ) -> AsyncIterator[Subscriber]:
     """A subscriber that follows the feed until the end of the `with`."""
     async with (
@@ -88,6 +88,6 @@ async def open_subscriber(
         endpoint.join(FEED) as feed,
         endpoint.sender(REPAIR) as repair,
     ):
-        subscriber = Subscriber(endpoint, feed, repair, patience)
+        subscriber = Subscriber(endpoint, feed, repair, retry_interval)
         async with background(subscriber.follow, subscriber.repair, subscriber.watch):
             yield subscriber

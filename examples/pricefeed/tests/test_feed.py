@@ -40,12 +40,12 @@ def anyio_backend() -> str:
 
 @asynccontextmanager
 async def running(
-    subscribers: int = 1, heartbeat: float = QUICK, patience: float = QUICK
+    subscribers: int = 1, heartbeat: float = QUICK, retry_interval: float = QUICK
 ) -> AsyncIterator[tuple[Publisher, list[Subscriber]]]:
     """A publisher on port 0, subscribers on ports 1, 2, …"""
     async with AsyncExitStack() as stack:
         opened = [
-            await stack.enter_async_context(open_subscriber("sim", f"10.0.0.{2 + n}", patience))
+            await stack.enter_async_context(open_subscriber("sim", f"10.0.0.{2 + n}", retry_interval))
             for n in range(subscribers)
         ]
         yield await stack.enter_async_context(open_publisher("sim", "10.0.0.1", heartbeat)), opened
@@ -102,7 +102,7 @@ async def test_a_lost_last_update_is_noticed_by_the_heartbeat(mcast_fabric: Mcas
 @pytest.mark.mcast_faults("reorder", group=FEED, target=2, nth=[3, 8], after=2)
 @pytest.mark.mcast_faults("delay", group=FEED, target=3, nth=[2, 9], seconds=0.3)
 async def test_copies_and_wrong_order_need_no_repair() -> None:
-    async with running(subscribers=3, heartbeat=NEVER, patience=4.0) as (publisher, subscribers):
+    async with running(subscribers=3, heartbeat=NEVER, retry_interval=4.0) as (publisher, subscribers):
         await publish(publisher)
         await same_book(publisher, *subscribers)
         doubled, _, delayed = (subscriber.stats for subscriber in subscribers)
@@ -121,7 +121,7 @@ async def test_a_very_lossy_fabric_in_both_directions() -> None:
 async def test_a_late_subscriber_gets_the_whole_book() -> None:
     async with running() as (publisher, _):
         await publish(publisher)
-        async with open_subscriber("sim", "10.0.0.4", patience=QUICK) as late:
+        async with open_subscriber("sim", "10.0.0.4", retry_interval=QUICK) as late:
             await same_book(publisher, late)
             assert late.asked == 1
 

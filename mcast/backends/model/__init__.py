@@ -1,4 +1,4 @@
-"""What a host and its RDMA devices do, as state machines that all providers without real devices share.
+"""State machines of a host and its RDMA devices, shared by all providers without real devices.
 
 cm           the connection manager: ids, memberships, event channels
 qp           a queue pair: states, receive queue, drops
@@ -8,6 +8,6 @@ sa_client    the kernel's SA client of a port
 log          the events that these parts write into a trace
 times        the clock that is passed in
 
-What carries messages, answers SA requests and finds routes is passed in: `Network` of `cm` says what is
-needed. So these files import no provider; a fabric of switches is in `mcast.backends.sim.core`.
+A provider passes in the parts that carry messages, answer SA requests and find routes (`Network` in `cm`). So
+these files import no provider; a fabric of switches is in `mcast.backends.sim.core`.
 """

@@ -1,8 +1,23 @@
 """The connection manager: ids, their groups, and the events of a channel (librdmacm and the kernel's CMA).
 
-Calls return an errno, 0 for success; later outcomes are events. There is no lock and no I/O: the network's
-clock is told which steps fall due, and `on_event` that an event waits. `Network` is all that an id needs
-from outside.
+Calls return an errno, 0 for success; later outcomes are events. There is no lock and no I/O: delayed steps
+are scheduled on the network's clock, and `on_event` is called whenever the channel's queue changes. `Network`
+is all that an id needs from outside.
+
+States of an id (`IdState`):
+
+    IDLE --bind--> BOUND --resolve--> QUERY --ADDR_RESOLVED is fetched--> RESOLVED
+    IDLE --resolve--> QUERY
+    any state --the device is removed--> REMOVED
+
+A join needs BOUND or RESOLVED. An id owns its memberships (`groups`) and at most one queue pair; a channel
+owns the queue of events, and an event knows the id or the membership that it is about. A leave or destroy
+takes the unread events of its owner back, so no event names an object that has ended.
+
+Fetching has effects, as in librdmacm: ADDR_RESOLVED moves the id to RESOLVED, and MULTICAST_JOIN attaches the
+queue pair. If the attach fails, the event becomes a MULTICAST_ERROR.
+
+Deliberately not handled: connections. RC and UC queue pairs can be made, in INIT, and not connected.
 """
 
 from __future__ import annotations
@@ -35,10 +50,10 @@ from mcast.backends.model.port import Interface, Port
 from mcast.backends.model.qp import Qp
 from mcast.backends.model.queue_pairs import QueuePairs
 from mcast.backends.model.sa_client import SaClient, SaMember
-from mcast.backends.model.times import Timeline
+from mcast.backends.model.times import Scheduler
 from mcast.errors.cause import ENOTSUPP, Cause
 from mcast.errors.causes import causes_of_status
-from mcast.errors.sa_refusal import PortView, found_causes
+from mcast.errors.sa_refusal import PortView, refusal_causes
 from mcast.wire.addresses import AF_IB, AF_INET, AF_INET6, ZERO_GID, Gid, LocalAddress, McastAddress
 from mcast.wire.kernel_join import kernel_join
 from mcast.wire.mapping import infiniband_group, infiniband_mgid, ipoib_broadcast_mgid, roce_mgid
@@ -78,7 +93,7 @@ class Addresses(Protocol):
         """Return the interface of the longest route to the address."""
 
 
-class Reports(Protocol):
+class IgmpReporter(Protocol):
     """IGMP: announces the full members of RoCE groups."""
 
     def join(self, port: Port, group: Gid) -> int:
@@ -89,20 +104,20 @@ class Reports(Protocol):
 
 
 class Network(Protocol):
-    """What the connection manager asks of the fabric, or of the host, that it works on.
+    """The services of the fabric, or of the host, that the connection manager uses.
 
     `id_numbers` number the ids; `refuses_block_loopback` is True where a queue pair cannot be made so;
     `sa_capabilities` are the capability bits of the SA's ClassPortInfo.
     """
 
     @property
-    def clock(self) -> Timeline: ...
+    def clock(self) -> Scheduler: ...
     @property
     def hosts(self) -> Addresses: ...
     @property
     def id_numbers(self) -> Iterator[int]: ...
     @property
-    def igmp(self) -> Reports: ...
+    def igmp(self) -> IgmpReporter: ...
     @property
     def log(self) -> Log: ...
     @property
@@ -153,18 +168,18 @@ class QueuedEvent:
         self.detail: str = detail
         self.owner: CmaId | CmaMembership = cm_id if membership is None else membership
         self.answers: list[tuple[Cause, ...]] | None = None
-        """What the SA has said of a failure; None before it was asked."""
+        """Causes of a failure by the SA's word; None before it was asked."""
 
 
 class CmaMembership(SaMember):
     """A join of an id, from the call to its leave.
 
-    igmp      True once the membership was announced
-    told      the MLID in its JOIN event: the leave detaches the queue pair from that MLID, if it is attached
-    unread    its events in the channel's queue
+    igmp        True once the membership was announced
+    event_mlid  the MLID in its JOIN event, from which the leave detaches the queue pair, if it is attached
+    unread      its events in the channel's queue
     """
 
-    __slots__ = ("address", "context", "id", "igmp", "mgid", "told", "unread")
+    __slots__ = ("address", "context", "event_mlid", "id", "igmp", "mgid", "unread")
 
     def __init__(self, cm_id: CmaId, address: McastAddress, context: object, bits: int, mgid: Gid) -> None:
         self.mgid: Gid = mgid
@@ -173,11 +188,11 @@ class CmaMembership(SaMember):
         self.context: object = context
         self.bits: int = bits
         self.igmp: bool = False
-        self.told: int | None = None
+        self.event_mlid: int | None = None
         self.unread: tuple[QueuedEvent, ...] = ()
 
-    def joined(self, failed: int, record: McMemberRecord | None, why: str) -> None:
-        """What the SA said, or what the port has lost."""
+    def on_join_result(self, failed: int, record: McMemberRecord | None, why: str) -> None:
+        """Queue the event of a join that ended, or of a membership that was lost."""
         if failed or record is None:
             self.id.channel.put(QueuedEvent(_ERROR, self.id, self, None, -failed, failed, why))
         else:
@@ -196,7 +211,7 @@ class CmChannel:
     queue: OrderedDict[QueuedEvent, None] = field(default_factory=OrderedDict)
 
     def put(self, event: QueuedEvent) -> None:
-        if event.id.network.log.is_kept:
+        if event.id.network.log.is_enabled:
             event.id.note_event(event)
         self.queue[event] = None
         event.owner.unread += (event,)
@@ -387,8 +402,8 @@ class CmaId:
         """IGMP goes out in the call itself, the event is there at once (K-EVENT-2)."""
         assert self.interface is not None
         port = self.interface.port
-        asked, _, mgid = self.known_mgid
-        if asked is not address:
+        request, _, mgid = self.known_mgid
+        if request is not address:
             mgid = _roce_mgid(address)
             self.known_mgid = (address, b"", mgid)
         membership = self._new_membership(port, address, context, bits, mgid)
@@ -408,8 +423,8 @@ class CmaId:
         assert self.interface is not None
         assert self.interface.broadcast is not None
         port, pattern = self.interface.port, self.interface.broadcast
-        asked, broadcast, mgid = self.known_mgid
-        if asked is not address or broadcast is not pattern.mgid:
+        request, broadcast, mgid = self.known_mgid
+        if request is not address or broadcast is not pattern.mgid:
             mgid = _infiniband_mgid(address, self.port_space, pattern.mgid)
             self.known_mgid = (address, pattern.mgid, mgid)
         mask, record = kernel_join(pattern, mgid, port.gids[0], self.port_space, bits)
@@ -420,7 +435,7 @@ class CmaId:
     def _new_membership(
         self, port: Port, address: McastAddress, context: object, bits: int, mgid: Gid
     ) -> CmaMembership:
-        if self.network.log.is_kept:
+        if self.network.log.is_enabled:
             self.network.log.note(
                 JoinAccepted,
                 port=port.name,
@@ -463,7 +478,7 @@ class CmaId:
         assert ud is not None
         if membership.bits == _SEND_ONLY:
             return event
-        lid = membership.told = ud.destination.dlid
+        lid = membership.event_mlid = ud.destination.dlid
         if self.qp is not None and (failed := self.network.queue_pairs.attach(self.qp, membership.mgid, lid)):
             return QueuedEvent(_ERROR, self, membership, None, -1, failed)
         return event
@@ -478,7 +493,7 @@ class CmaId:
         if self.interface is not None:
             self.interface.port.ids.pop(self, None)
 
-    def ask_why(self, event: QueuedEvent, answered: Callable[[tuple[Cause, ...]], None]) -> bool:
+    def query_refusal(self, event: QueuedEvent, answered: Callable[[tuple[Cause, ...]], None]) -> bool:
         """Ask the SA why it refused a join, as any program on this host could; False if it refused none.
 
         `answered` is called with the causes that were found, when the SA has answered the Get.
@@ -486,18 +501,18 @@ class CmaId:
         member = event.membership
         if member is None or self.interface is None or (event.errno, event.status) != _REFUSED:
             return False
-        if member.asked is None:
+        if member.request is None:
             return False
-        port, (mask, asked) = self.interface.port, member.asked
+        port, (mask, request) = self.interface.port, member.request
         client, status = member.group.client, member.refused
         view = PortView(port.pkeys, MTU.code[port.mtu], RATE.code[port.rate])
 
         def compare(group: McMemberRecord | None) -> None:
-            found = found_causes(mask, asked, group, view, self.network.sa_capabilities)
+            found = refusal_causes(mask, request, group, view, self.network.sa_capabilities)
             named = status not in (None, SaStatus.REQ_INVALID)  # that one says only that something is wrong
             answered(causes_of_status(status.name) if status is not None and named else found)
 
-        client.look_up(Gid(asked.mgid), compare)
+        client.query(Gid(request.mgid), compare)
         return True
 
     # --- leave, destroy ------------------------------------------------------------------
@@ -515,7 +530,7 @@ class CmaId:
     def _end(self, membership: CmaMembership) -> None:
         if membership.unread:
             self.channel.purge(membership)
-        lid = membership.told
+        lid = membership.event_mlid
         if self.qp is not None and lid is not None and self.qp.attached.get(membership.mgid) == lid:
             self.network.queue_pairs.detach(self.qp, membership.mgid, lid)
         self._give_up(membership)
@@ -524,7 +539,7 @@ class CmaId:
         """End the port's part in the group, by IGMP leave or SA Delete, if no other id has joined it."""
         assert self.interface is not None
         port = self.interface.port
-        if self.network.log.is_kept:
+        if self.network.log.is_enabled:
             self.network.log.note(Leave, port=port.name, id=self.number, group=membership.mgid)
         if port.is_infiniband:
             membership.group.client.leave(membership)
@@ -590,7 +605,7 @@ def _roce_mgid(address: McastAddress) -> Gid:
 
 @lru_cache(maxsize=4096)
 def _infiniband_ud(record: McMemberRecord) -> UdParam:
-    """What a join event has for a group with this record."""
+    """Return the UD parameters of a join event, from the record of the group."""
     to = Destination(
         gid=Gid(record.mgid),
         qkey=record.qkey,
@@ -607,6 +622,6 @@ def _infiniband_ud(record: McMemberRecord) -> UdParam:
 
 @lru_cache(maxsize=4096)
 def _roce_ud(gid: Gid, sgid_index: int) -> UdParam:
-    """What a join event has for a group whose messages leave with that source GID."""
+    """Return the UD parameters of a join event, for a group whose messages have that source GID."""
     to = Destination(gid=gid, qkey=RDMA_UDP_QKEY, sgid_index=sgid_index, hop_limit=ROCE_HOP_LIMIT)
     return UdParam(MULTICAST_QPN, RDMA_UDP_QKEY, to)

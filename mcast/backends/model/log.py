@@ -84,10 +84,10 @@ ModelEvent: TypeAlias = JoinAccepted | EventQueued | Leave | Attach | Detach
 
 
 class Log(Protocol):
-    """A trace that is written. Code on the path of a message checks `is_kept` first."""
+    """A trace that is written. Code on the path of a message checks `is_enabled` first."""
 
     @property
-    def is_kept(self) -> bool:
+    def is_enabled(self) -> bool:
         """True while anybody asks for the events."""
 
     def note(self, kind: Callable[P, ModelEvent], *args: P.args, **fields: P.kwargs) -> None:

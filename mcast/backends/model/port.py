@@ -18,11 +18,11 @@ A message counts once for each queue pair that it was for.
 
 
 COMP_VECTORS = 4
-"""How many completion vectors a device has. They change nothing here, because there are no interrupts."""
+"""Number of completion vectors of a device. They have no effect, because there are no interrupts."""
 
 
 class Limits:
-    """What a device can hold; the defaults are Soft-RoCE's (K-ATTACH-9)."""
+    """Limits of a device; the defaults are Soft-RoCE's (K-ATTACH-9)."""
 
     __slots__ = ("groups", "qps_per_group", "queue_depth")
 
@@ -54,7 +54,7 @@ class Interface:
         return tuple(one for one in (self.ipv4, self.ipv6) if one is not None)
 
 
-class Bound(Protocol):
+class PortObserver(Protocol):
     """An object that is bound to a port, and is told of the port's faults."""
 
     def device_removed(self) -> None: ...
@@ -93,7 +93,7 @@ class Port:
         self.lid: int = lid
         self.interfaces: list[Interface] = [Interface(self, DEFAULT_PKEY, ipv4, ipv6)]
         self.pkeys: tuple[int, ...] = (DEFAULT_PKEY,)
-        self.ids: dict[Bound, None] = {}
+        self.ids: dict[PortObserver, None] = {}
         link_local = Gid(b"\xfe\x80" + bytes(6) + self.guid.to_bytes(8))
         self.gids: dict[int, Gid] = {0: link_local}
         if not self.is_infiniband:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from mcast.api import Destination, Leases, PortEvent, QpCounters, QpInit, QpState, QpType, WcStatus
 from mcast.backends.model.port import Port
 from mcast.wire.addresses import IPV4_MAPPED, Gid
-from mcast.wire.partition import partners
+from mcast.wire.partition import matching_pkeys
 
 _S = QpState
 STEPS: dict[QpState, set[QpState]] = {
@@ -30,13 +30,13 @@ STEPS: dict[QpState, set[QpState]] = {
 }
 """The UD state machine (IBA vol 1, 10.3.1); RESET and ERR are reached from every state besides."""
 
-PORT_EVENTS_KEPT = 64
+MAX_PORT_EVENTS = 64
 
 RECEIVING = frozenset({_S.RTR, _S.RTS, _S.SQD, _S.SQE})
 
 
 class Header(NamedTuple):
-    """What the headers of all messages from a queue pair to a destination have in common."""
+    """Header fields that all messages from a queue pair to one destination share."""
 
     source: Gid
     src_qp: int
@@ -97,16 +97,16 @@ class Qp:
         "handles",
         "leases",
         "low_water",
-        "news",
+        "matching_pkeys",
         "no_receive",
         "number",
         "on_readable",
         "oversized",
-        "partners",
         "path",
         "pkey",
         "pkey_index",
         "port",
+        "port_changed",
         "port_events",
         "qkey",
         "queue",
@@ -153,12 +153,12 @@ class Qp:
         self.path: Path | None = None  # of the last send
         self.on_readable: Callable[[], None] | None = None
         self.port_events: tuple[PortEvent, ...] = ()
-        self.news: bool = False  # of the port, since a receive was empty
+        self.port_changed: bool = False  # of the port, since a receive was empty
         self.queue: deque[tuple[Burst, int, int]] = deque()
 
     @property
-    def gone(self) -> bool:
-        """Whether its device was removed. A device that comes back later is another one."""
+    def device_gone(self) -> bool:
+        """True if its device was removed. A device that is plugged in again is another one."""
         return self.removals != self.port.removals
 
     @property
@@ -166,9 +166,9 @@ class Qp:
         """A recv would return at once: with messages, or with the reason of an error."""
         return bool(self.queue) or self.error is not None
 
-    def settle(self) -> None:
+    def reclaim(self) -> None:
         """Post the receives of batches that have ended."""
-        self.free += self.leases.take()
+        self.free += self.leases.reclaim()
 
     @property
     def counters(self) -> QpCounters:
@@ -189,7 +189,7 @@ class Qp:
         """Send with the P_Key at its place in the port's table, and receive messages that match it."""
         table, index = self.port.pkeys, self.pkey_index
         self.pkey: int = table[index] if index < len(table) else 0
-        self.partners: tuple[int, ...] = partners(self.pkey)
+        self.matching_pkeys: tuple[int, ...] = matching_pkeys(self.pkey)
 
     def modify(self, state: QpState) -> int:
         """Take a step of the state machine; the errno."""
@@ -217,10 +217,10 @@ class Qp:
         if self.on_readable is not None:
             self.on_readable()
 
-    def hear(self, event: PortEvent) -> None:
+    def on_port_event(self, event: PortEvent) -> None:
         """The port tells of something."""
-        self.port_events = (*self.port_events, event)[-PORT_EVENTS_KEPT:]
-        self.news = True
+        self.port_events = (*self.port_events, event)[-MAX_PORT_EVENTS:]
+        self.port_changed = True
         if self.on_readable is not None:
             self.on_readable()
 
@@ -241,7 +241,7 @@ class Qp:
         """
         port = self.port
         source = port.gids.get(to.sgid_index)
-        if self.gone or not port.up or source is None:
+        if self.device_gone or not port.up or source is None:
             return None
         same_ip = (source[:12] == IPV4_MAPPED) == (to.gid[:12] == IPV4_MAPPED)
         return source if port.is_infiniband or same_ip else None
@@ -255,7 +255,7 @@ class Qp:
             burst, start, stop = self._fitting(burst, start, stop)
             longest = burst.longest
         header = burst.header
-        if header.pkey not in self.partners:
+        if header.pkey not in self.matching_pkeys:
             self.port.pkey_violations += stop - start
         elif header.qkey != self.qkey:
             self.wrong_qkey += stop - start
@@ -278,18 +278,18 @@ class Qp:
         return burst._replace(payloads=fits, longest=longest), 0, len(fits)
 
     def is_own(self, header: Header) -> bool:
-        """Whether this QP sent messages with that header."""
+        """Return True if this QP sent messages with that header."""
         return header.src_qp == self.number and header.source in self.port.gids.values()
 
     def repost(self, depth: int, room: int) -> int:
         """Replace all receives by `depth` receives of `room` bytes; EBUSY while one holds a message."""
-        self.settle()
+        self.reclaim()
         if self.free != self.depth:
             return errno.EBUSY
         self._post_anew(depth, room)
         return 0
 
-    def repost_own(self, depth: int, room: int) -> None:
+    def repost_default(self, depth: int, room: int) -> None:
         """Do the same at the end of receive memory: what is queued is dropped, what is leased stays there."""
         self._drop_queue()
         self._post_anew(depth, room)
@@ -300,7 +300,7 @@ class Qp:
         self.depth = self.free = self.low_water = depth
         self.room = room
 
-    def take(self, limit: int) -> list[tuple[Burst, int, int]]:
+    def lease(self, limit: int) -> list[tuple[Burst, int, int]]:
         """The first messages, `limit` at the most, as slices of bursts; their receives are leased."""
         taken: list[tuple[Burst, int, int]] = []
         queue = self.queue
@@ -314,7 +314,7 @@ class Qp:
             limit -= stop - start
         return taken
 
-    def take_one(self) -> tuple[Burst, int] | None:
+    def pop_one(self) -> tuple[Burst, int] | None:
         """The first message, as a burst and a place in it. Its receive is posted again."""
         if not self.queue:
             return None
@@ -328,7 +328,7 @@ class Qp:
 
     def _accept(self, burst: Burst, start: int, stop: int) -> None:
         if self.ended:
-            self.free += self.leases.take()  # as `settle`
+            self.free += self.leases.reclaim()  # as `reclaim`
         fits = stop - start
         if fits > self.free:
             self.no_receive += fits - self.free

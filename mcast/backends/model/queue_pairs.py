@@ -19,7 +19,7 @@ Attached = dict[Gid, tuple[Qp, ...]]
 
 
 class Routes(Protocol):
-    """What was worked out from the attach tables, such as the receivers of groups."""
+    """Cache of results derived from the attach tables, such as the receivers of groups."""
 
     def forget(self, route: int | Gid) -> None:
         """Forget what is known of the group, or on InfiniBand of the MLID."""
@@ -80,11 +80,11 @@ class QueuePairs:
                 del self._attached[qp.port.index][gid]
         self._routes.changed()
 
-    def tell(self, port: Port, event: PortEvent) -> None:
+    def notify_port(self, port: Port, event: PortEvent) -> None:
         """Tell every queue pair of the port about an event of the port."""
         for qp in self:
-            if qp.port is port and not qp.gone:
-                qp.hear(event)
+            if qp.port is port and not qp.device_gone:
+                qp.on_port_event(event)
 
     # --- attachments ---------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class QueuePairs:
                 )
                 table[gid] = (*members, qp) if members else qp.alone
         self._routes.forget(lid if port.is_infiniband else gid)
-        if self._log.is_kept:
+        if self._log.is_enabled:
             self._log.note(Attach, port=port.name, qp=qp.number, group=gid, lid=lid, errno=result)
         return result
 
@@ -124,7 +124,7 @@ class QueuePairs:
                 del table[gid]
             del qp.attached[gid]
         self._routes.forget(lid if port.is_infiniband else gid)
-        if self._log.is_kept:
+        if self._log.is_enabled:
             self._log.note(Detach, port=port.name, qp=qp.number, group=gid, lid=lid, errno=result)
         return result
 

@@ -1,9 +1,24 @@
 """The kernel's SA client of one port: memberships of many ids, counted for each MGID and JoinState bit.
 
-Source: SA-SHARE-1, SA-SHARE-2. Bits that the port has already cost no request; requests for one group follow
-each other; when the count of a bit reaches 0, a Delete is sent whose answer nobody waits for. No clock, no
-I/O: `ask(method, mask, record, answered)` sends a request and calls `answered(reply)` later, with None when
-the SA does not answer.
+Source: SA-SHARE-1, SA-SHARE-2. No clock, no I/O: `ask(method, mask, record, answered)` sends a request and
+calls `answered(reply)` later, with None when the SA does not answer.
+
+A group has at most one request in flight:
+
+    idle     --a join with a bit that the port lacks-->     joining (Set)     --reply, or none--> idle
+    idle     --a bit that no member has any more-->         leaving (Delete)  --reply-->          idle
+    leaving  --no reply, up to MAX_DELETE_RETRIES times-->  leaving (Delete again), then idle
+
+A join with a bit that the port already holds costs no request: the client compares it with the record that
+it has. Joins that meet a request in flight wait in order; each reply calls `advance`, which serves them
+before it gives bits back. A group with neither bits nor waiting members is forgotten.
+
+A member gets the outcome of its join by `on_join_result`: once when the join is complete, and once more, with
+ENETRESET, if a port event ends the membership (`reset`). A member that has left is never called. If it leaves
+while its Set is in flight, the Delete follows the answer (SA-CANCEL-1).
+
+Deliberately not handled: joining again after a reset, which is up to the program (SA-RESET-2), and the
+outcome of the last Delete, on which nobody waits.
 """
 
 from __future__ import annotations
@@ -24,7 +39,7 @@ from mcast.wire.mcmember import (
     McMemberRecord,
     SaMethod,
     SaStatus,
-    fields_of,
+    field_getter,
     make_record,
 )
 
@@ -38,9 +53,9 @@ class Reply(Protocol):
     def records(self) -> tuple[McMemberRecord, ...]: ...
 
 
-AskSa = Callable[[SaMethod, int, McMemberRecord, Callable[[Reply | None], None]], object]
+SendSaRequest = Callable[[SaMethod, int, McMemberRecord, Callable[[Reply | None], None]], object]
 
-MEANING = {
+STATUS_TEXT = {
     SaStatus.NO_RESOURCES: "no MLID is left, or the SA is out of another resource",
     SaStatus.REQ_INVALID: "a field does not fit the group, the partition or what the SM can do",
     SaStatus.NO_RECORDS: "there is no such record",
@@ -52,7 +67,7 @@ MEANING = {
 """The SA's status in words, which the kernel hides behind -EINVAL (SA-STATUS-1)."""
 
 
-class Reset(Enum):
+class ResetReason(Enum):
     """Port events that end the port's memberships (SA-RESET-1)."""
 
     PORT_ERR = "the port's link went down"
@@ -61,7 +76,7 @@ class Reset(Enum):
     PKEY_CHANGE = "the group's P_Key moved in the port's table, or left it"
 
 
-DELETE_REPEATS = 3
+MAX_DELETE_RETRIES = 3
 
 # Plain ints of this module, because looking up and combining enum members takes ten times as long.
 _FULL, _SEND_ONLY = int(JoinState.FULL), int(JoinState.SEND_ONLY_FULL)
@@ -74,23 +89,23 @@ class SaMember(ABC):
     """One id's part in a group of the port. A subclass decides what the outcome changes.
 
     bits     the one JoinState bit that it joins with
-    asked    component mask and record of its join, until the SA has granted it
+    request  component mask and record of its join, until the SA has granted it
     refused  the status of an SA that refused the join
 
     `SaClient.join` sets all but `bits`.
     """
 
-    __slots__ = ("active", "asked", "bits", "group", "left", "refused")
+    __slots__ = ("active", "bits", "group", "left", "refused", "request")
 
     bits: int
     group: _Group
-    asked: tuple[int, McMemberRecord] | None
+    request: tuple[int, McMemberRecord] | None
     refused: SaStatus | None
     active: bool
     left: bool
 
     @abstractmethod
-    def joined(self, failed: int, record: McMemberRecord | None, why: str) -> None:
+    def on_join_result(self, failed: int, record: McMemberRecord | None, why: str) -> None:
         """Take the outcome: an errno, or the group's record without members' fields.
 
         Called again with ENETRESET when the membership is lost; never called after the member left.
@@ -98,11 +113,11 @@ class SaMember(ABC):
 
 
 class _Group:
-    """What the port has of one MGID, and the one request in flight about it.
+    """Memberships of the port in one MGID, and the one request in flight about it.
 
     held, record       the bits that the SA granted, and its record
     full, send_only    how many members have each bit
-    joining, leaving   the member of a Set, or the bits of a Delete, which is sent `repeats` times more
+    joining, leaving   the member of a Set, or the bits of a Delete, which is repeated up to `retries` times
     waiting            the members that wait for an answer
     """
 
@@ -114,7 +129,7 @@ class _Group:
         "leaving",
         "mgid",
         "record",
-        "repeats",
+        "retries",
         "send_only",
         "waiting",
     )
@@ -128,25 +143,25 @@ class _Group:
         self.send_only: int = 0
         self.joining: SaMember | None = None
         self.leaving: int = 0
-        self.repeats: int = 0
+        self.retries: int = 0
         self.waiting: deque[SaMember] | None = None  # an empty one takes 600 bytes
 
     def join(self, member: SaMember) -> None:
         if self.joining is None and not self.leaving:
-            self._serve(member)
+            self._start_join(member)
             return
         if self.waiting is None:
             self.waiting = deque()
         self.waiting.append(member)
 
-    def settle(self) -> None:
+    def advance(self) -> None:
         """Serve the members that wait; then give back bits that no member has any more; one request at a
         time."""
         while self.joining is None and not self.leaving:
             if self.waiting:
                 member = self.waiting.popleft()
                 if not member.left:
-                    self._serve(member)
+                    self._start_join(member)
                 continue
             self.waiting = None
             if not self.held:
@@ -156,21 +171,21 @@ class _Group:
             used = (_FULL if self.full else 0) | (_SEND_ONLY if self.send_only else 0)
             if not (unused := self.held & ~used):
                 return
-            self.repeats = DELETE_REPEATS
-            self._give_back(unused)
+            self.retries = MAX_DELETE_RETRIES
+            self._send_delete(unused)
 
-    def _serve(self, member: SaMember) -> None:
-        assert member.asked is not None
-        mask, record = member.asked
+    def _start_join(self, member: SaMember) -> None:
+        assert member.request is not None
+        mask, record = member.request
         if self.record is None or not self.held & member.bits:
             self.joining = member
-            self.client.ask(_SET, mask, record, self._granted)
+            self.client.ask(_SET, mask, record, self._on_join_reply)
         elif _differs(mask, record, self.record):
-            member.joined(errno.EINVAL, None, "it differs from what this port holds of the group")
+            member.on_join_result(errno.EINVAL, None, "it differs from what this port holds of the group")
         else:
             self._activate(member)
 
-    def _granted(self, reply: Reply | None) -> None:
+    def _on_join_reply(self, reply: Reply | None) -> None:
         member, self.joining = self.joining, None
         assert member is not None
         if reply is not None and reply.status is _OK:
@@ -185,37 +200,39 @@ class _Group:
         elif member.left:
             pass
         elif reply is None:
-            member.joined(errno.ETIMEDOUT, None, "the SA did not answer")
+            member.on_join_result(errno.ETIMEDOUT, None, "the SA did not answer")
         else:
             status = f"{reply.status.name} ({reply.status:#06x})"
             member.refused = reply.status
-            member.joined(errno.EINVAL, None, f"the SA refused with {status}: {MEANING[reply.status]}")
-        self.settle()
+            member.on_join_result(
+                errno.EINVAL, None, f"the SA refused with {status}: {STATUS_TEXT[reply.status]}"
+            )
+        self.advance()
 
     def _activate(self, member: SaMember) -> None:
-        member.active, member.asked = True, None
+        member.active, member.request = True, None
         self.client.active[member] = None
         if member.bits == _FULL:
             self.full += 1
         else:
             self.send_only += 1
-        member.joined(0, self.record, "")
+        member.on_join_result(0, self.record, "")
 
-    def _give_back(self, bits: int) -> None:
+    def _send_delete(self, bits: int) -> None:
         assert self.record is not None
         self.leaving = bits
         shared = self.record[2:16]
         record = make_record((self.record.mgid, self.client.port_gid, *shared, JOIN_STATES[bits], False))
-        self.client.ask(_DELETE, _JOIN, record, self._gave_back)
+        self.client.ask(_DELETE, _JOIN, record, self._on_delete_reply)
 
-    def _gave_back(self, reply: Reply | None) -> None:
-        if reply is None and self.repeats:
-            self.repeats -= 1
-            self._give_back(self.leaving)
+    def _on_delete_reply(self, reply: Reply | None) -> None:
+        if reply is None and self.retries:
+            self.retries -= 1
+            self._send_delete(self.leaving)
             return
         self.held &= ~self.leaving
         self.leaving = 0
-        self.settle()
+        self.advance()
 
 
 class SaClient:
@@ -223,8 +240,8 @@ class SaClient:
 
     __slots__ = ("active", "ask", "groups", "port_gid")
 
-    def __init__(self, ask: AskSa, port_gid: Gid) -> None:
-        self.ask: AskSa = ask
+    def __init__(self, ask: SendSaRequest, port_gid: Gid) -> None:
+        self.ask: SendSaRequest = ask
         self.port_gid: Gid = port_gid
         self.groups: dict[Gid, _Group] = {}
         self.active: dict[SaMember, None] = {}  # in order of joining
@@ -245,7 +262,7 @@ class SaClient:
             group = _Group(self, mgid)
             if mgid != ZERO_GID:
                 self.groups[mgid] = group
-        member.group, member.asked, member.refused = group, (mask, record), None
+        member.group, member.request, member.refused = group, (mask, record), None
         member.active = member.left = False
         group.join(member)
 
@@ -260,7 +277,7 @@ class SaClient:
                 group.full -= 1
             else:
                 group.send_only -= 1
-        group.settle()
+        group.advance()
 
     def forget(self, group: _Group) -> None:
         """Forget the group, of which the port has nothing left.
@@ -270,7 +287,7 @@ class SaClient:
         if self.groups.get(group.mgid) is group:
             del self.groups[group.mgid]
 
-    def look_up(self, mgid: Gid, answered: Callable[[McMemberRecord | None], None]) -> None:
+    def query(self, mgid: Gid, answered: Callable[[McMemberRecord | None], None]) -> None:
         """Get the group's record as the SA shows it to this port; None: no such group, or no answer."""
         self.ask(
             SaMethod.GET,
@@ -279,7 +296,7 @@ class SaClient:
             lambda reply: answered(reply.records[0] if reply is not None and reply.records else None),
         )
 
-    def reset(self, why: Reset, lost: Callable[[McMemberRecord], bool] = lambda record: True) -> None:
+    def reset(self, why: ResetReason, lost: Callable[[McMemberRecord], bool] = lambda record: True) -> None:
         """A port event ends the memberships in the groups that are `lost`: ENETRESET for every active member,
         no Delete, and no join by itself (SA-RESET-2)."""
         known = list(self.groups.values())
@@ -294,8 +311,8 @@ class SaClient:
             for member in members:
                 member.active = False
                 del self.active[member]
-                member.joined(errno.ENETRESET, None, f"{why.name}: {why.value}")
-            group.settle()
+                member.on_join_result(errno.ENETRESET, None, f"{why.name}: {why.value}")
+            group.advance()
 
 
 @lru_cache(maxsize=4096)
@@ -308,5 +325,5 @@ def _differs(mask: int, wanted: McMemberRecord, have: McMemberRecord) -> bool:
     """The local comparison of a second join, as strict as the SA's for the masked fields."""
     if not (compared := mask & _COMPARED):
         return False
-    fields = fields_of(compared)
+    fields = field_getter(compared)
     return fields(wanted) != fields(have)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from mcast.arguments.seconds import seconds_of
+from mcast.arguments.seconds import check_seconds
 
 NS = 1_000_000_000
 
 
-class Timeline(Protocol):
+class Scheduler(Protocol):
     """The clock that is passed in."""
 
     @property
@@ -21,6 +21,6 @@ class Timeline(Protocol):
         """Run `action` `delay` ns from now."""
 
 
-def ns_of(seconds: float, what: str) -> int:
+def to_ns(seconds: float, what: str) -> int:
     """Seconds that a user gave, in ns, not below 0."""
-    return round(seconds_of(seconds, what) * NS)
+    return round(check_seconds(seconds, what) * NS)

@@ -1,1 +1,1 @@
-"""What the providers on real networks ask of the host: its interfaces, bridges, IGMP and groups."""
+"""Interfaces, bridges, IGMP and groups of the host, for the providers on real networks."""

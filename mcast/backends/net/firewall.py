@@ -1,4 +1,4 @@
-"""Whether the host's packet filter drops RoCEv2, as far as its rules tell (`nft -j list ruleset`).
+"""Finds rules of the host's packet filter that drop RoCEv2, in the output of `nft -j list ruleset`.
 
 This concerns sockets, Soft-RoCE and other software devices, because the packets of a RoCE card pass no filter
 of the host.
@@ -60,7 +60,7 @@ def _key(chain: dict[str, Any]) -> tuple[str, str, str]:
 def _verdict(
     key: tuple[str, str, str], rules: dict[tuple[str, str, str], list[Any]], depth: int
 ) -> str | None:
-    """What the rules of a chain do to a RoCEv2 packet; None if nothing is certain."""
+    """Return the verdict of a chain on a RoCEv2 packet; None if it is not certain."""
     for expressions in rules.get(key, ()) if depth < _DEPTH else ():
         if not all(_matches(one["match"]) for one in expressions if "match" in one):
             continue
@@ -80,7 +80,7 @@ def _verdict(
 
 
 def _matches(match: dict[str, Any]) -> bool:
-    """Whether the packet certainly matches, whatever its addresses and interface."""
+    """Return True if every RoCEv2 packet matches, whatever its addresses and interface."""
     left, values = match["left"], _values(match["right"])
     if values is None:
         return False

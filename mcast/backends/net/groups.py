@@ -13,7 +13,7 @@ from ipaddress import IPv4Address
 from typing import NamedTuple
 
 from mcast.api import (
-    UNREPORTED,
+    NO_IGMP_TABLE,
     DeviceInfo,
     GroupInfo,
     GroupMember,
@@ -46,7 +46,7 @@ class SaRecord(NamedTuple):
 
 
 class _Table:
-    """What has been seen so far."""
+    """The group table while it is collected."""
 
     def __init__(self) -> None:
         self._members: defaultdict[Gid, dict[str, GroupMember]] = defaultdict(dict)
@@ -88,7 +88,7 @@ def group_table(
     if ethernet:
         _look_at_igmp(ethernet, table)
         _look_at_bridges(ethernet, table)
-        table.unseen |= dict.fromkeys((UNREPORTED, SOCKETS))
+        table.unseen |= dict.fromkeys((NO_IGMP_TABLE, SOCKETS))
     infiniband = [
         (device, port.port_num)
         for device, port in ports

@@ -37,7 +37,7 @@ class Calls:
     ) -> bool:
         """Send to an address handle; False: it is retired, and nothing is sent."""
 
-    def _post_headed(
+    def _post_header_body(
         self,
         serial: int,
         qp_num: int,
@@ -48,13 +48,13 @@ class Calls:
         timeout: float | None,
         /,
     ) -> bool:
-        """The same with messages of two parts: the rows of both views."""
+        """Post messages of two parts: the rows of both views."""
 
     def _flush(self, timeout: float | None, /) -> None: ...
     @property
     def has_port_events(self) -> bool: ...
     def _has_port_events(self) -> bool:
-        """Whether `port_events` finds something, or raises."""
+        """Return True if `port_events` would return events, or raise."""
 
     def _arm(self, event_fd: int, memories: dict[int, Any], sources: set[Gid], /) -> int:
         """The address of the place in which the queue pair is to be made."""
@@ -97,4 +97,4 @@ def set_up(
     """The contract's classes, whose methods are called when something is in the way; what signals need."""
 
 def wait_event(channel: int, timeout: float | None, /) -> bool | None:
-    """Whether an event waits at the channel; None: it is closed."""
+    """Return True if an event waits in the channel, None if the channel is closed."""

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from mcast.api import Destination, Gid, McastError, Phase, mcast_error
 from mcast.backends.rdma.native import Context, Native, NativeQp
 
-_KEPT = 64
+_MAX_HANDLES = 64
 _FIELDS = (
     "dlid",
     "sl",
@@ -45,7 +45,7 @@ class AddressHandles:
             serial = self._serials.get(destination)
             if serial is None:
                 serial = self._serials[destination] = self._create(destination)
-                if len(self._serials) > _KEPT:
+                if len(self._serials) > _MAX_HANDLES:
                     self._native.retire_ah(self._qp, self._serials.popitem(last=False)[1])
             else:
                 self._serials.move_to_end(destination)

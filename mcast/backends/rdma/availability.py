@@ -1,6 +1,6 @@
-"""Whether the real stack can run here. `judge` decides from the facts that `gather` has found.
+"""Checks if the real stack can run here. `judge` decides from the facts that `gather` collects.
 
-It can if one device can be used: the others are left out, each with its reason (`devices.survey`).
+One usable device is enough. The others are left out, each with its reason (`devices.survey`).
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ FIXES = {
 
 
 class Facts(NamedTuple):
-    """What was found on this host.
+    """Facts about this host.
 
-    `lack`      the extension or library that is missing, and how loading it failed
+    `missing`   the extension or library that is missing, and how loading it failed
     `failed`    why the devices could not be listed, "" if they could; `failed_fix` repairs that
     `absent`    the device file of the connection manager if it does not exist, else ""
     `barred`    why this process cannot open that file, "" if it can
@@ -66,7 +66,7 @@ class Facts(NamedTuple):
     `unusable`  those that cannot
     """
 
-    lack: tuple[UnavailableReason, str] | None = None
+    missing: tuple[UnavailableReason, str] | None = None
     failed: str = ""
     failed_fix: str = "look at `ibv_devinfo -v` and `dmesg`"
     absent: str = ""
@@ -79,13 +79,13 @@ class Facts(NamedTuple):
 
 def judge(facts: Facts) -> Status:
     """The first thing that is wrong, in the order in which they have to be repaired."""
-    hurdles = (hurdle(facts) for hurdle in HURDLES.values())
-    status = next((status for status in hurdles if status is not None), Status(True, _usable(facts)))
+    failures = (requirement(facts) for requirement in REQUIREMENTS.values())
+    status = next((status for status in failures if status is not None), Status(True, _usable(facts)))
     return status._replace(unusable=facts.unusable)
 
 
-def _lack(facts: Facts) -> Status | None:
-    return _no(*facts.lack) if facts.lack else None
+def _missing(facts: Facts) -> Status | None:
+    return _no(*facts.missing) if facts.missing else None
 
 
 def _unreadable(facts: Facts) -> Status | None:
@@ -118,11 +118,11 @@ def _none_usable(facts: Facts) -> Status | None:
     if facts.devices or not facts.unusable:
         return None
     first = facts.unusable[0]
-    return _no(first.reason, in_words(facts.unusable), first.fix)
+    return _no(first.reason, describe_unusable(facts.unusable), first.fix)
 
 
-def in_words(unusable: tuple[UnusableDevice, ...]) -> str:
-    """What is wrong with each device; those with the same trouble stand together."""
+def describe_unusable(unusable: tuple[UnusableDevice, ...]) -> str:
+    """Return the reason for each unusable device; devices with the same reason are listed together."""
     alike = groupby(unusable, key=lambda one: one.detail)
     return "; ".join(f"{', '.join(one.name for one in some)}: {detail}" for detail, some in alike)
 
@@ -138,8 +138,8 @@ def _no_address(facts: Facts) -> Status | None:
     return None if _usable(facts) else _no(UnavailableReason.NO_ADDRESS, detail)
 
 
-HURDLES: dict[str, Callable[[Facts], Status | None]] = {
-    "libraries": _lack,
+REQUIREMENTS: dict[str, Callable[[Facts], Status | None]] = {
+    "libraries": _missing,
     "verbs": _unreadable,
     "device": _no_device,
     "modules": _no_file,
@@ -149,7 +149,7 @@ HURDLES: dict[str, Callable[[Facts], Status | None]] = {
     "link": _all_down,
     "address": _no_address,
 }
-"""What has to be right, in the order of repair. Each function says what is wrong, or returns None."""
+"""Requirements, in the order of repair: each function returns the failure, or None."""
 
 
 def _ports(facts: Facts) -> list[tuple[str, PortInfo]]:
@@ -176,7 +176,7 @@ def gather() -> Facts:
     try:
         loaded = native.load()
     except native.Unusable as error:
-        return Facts(lack=(error.reason, error.detail))
+        return Facts(missing=(error.reason, error.detail))
     manager = DEVICE_FILES / "rdma_cm"
     closed = why_closed(manager)
     if closed and closed.errno in OF_THE_PROCESS:

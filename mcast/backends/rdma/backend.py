@@ -22,8 +22,8 @@ from mcast.api import (
 from mcast.backends.net.groups import group_table
 from mcast.backends.rdma import native
 from mcast.backends.rdma.availability import gather, judge
-from mcast.backends.rdma.devices import netdevs_of, read_counters, read_devices, survey
-from mcast.backends.rdma.ending import Ending
+from mcast.backends.rdma.devices import netdevs_of, read_devices, read_port_counters, survey
+from mcast.backends.rdma.error_collector import ErrorCollector
 from mcast.backends.rdma.pds import ProtectionDomains
 from mcast.backends.rdma.process import OwnedByProcess, Process
 
@@ -75,7 +75,7 @@ class RdmaBackend(OwnedByProcess, Backend):
 
     def _port_counters(self, device: str, port_num: int) -> Mapping[str, int]:
         is_name = "/" not in device and "\0" not in device and device not in ("", ".", "..")
-        return read_counters(device, port_num) if is_name else {}  # it becomes part of a path
+        return read_port_counters(device, port_num) if is_name else {}  # it becomes part of a path
 
     def event_channel(self) -> EventChannel:
         from mcast.backends.rdma.channel import RdmaChannel  # needs the extension
@@ -104,11 +104,11 @@ class RdmaBackend(OwnedByProcess, Backend):
             return
         self._closed = True
         if self.process.is_here:
-            ending = Ending()
+            errors = ErrorCollector()
             for channel in list(self._channels):
-                ending.attempt(channel._guard.close, channel._close)
-            ending.attempt(self._pds.sweep)
+                errors.attempt(channel._guard.close, channel._close)
+            errors.attempt(self._pds.sweep)
             if self._removed:
-                ending.attempt(self._native.guarded.sync_devices)
-            ending.done()
+                errors.attempt(self._native.guarded.sync_devices)
+            errors.done()
         self._freed = True

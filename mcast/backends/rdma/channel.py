@@ -25,7 +25,7 @@ from mcast.api import (
 from mcast.backends.rdma.calls import wait_event
 from mcast.backends.rdma.cm_id import RdmaCmId, RdmaJoin
 from mcast.backends.rdma.deadline import Deadline
-from mcast.backends.rdma.ending import Ending
+from mcast.backends.rdma.error_collector import ErrorCollector
 from mcast.backends.rdma.native import EVENT, Native, NativeChannel, NativeEvent, Ud
 from mcast.backends.rdma.pds import ProtectionDomains
 from mcast.backends.rdma.process import OwnedByProcess, Process
@@ -68,9 +68,9 @@ class RdmaChannel(OwnedByProcess, EventChannel):
     pair in C: events are acknowledged in the call that takes them, and a call that waits for an event waits
     without a lock, on the descriptor.
 
-    An event that was taken stays in `_room` until it is noted: the next call returns one that an exception
-    kept from that. The reason for a refused join is asked for afterwards, and an exception meanwhile loses
-    the event.
+    A fetched event stays in `_raw_event` until its effects are noted. If an exception prevents that, the next
+    call returns the event. The reason for a refused join is asked for afterwards; an exception meanwhile
+    loses the event.
     """
 
     handle: NativeChannel
@@ -90,8 +90,8 @@ class RdmaChannel(OwnedByProcess, EventChannel):
         self.process: Process = process
         self.pds: ProtectionDomains = pds
         self.tables: Any = threading.RLock()
-        self._place = native.place_of_channel()
-        self._room, self._room_bytes = native.room_for_event()
+        self._ref = native.channel_ref()
+        self._raw_event, self._event_bytes = native.event_buffer()
         self.tokens: itertools.count[int] = itertools.count(1)
         self._ids: dict[int, RdmaCmId] = {}
         self.joins: dict[int, RdmaJoin] = {}
@@ -99,8 +99,8 @@ class RdmaChannel(OwnedByProcess, EventChannel):
 
     def make(self) -> None:
         """Open the channel."""
-        self.native.guarded.open_channel(self._place)
-        self.handle = self.native.channel(self._place)
+        self.native.guarded.open_channel(self._ref)
+        self.handle = self.native.channel(self._ref)
         self._address = self.native.address(self.handle)
         self.descriptor = self.native.channel_fd(self.handle)
 
@@ -114,7 +114,7 @@ class RdmaChannel(OwnedByProcess, EventChannel):
         with self._guard.lock:
             if self._closed or not self.process.is_here:
                 self._require_open("pending", Phase.EVENT)
-            return bool(self._room.is_taken) or self.native.has_event(self.handle)
+            return bool(self._raw_event.is_taken) or self.native.has_event(self.handle)
 
     def _create_id(self, port_space: PortSpace) -> CmId:
         cm_id = RdmaCmId(self, next(self.tokens), port_space)
@@ -129,16 +129,16 @@ class RdmaChannel(OwnedByProcess, EventChannel):
     def forget_join(self, token: int) -> None:
         """The membership has ended, and with it an event that was taken and not returned; under `tables`."""
         self.joins.pop(token, None)
-        room = self._room
-        if room.is_taken and room.join_token == token:
-            self.native.forget_event(room)
+        raw = self._raw_event
+        if raw.is_taken and raw.join_token == token:
+            self.native.forget_event(raw)
 
     def forget_id(self, cm_id: RdmaCmId) -> None:
         """The id is destroyed, and the channel with the last one, if it was to be closed."""
         self._ids.pop(cm_id.token, None)
         with self.tables:
-            if self._room.is_taken and self._room.id_token == cm_id.token:
-                self.native.forget_event(self._room)
+            if self._raw_event.is_taken and self._raw_event.id_token == cm_id.token:
+                self.native.forget_event(self._raw_event)
         if self._closed:
             self._end()
 
@@ -163,24 +163,24 @@ class RdmaChannel(OwnedByProcess, EventChannel):
             if self._guard.amid:
                 self._guard.refuse("get_event", Phase.EVENT)
             with self.tables:
-                taken = self.native.take_event(self.handle, self._room)
+                taken = self.native.take_event(self.handle, self._raw_event)
                 if taken <= 0:
                     self.native.check_take(taken)
                     return None
-                event: NativeEvent = EVENT.unpack(self._room_bytes)
-                booked = self._book(event)
-                self._room.is_taken = 0  # as forget_event, in a third of the time
-        if booked.errno:
-            return self._explained(booked, event)
-        ud = booked.ud
-        if ud is None or not ud.destination.dlid or booked.id is None:  # an MLID is InfiniBand's alone
-            return booked
-        bounded: CmEvent = booked.id.bounded(
-            booked, ud
+                event: NativeEvent = EVENT.unpack(self._event_bytes)
+                made = self._convert(event)
+                self._raw_event.is_taken = 0  # as forget_event, in a third of the time
+        if made.errno:
+            return self._with_causes(made, event)
+        ud = made.ud
+        if ud is None or not ud.destination.dlid or made.id is None:  # an MLID is InfiniBand's alone
+            return made
+        bounded: CmEvent = made.id.with_group_mtu(
+            made, ud
         )  # without the lock, as above, because the SA may be asked
         return bounded
 
-    def _book(self, event: NativeEvent) -> CmEvent:
+    def _convert(self, event: NativeEvent) -> CmEvent:
         """Note what librdmacm did when the event was read, and make the event's value."""
         number, status, errno, id_token, join_token, raw = event
         cm_id, join = self._ids.get(id_token), self.joins.get(join_token)
@@ -198,19 +198,19 @@ class RdmaChannel(OwnedByProcess, EventChannel):
         kind, context = _KINDS.get(number, CmEventType.UNKNOWN), None if join is None else join.context
         return _event_of((kind, status, errno, context, cm_id, ud, "", ()))
 
-    def _explained(self, booked: CmEvent, event: NativeEvent) -> CmEvent:
+    def _with_causes(self, made: CmEvent, event: NativeEvent) -> CmEvent:
         """The event, with the reason of a failed join: of the SA, or of a driver without multicast.
 
         The SA is asked without the lock.
         """
-        if booked.errno == E.EOPNOTSUPP and booked.id is not None:
-            return booked._replace(detail=booked.id.why_not_attached())
-        if (booked.errno, booked.status) != _REFUSED or booked.id is None:
-            return booked
+        if made.errno == E.EOPNOTSUPP and made.id is not None:
+            return made._replace(detail=made.id.why_not_attached())
+        if (made.errno, made.status) != _REFUSED or made.id is None:
+            return made
         _, _, _, _, join_token, _ = event
         join = self.joins.get(join_token)
-        found = () if join is None else booked.id.why_refused(join)
-        return booked._replace(found=found)
+        found = () if join is None else made.id.why_refused(join)
+        return made._replace(found=found)
 
     def _close(self) -> None:
         """Destroy the ids, end the calls that wait for an event, close the channel.
@@ -222,17 +222,17 @@ class RdmaChannel(OwnedByProcess, EventChannel):
         self._closed = True
         if not self.process.is_here:
             return
-        ending = Ending()
+        errors = ErrorCollector()
         for cm_id in list(self._ids.values()):
-            ending.attempt(cm_id._guard.close, cm_id._close)
+            errors.attempt(cm_id._guard.close, cm_id._close)
         self._end()
-        ending.done()
+        errors.done()
 
     def _end(self) -> None:
         """Close the channel, unless an id needs it."""
         with self.tables:
             needed = any(not cm_id.is_destroyed for cm_id in self._ids.values())
-            self.native.close_channel(self.native.channel(self._place), needed)
+            self.native.close_channel(self.native.channel(self._ref), needed)
             if not self._ids:
                 self._freed = True
                 self._on_closed(self)

@@ -29,7 +29,7 @@ from mcast.api import (
 )
 from mcast.backends.rdma import sockaddr
 from mcast.backends.rdma.devices import link_layer_of, no_multicast, survey
-from mcast.backends.rdma.ending import Ending
+from mcast.backends.rdma.error_collector import ErrorCollector
 from mcast.backends.rdma.native import Native, NativeChannel, NativeId
 from mcast.backends.rdma.net.ipoib import IpoibInterface, interfaces_of
 from mcast.backends.rdma.pds import ProtectionDomains
@@ -63,11 +63,11 @@ class RdmaJoin:
         self.receives: bool = receives
         self.context: object = context
         self.attachment: tuple[Gid, int] | None = None
-        """What librdmacm detaches at the leave; known once the event was read."""
+        """Attachment that librdmacm undoes at the leave; known once the event was read."""
 
 
 class IdOwner(Protocol):
-    """What an id needs of its channel; `joins` are by the token that their events carry.
+    """The part of the channel that an id uses; `joins` maps the token in an event to its join.
 
     `tables` is the lock under which an event is taken and noted, and a membership ends.
     """
@@ -100,28 +100,28 @@ class RdmaCmId(OwnedByProcess, CmId):
         self.token: int = token
         self.channel: IdOwner = channel
         self.tables: Any = channel.tables
-        self._place = self.native.place_of_id()
+        self._ref = self.native.id_ref()
         self._port_space = port_space
         self._source: IPv4Address | IPv6Address | None = None
         self._qp: RdmaQueuePair | None = None
         self._qps: list[RdmaQueuePair] = []
         """The queue pairs that are not closed completely. The next close carries on with them."""
         self._broadcast: bytes | None = None
-        """What `_group_of` makes MGIDs from, once it is known."""
+        """Broadcast group from which `_group_of` makes MGIDs, once it is known."""
         self._joins: dict[object, RdmaJoin] = {}
         """By group; whatever the port, there is one membership of each (G-JOIN)."""
         self._known_layer: tuple[object, LinkLayer | None] = None, None
         """The last port and its link layer, kept because reading the file costs more than a join."""
         self.is_destroyed: bool = False
         self.awaits_qp: bool = False
-        """Whether a destroy came in the middle of a call of the queue pair, after which it goes on."""
+        """True if a destroy came in the middle of a call of the queue pair, and goes on after it."""
         self.device_is_gone = False
-        """Whether DEVICE_REMOVAL was read. The kernel removes the device when no id holds it any more."""
+        """True if DEVICE_REMOVAL was read. The kernel removes the device when no id holds it any more."""
 
     def make(self) -> None:
         """Make the id."""
-        self.native.guarded.create_id(self.channel.handle, self.token, self._port_space, self._place)
-        self.handle = self.native.id(self._place)
+        self.native.guarded.create_id(self.channel.handle, self.token, self._port_space, self._ref)
+        self.handle = self.native.id(self._ref)
 
     @property
     def device(self) -> str | None:
@@ -141,7 +141,7 @@ class RdmaCmId(OwnedByProcess, CmId):
             return self._known_layer[1]
 
     def why_refused(self, join: RdmaJoin) -> tuple[Cause, ...]:
-        """What the SA says of the group of a join that it refused; () if the SA cannot be asked."""
+        """Return the causes of a refused join, found by asking the SA; () if the SA cannot be asked."""
         if self.link_layer is not LinkLayer.INFINIBAND:
             return ()
         with self.lock:
@@ -159,7 +159,7 @@ class RdmaCmId(OwnedByProcess, CmId):
         why = "" if device is None else no_multicast(device)
         return f"{device} has no multicast, for {why}" if why else ""
 
-    def bounded(self, event: CmEvent, ud: UdParam) -> CmEvent:
+    def with_group_mtu(self, event: CmEvent, ud: UdParam) -> CmEvent:
         """The event of a join on InfiniBand, with the MTU of its group."""
         with self.lock:
             context = None if self._closed else self.native.id_context(self.handle)
@@ -330,18 +330,18 @@ class RdmaCmId(OwnedByProcess, CmId):
         for join in list(self._joins.values()):
             # also a join that failed holds a reference; a removed device answers ENXIO
             self._leave_group(join.address)
-        ending = Ending()
+        errors = ErrorCollector()
         for qp in list(self._qps):
-            ending.attempt(qp._guard.close, qp._close)
+            errors.attempt(qp._guard.close, qp._close)
         self.awaits_qp = any(not qp.closed for qp in self._qps)
         if self.awaits_qp:
             return
-        self.is_destroyed = ending.attempt(self.native.guarded.destroy_id, self.native.id(self._place))
+        self.is_destroyed = errors.attempt(self.native.guarded.destroy_id, self.native.id(self._ref))
         if self.is_destroyed and not self._qps:
             self.channel.forget_id(self)
         if self.device_is_gone:
-            ending.attempt(self.native.guarded.sync_devices)
-        ending.done()
+            errors.attempt(self.native.guarded.sync_devices)
+        errors.done()
 
 
 def _key(address: McastAddress) -> int | None:

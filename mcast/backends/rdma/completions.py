@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import count
 
 from mcast.api import McastError, QpInit, Refused, TimestampClock, require_comp_vector
-from mcast.backends.rdma.native import Lack, QpPlan
+from mcast.backends.rdma.native import QpPlan, RefusedFeature
 
 CLOCKS = (None, TimestampClock.REALTIME, TimestampClock.DEVICE)
 """STAMPS_NONE and so on of cdefs.h -> the contract's name of the clock."""
@@ -21,7 +21,7 @@ _turns: defaultdict[str, Iterator[int]] = defaultdict(count)
 """Device -> the queue pairs of this process that took the next vector."""
 
 
-def planned(plan: QpPlan, init: QpInit, device: str, vectors: int) -> QpPlan:
+def with_completion_queues(plan: QpPlan, init: QpInit, device: str, vectors: int) -> QpPlan:
     """The plan with the completion queues that `init` asks for, on a device with that many completion
     vectors."""
     try:
@@ -39,13 +39,13 @@ def planned(plan: QpPlan, init: QpInit, device: str, vectors: int) -> QpPlan:
     )
 
 
-def refusal(device: str, refused: Lack, error: int) -> str:
+def refusal(device: str, refused: RefusedFeature, error: int) -> str:
     """Why the device refused the queue pair, and what to do; "" if it refused nothing that has to do with
     completions."""
-    if refused is Lack.TIMESTAMPS:
+    if refused is RefusedFeature.TIMESTAMPS:
         return f"{device} cannot stamp completions with the time: do without timestamps"
-    if refused is not Lack.MODERATION:
+    if refused is not RefusedFeature.MODERATION:
         return ""
     if error == E.EINVAL:
-        return f"{device} does not moderate completions so far: choose a smaller count or period"
+        return f"{device} cannot moderate completions that much: choose a smaller count or period"
     return f"{device} cannot moderate completions: do without moderation"

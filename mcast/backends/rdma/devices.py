@@ -132,7 +132,7 @@ def no_multicast(name: str) -> str:
 
 
 def _lack(name: str, about: KernelDevice | None, listed: bool, host: _Netdevs) -> UnusableDevice | None:
-    """What keeps libibverbs from using a device, in the order of repair; None if nothing is known to."""
+    """Return the first reason why libibverbs cannot use a device; None if none is known."""
 
     def left_out(
         reason: UnavailableReason, detail: str, fix: str, errno: int | None = E.ENODEV
@@ -169,7 +169,7 @@ def _lack(name: str, about: KernelDevice | None, listed: bool, host: _Netdevs) -
     return left_out(UnavailableReason.BROKEN, detail, _LOOK, closed.errno)
 
 
-def read_counters(device: str, port: int) -> dict[str, int]:
+def read_port_counters(device: str, port: int) -> dict[str, int]:
     """The port's counters as sysfs has them, standard ones and the driver's own."""
     base = SYSFS / device / "ports" / str(port)
     counters = {}
@@ -181,9 +181,9 @@ def read_counters(device: str, port: int) -> dict[str, int]:
 
 
 def _read_device(native: Native, name: str, host: _Netdevs, about: KernelDevice | None) -> DeviceInfo:
-    place = native.place_of_device()
+    ref = native.device_ref()
     try:
-        context = native.open_device(name, place)
+        context = native.open_device(name, ref)
         device = native.query_device(context)
         gids = native.query_gids(context)
         vectors = native.comp_vectors(context)
@@ -192,7 +192,7 @@ def _read_device(native: Native, name: str, host: _Netdevs, about: KernelDevice 
             for port in range(1, device.ports + 1)
         ]
     finally:
-        native.close_device(place)
+        native.close_device(ref)
     driver = None if about is None else about.driver
     return DeviceInfo(
         name=name,

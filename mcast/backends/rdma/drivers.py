@@ -36,7 +36,7 @@ class Driver(NamedTuple):
         return f"its driver {self.name} does not implement ibv_attach_mcast, as of rdma-core {RDMA_CORE}"
 
 
-def doubt_of(name: str) -> str:
+def multicast_doubt(name: str) -> str:
     """Reason why that driver may have no multicast; "" if none is known."""
     return next((one.no_multicast for one in DRIVERS.values() if one.name == name), "")
 

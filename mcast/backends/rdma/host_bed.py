@@ -1,4 +1,4 @@
-"""What the test beds on a Linux host have in common, whatever their ports are made of."""
+"""Base of the test beds on a Linux host, for any kind of port."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mcast.api import Testbed
 from mcast.backends.net import hostnet
 from mcast.backends.rdma.native import Native
 
-SETTLE = 60.0
+SETTLE_TIMEOUT = 60.0
 """Seconds that the kernel and the fabric may take to carry a change through."""
 
 
@@ -30,7 +30,7 @@ def for_a_while(do: Sequence[str], undo: Sequence[str]) -> Iterator[None]:
 
 def eventually(condition: Callable[[], bool], otherwise: str) -> None:
     """Wait until the condition holds; raises TimeoutError."""
-    deadline = monotonic() + SETTLE
+    deadline = monotonic() + SETTLE_TIMEOUT
     while not condition():
         if monotonic() > deadline:
             raise TimeoutError(otherwise)
@@ -49,11 +49,11 @@ def own_objects() -> Counter[tuple[str, str]]:
 
 def qkey_violations(native: Native, device: str, port_num: int) -> int:
     """The port's counter of messages with a wrong Q_Key."""
-    place = native.place_of_device()
+    ref = native.device_ref()
     try:
-        return int(native.query_port(native.open_device(device, place), port_num).qkey_violations)
+        return int(native.query_port(native.open_device(device, ref), port_num).qkey_violations)
     finally:
-        native.close_device(place)
+        native.close_device(ref)
 
 
 class HostPort(Protocol):

@@ -1,4 +1,4 @@
-"""What the devices of this host are: drivers, firmware, models, and the version of rdma-core.
+"""Identifies the devices of this host: drivers, firmware, models, and the version of rdma-core.
 
 Read from sysfs and from the list of loaded libraries. `node_desc` is left out, because rdma-ndd writes the
 host's name into it; so are PCI addresses and serial numbers.
@@ -20,7 +20,7 @@ _HARDWARE = ("hca_type", "board_id", "hw_rev")
 _PCI = ("vendor", "device", "subsystem_vendor", "subsystem_device", "revision")
 _LIBRARY = re.compile(r"/(lib(?:ibverbs|rdmacm|mlx4|mlx5|efa|mana|hns))\.so\.(\d+(?:\.\d+)+)$")
 _SOFTWARE = {"rxe": "rdma_rxe", "siw": "siw"}
-"""What node_desc is of software devices, unless somebody has changed it -> their driver."""
+"""Default node_desc of software devices -> their driver."""
 
 
 def identify(sysfs: Path = SYSFS, modules: Path = MODULES, maps: Path = MAPS) -> Identity:

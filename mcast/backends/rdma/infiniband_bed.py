@@ -25,7 +25,7 @@ from mcast.backends.net.groups import SaRecord, read_records
 from mcast.backends.net.netlink import more_objects, rdma_objects
 from mcast.backends.rdma.devices import read_devices
 from mcast.backends.rdma.host_bed import (
-    SETTLE,
+    SETTLE_TIMEOUT,
     HostTestbed,
     eventually,
     for_a_while,
@@ -35,7 +35,7 @@ from mcast.backends.rdma.host_bed import (
 )
 from mcast.backends.rdma.native import Native
 from mcast.backends.rdma.net.ipoib import interfaces_of
-from mcast.backends.rdma.sa.umad import Silent, SubnetAdministrator, subnet_administrator
+from mcast.backends.rdma.sa.umad import SaUnreachable, SubnetAdministrator, subnet_administrator
 from mcast.wire.mcmember import RECEIVING, JoinState
 from mcast.wire.partition import DEFAULT_PKEY, PARTITION
 
@@ -52,21 +52,21 @@ _PKEYS = "/sys/class/infiniband/{}/ports/{}/pkeys"
 _NO_SEND_ONLY = "/run/no_send_only.so"
 """Preloaded, makes the lab's OpenSM one that knows no send-only members."""
 _LAB_SM = ("opensm", "-B", "-g", "0x5254000000010001")
-"""How the lab starts OpenSM (lab/rdma_lab/infiniband.sh)."""
-OWN = frozenset({Feature.SWITCH_TABLE, Feature.IPV6_SOURCE, Feature.QKEY_VIOLATIONS})
-"""What any InfiniBand ports can show without disturbing their fabric."""
-OF_A_SPARE = frozenset({Feature.DEVICE_REMOVAL, Feature.NO_MULTICAST})
-"""What is done to an HCA that neither OpenSM nor the questions to it use."""
-SOFTIB = OWN | {
+"""Command by which the lab starts OpenSM (lab/rdma_lab/infiniband.sh)."""
+HOST_FEATURES = frozenset({Feature.SWITCH_TABLE, Feature.IPV6_SOURCE, Feature.QKEY_VIOLATIONS})
+"""Features of any InfiniBand ports, which do not disturb their fabric."""
+NEEDS_SPARE_PORT = frozenset({Feature.DEVICE_REMOVAL, Feature.NO_MULTICAST})
+"""Features that need an HCA which neither OpenSM nor requests to the SA use."""
+SOFTIB_FEATURES = HOST_FEATURES | {
     Feature.ROUTES,
     Feature.LINK,
     Feature.ADDRESS_REMOVAL,
     Feature.ATTACH_TABLE,
     Feature.SM_WITHOUT_SEND_ONLY,
     Feature.PARTITION,
-    *OF_A_SPARE,
+    *NEEDS_SPARE_PORT,
 }
-"""What only the lab's ports can be made to show, because nobody else uses them."""
+"""Features of the lab's ports alone, because nobody else uses them."""
 ENOSYS_IS_EOPNOTSUPP: Mapping[str, str] = {
     "test_a_device_without_multicast_says_so": "the kernel says EOPNOTSUPP where the document has ENOSYS, "
     "and EINVAL to a detach, because nothing is attached (facts/sa.md, SA-ATTACH-1)"
@@ -110,7 +110,7 @@ def find_infiniband_ports(native: Native) -> dict[IPv4Address, InfinibandPort]:
 
 
 def _saquery(*words: str) -> str:
-    """What saquery prints; without the option it gives the SA one second."""
+    """Return the output of saquery. The option lengthens its timeout, which is one second."""
     return hostnet.run("saquery", "--timeout", "50000", *words)
 
 
@@ -133,7 +133,7 @@ def _before_the_first_bed() -> frozenset[tuple[Gid, Gid | None]]:
 
 
 def is_of_ipoib(one: SaRecord) -> bool:
-    """Whether IPoIB has joined the group by itself, because of a packet that the host sends (RFC 4391)."""
+    """Return True if IPoIB joined the group by itself, to send a packet of the host (RFC 4391)."""
     return one.mgid[2:4] in _IPOIB_SIGNATURES
 
 
@@ -154,13 +154,15 @@ def with_more_ids(
 
 
 def _are_of_softib(ports: Mapping[IPv4Address, InfinibandPort]) -> bool:
-    """Whether the ports are the lab's, of a fabric that is nobody else's."""
+    """Return True if the ports are those of the lab, on a fabric that nobody else uses."""
     return all(port.device.startswith("softib") for port in ports.values())
 
 
 class InfinibandObserver(Observer):
-    """What is asked again and again until it holds is asked by this process, the rest by saquery, which takes
-    far longer to start than OpenSM to answer. `tests/rdma/in_lab/infiniband/test_bed.py` compares both.
+    """Observer that reads the tables of the SA, the switches and the kernel.
+
+    This process asks for what is polled; saquery, which takes far longer to start than OpenSM to answer, for
+    the rest. `tests/rdma/in_lab/infiniband/test_bed.py` compares both.
     """
 
     def __init__(
@@ -176,7 +178,7 @@ class InfinibandObserver(Observer):
         """IPoIB's own, and what others on the fabric have."""
 
     def _carries(self, port: IPv4Address, group: Gid, states: JoinState) -> bool:
-        """Whether the port is a member in one of these states, and the table of its switch knows it.
+        """Return True if the port is a member in one of these states, also in the table of its switch.
 
         OpenSM writes no table for one port alone.
         """
@@ -190,7 +192,7 @@ class InfinibandObserver(Observer):
 
     def _routed(self, port: IPv4Address, mlid: int) -> bool:
         switch, number = cables()[self._ports[port].lid]
-        return self._sa.switch_sends(switch, number, mlid)
+        return self._sa.switch_forwards(switch, number, mlid)
 
     def group_ports(self, group: Gid) -> frozenset[IPv4Address]:
         return frozenset(port for port in self._ports if self.delivers_to(port, group))
@@ -198,7 +200,7 @@ class InfinibandObserver(Observer):
     def delivers_to(self, port: IPv4Address, group: Gid) -> bool:
         return self._carries(port, group, RECEIVING)
 
-    def takes_from(self, port: IPv4Address, group: Gid) -> bool:
+    def forwards_from(self, port: IPv4Address, group: Gid) -> bool:
         return self._carries(port, group, ~JoinState(0))
 
     def group_exists(self, group: Gid) -> bool:
@@ -213,8 +215,8 @@ class InfinibandObserver(Observer):
         )
 
     def leftovers(self) -> tuple[str, ...]:
-        """What is left once the kernel and the SA have had the time to follow."""
-        deadline = monotonic() + SETTLE
+        """Return leftovers, once the kernel and the SA have had time to follow."""
+        deadline = monotonic() + SETTLE_TIMEOUT
         while (left := self._left()) and monotonic() < deadline:
             sleep(0.1)
         return left
@@ -251,11 +253,11 @@ class InfinibandTestbed(HostTestbed):
         ports: dict[IPv4Address, InfinibandPort],
         sa: SubnetAdministrator,
     ) -> None:
-        self.features: frozenset[Feature] = SOFTIB if _are_of_softib(ports) else OWN
+        self.features: frozenset[Feature] = SOFTIB_FEATURES if _are_of_softib(ports) else HOST_FEATURES
         if not all(port.ipv6 for port in ports.values()):
             self.features -= {Feature.IPV6_SOURCE}
         if len(ports) <= self.spare:
-            self.features -= OF_A_SPARE
+            self.features -= NEEDS_SPARE_PORT
         self._where: Mapping[IPv4Address, InfinibandPort] = ports
         self._sa, self._native = sa, native
         self._removals: dict[IPv4Address, subprocess.Popen[bytes]] = {}
@@ -290,7 +292,7 @@ class InfinibandTestbed(HostTestbed):
     def without_multicast(self, port: IPv4Address) -> Iterator[None]:
         """Make the HCA anew, without; at the end of the test it comes back as it was."""
         self.remove_device(port)
-        self._removals.pop(port).wait(SETTLE)
+        self._removals.pop(port).wait(SETTLE_TIMEOUT)
         self._add(port, "unicast")
         try:
             yield
@@ -307,7 +309,7 @@ class InfinibandTestbed(HostTestbed):
         """Make the fabric as it was: HCAs back, with their IPoIB interfaces."""
         for port, removal in self._removals.items():
             self._native.sync_devices()
-            removal.wait(SETTLE)
+            removal.wait(SETTLE_TIMEOUT)
             self._add(port, "add")
             where = self._where[port]
             eventually(partial(self._is_back, where), f"{where.device} does not come back")
@@ -362,17 +364,17 @@ class InfinibandTestbed(HostTestbed):
             )
 
     def _is_back(self, where: InfinibandPort) -> bool:
-        """Whether the port is in the group that its IPoIB interface joins, for the SA and for its own host.
+        """Return True if the IPoIB interface of the port has joined its group, for the SA and for the host.
 
-        The host gets the answer later than the SA has the port, and lets nobody join before (SA-PATH-1).
+        The host gets the answer after the SA has recorded the port, and refuses joins until then (SA-PATH-1).
         """
         return bool(self._sa_has(where) and _attached(where, _broadcast(where)))
 
     def _sa_has(self, where: InfinibandPort) -> bool | None:
-        """Whether the SA has the port in the group that its IPoIB interface joins; None without an answer."""
+        """Return True if the SA has the port in the group of its IPoIB interface; None without an answer."""
         try:
             return self._sa.member(_broadcast(where), where.gid, SM_KEY) is not None
-        except Silent:
+        except SaUnreachable:
             return None
 
 
@@ -420,7 +422,7 @@ def infiniband_testbed(
 ) -> Iterator[InfinibandTestbed]:
     """A test bed on these ports; the SA is asked through the first."""
     first = ports[min(ports)]
-    with subnet_administrator(first.device, first.port_num, SETTLE) as sa:
+    with subnet_administrator(first.device, first.port_num, SETTLE_TIMEOUT) as sa:
         bed = InfinibandTestbed(backend, native, ports, sa)
         try:
             yield bed

@@ -15,7 +15,7 @@ _STATUS = Path("/proc/self/status")
 
 
 def limit() -> int | None:
-    """How many bytes this process may lock; None without limit (root, and other holders of CAP_IPC_LOCK)."""
+    """Return the number of bytes this process may lock; None for no limit (root, CAP_IPC_LOCK)."""
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     unlimited = soft == resource.RLIM_INFINITY or int(_status("CapEff"), 16) >> _CAP_IPC_LOCK & 1
     return None if unlimited else soft
@@ -31,7 +31,7 @@ def _status(name: str) -> str:
     return next((value.strip() for key, _, value in lines if key == name), "0")
 
 
-def explained(refused: Refused, needed: int) -> Refused:
+def with_memlock_cause(refused: Refused, needed: int) -> Refused:
     """Return the refusal of a call that was to lock `needed` bytes: ENOMEM says whether the limit was in the
     way."""
     error = refused.error
@@ -44,5 +44,5 @@ def shortage(needed: int, locked: int, most: int | None) -> tuple[Cause, ...]:
     """The cause, if `needed` bytes more than the `locked` ones are too many."""
     if most is None or locked + needed <= most:
         return ()
-    why = f"{needed} bytes are to be locked, {locked} are already, and the limit is {most}"
+    why = f"{needed} bytes must be locked in addition to {locked}, but the limit is {most}"
     return (Cause(why, "ulimit -l", f"{FIX}, or ask for fewer, smaller receives"),)

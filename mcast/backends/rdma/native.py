@@ -4,9 +4,8 @@ Handles are opaque. A call that fails raises the `McastError` of its errno; C it
 calls of `Native.guarded` raise the same inside a `Refused`, for code that changes something under a guard
 (mcast/contract/poison.py).
 
-What is made is written in C to a place (`Place`) that an object of Python owns before the call, and what is
-freed is taken from there in C, too. So an exception between two lines of Python leaves nothing that nobody
-owns.
+C writes each handle that it makes to memory (`HandleRef`) that a Python object owns before the call, and
+clears it there when it frees the handle. So an exception between two lines of Python cannot leak a handle.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ NativeQp = NewType("NativeQp", object)
 Pd = NewType("Pd", object)
 Mr = NewType("Mr", object)
 Context = NewType("Context", object)
-Place = NewType("Place", object)
-"""Where C writes a handle that it makes: what `Native.place_of_id` and its like return."""
+HandleRef = NewType("HandleRef", object)
+"""Where C writes a handle that it makes: what `Native.id_ref` and its like return."""
 Pointer = Any
 """A cffi pointer to one of the structs of cdefs.h."""
 Arguments = Mapping[str, object] | None
@@ -98,15 +97,15 @@ IMPOSSIBLE = 1001
 """The reason of a QP whose driver has reported a completion that cannot be true."""
 
 
-class EventRoom(NamedTuple):
+class EventBuffer(NamedTuple):
     """A struct mcast_event, and its memory."""
 
     pointer: Pointer
     buffer: Any
 
 
-class Lack(IntEnum):
-    """What of a queue pair the device refused, that one may do without."""
+class RefusedFeature(IntEnum):
+    """An optional feature of a queue pair that the device refused."""
 
     NOTHING = 0
     TIMESTAMPS = 1
@@ -152,7 +151,7 @@ class Native:
         self._ffi, self._lib = ffi, lib
         self._failure: Callable[[McastError], Exception] = Refused if is_guarded else _as_it_is
         self.guarded: Native = self if is_guarded else Native(ffi, lib, True)
-        """The same calls, for code under a guard."""
+        """These calls, for code under a guard."""
         self.null: Pointer = ffi.NULL
         # without a frame for what goes well: these return -errno, for `check_join` and so on
         self.join: Callable[[NativeId, Pointer, int], int] = lib.mcast_join
@@ -162,12 +161,12 @@ class Native:
 
         Until `forget_event` the same event is taken again.
         """
-        self.close_device: Callable[[Place], None] = lib.mcast_close_device
+        self.close_device: Callable[[HandleRef], None] = lib.mcast_close_device
         """Close what is open there, in a `finally`: without a line of Python that an exception may end."""
 
     @property
     def has_join_ex(self) -> bool:
-        """Whether this librdmacm has rdma_join_multicast_ex."""
+        """True if this librdmacm has rdma_join_multicast_ex."""
         return bool(self._lib.mcast_has_join_ex())
 
     def verbs_library(self) -> str:
@@ -184,14 +183,14 @@ class Native:
             count = self._check(self._lib.mcast_device_names(names, room), "devices", Phase.OPEN)
         return tuple(self._text(names[index]) for index in range(count))
 
-    def place_of_device(self) -> Place:
-        return cast(Place, self._ffi.new("struct ibv_context **"))
+    def device_ref(self) -> HandleRef:
+        return cast(HandleRef, self._ffi.new("struct ibv_context **"))
 
-    def open_device(self, name: str, place: Place) -> Context:
+    def open_device(self, name: str, ref: HandleRef) -> Context:
         """Open a device; the caller closes it in a `finally`."""
-        result = self._lib.mcast_open_device(os.fsencode(name), place)
+        result = self._lib.mcast_open_device(os.fsencode(name), ref)
         self._check(result, "open_device", Phase.OPEN, {"device": name})
-        return cast(Context, cast(Any, place)[0])
+        return cast(Context, cast(Any, ref)[0])
 
     def query_device(self, context: Context) -> Pointer:
         out = self._ffi.new("struct mcast_device *")
@@ -199,7 +198,7 @@ class Native:
         return out
 
     def comp_vectors(self, context: Context) -> int:
-        """How many completion vectors the device has: 1 or more."""
+        """Return the number of completion vectors of the device: 1 or more."""
         return self._lib.mcast_comp_vectors(context)
 
     def query_port(self, context: Context, port: int) -> Pointer:
@@ -237,20 +236,20 @@ class Native:
 
     # --- channels and ids ---
 
-    def place_of_channel(self) -> Place:
+    def channel_ref(self) -> HandleRef:
         return cast(
-            Place, self._ffi.gc(self._ffi.new("struct mcast_channel **"), self._lib.mcast_free_channel)
+            HandleRef, self._ffi.gc(self._ffi.new("struct mcast_channel **"), self._lib.mcast_free_channel)
         )
 
-    def is_made(self, place: Place) -> bool:
+    def is_made(self, ref: HandleRef) -> bool:
         """False before a handle is made there, and when it is freed."""
-        return bool(cast(Any, place)[0] != self.null)
+        return bool(cast(Any, ref)[0] != self.null)
 
-    def channel(self, place: Place) -> NativeChannel:
-        return cast(NativeChannel, cast(Any, place)[0])
+    def channel(self, ref: HandleRef) -> NativeChannel:
+        return cast(NativeChannel, cast(Any, ref)[0])
 
-    def open_channel(self, place: Place) -> None:
-        self._check(self._lib.mcast_open_channel(place), "event_channel", Phase.OPEN)
+    def open_channel(self, ref: HandleRef) -> None:
+        self._check(self._lib.mcast_open_channel(ref), "event_channel", Phase.OPEN)
 
     def channel_fd(self, channel: NativeChannel) -> int:
         return self._check(self._lib.mcast_channel_fd(channel), "fileno", Phase.EVENT)
@@ -262,10 +261,10 @@ class Native:
     def has_event(self, channel: NativeChannel) -> bool:
         return bool(self._check(self._lib.mcast_has_event(channel), "get_event", Phase.EVENT))
 
-    def room_for_event(self) -> EventRoom:
+    def event_buffer(self) -> EventBuffer:
         """Memory that `take_event` copies each event into."""
         out = self._ffi.new("struct mcast_event *")
-        return EventRoom(out, self._ffi.buffer(out))
+        return EventBuffer(out, self._ffi.buffer(out))
 
     def forget_event(self, event: Pointer) -> None:
         event.is_taken = 0
@@ -273,14 +272,14 @@ class Native:
     def check_take(self, result: int) -> None:
         self._check(result, "get_event", Phase.EVENT)
 
-    def place_of_id(self) -> Place:
-        return cast(Place, self._ffi.gc(self._ffi.new("struct mcast_id **"), self._lib.mcast_free_id))
+    def id_ref(self) -> HandleRef:
+        return cast(HandleRef, self._ffi.gc(self._ffi.new("struct mcast_id **"), self._lib.mcast_free_id))
 
-    def id(self, place: Place) -> NativeId:
-        return cast(NativeId, cast(Any, place)[0])
+    def id(self, ref: HandleRef) -> NativeId:
+        return cast(NativeId, cast(Any, ref)[0])
 
-    def create_id(self, channel: NativeChannel, token: int, port_space: int, place: Place) -> None:
-        result = self._lib.mcast_create_id(channel, token, port_space, place)
+    def create_id(self, channel: NativeChannel, token: int, port_space: int, ref: HandleRef) -> None:
+        result = self._lib.mcast_create_id(channel, token, port_space, ref)
         self._check(result, "create_id", Phase.OPEN, {"port_space": port_space})
 
     def destroy_id(self, id: NativeId) -> None:
@@ -339,17 +338,17 @@ class Native:
         """The P_Key of the interface that the id is bound to. It has no meaning on Ethernet."""
         return self._lib.mcast_id_pkey(id)
 
-    def place_of_pd(self) -> Place:
-        return cast(Place, self._ffi.new("struct ibv_pd **"))
+    def pd_ref(self) -> HandleRef:
+        return cast(HandleRef, self._ffi.new("struct ibv_pd **"))
 
-    def pd(self, place: Place) -> Pd:
-        return cast(Pd, cast(Any, place)[0])
+    def pd(self, ref: HandleRef) -> Pd:
+        return cast(Pd, cast(Any, ref)[0])
 
-    def alloc_pd(self, id: NativeId, place: Place) -> None:
-        self._check(self._lib.mcast_alloc_pd(id, place), "create_qp", Phase.CREATE_QP)
+    def alloc_pd(self, id: NativeId, ref: HandleRef) -> None:
+        self._check(self._lib.mcast_alloc_pd(id, ref), "create_qp", Phase.CREATE_QP)
 
-    def dealloc_pd(self, place: Place) -> None:
-        self._check(self._lib.mcast_dealloc_pd(place), "dealloc_pd", Phase.CLOSE)
+    def dealloc_pd(self, ref: HandleRef) -> None:
+        self._check(self._lib.mcast_dealloc_pd(ref), "dealloc_pd", Phase.CLOSE)
 
     def create_qp(
         self,
@@ -357,8 +356,8 @@ class Native:
         pd: Pd,
         plan: QpPlan,
         slab: Any,
-        place: int,
-        why: Callable[[Lack, int], str] = lambda lack, error: "",
+        ref: int,
+        why: Callable[[RefusedFeature, int], str] = lambda refused, error: "",
         arguments: Arguments = None,
     ) -> NativeQp:
         """Create a queue pair. The caller keeps `slab`, a writable buffer, alive as long as the queue pair.
@@ -369,15 +368,17 @@ class Native:
         memory = self._ffi.from_buffer(slab)
         init = self._ffi.new("struct mcast_qp_init *", plan._asdict())
         init.slab, init.slab_bytes = memory, len(memory)
-        lack = self._ffi.new("int *")
-        result = self._lib.mcast_create_qp(id, pd, init, self._ffi.cast("struct mcast_qp **", place), lack)
+        refused = self._ffi.new("int *")
+        result = self._lib.mcast_create_qp(id, pd, init, self._ffi.cast("struct mcast_qp **", ref), refused)
         if result:
-            self._check(result, "create_qp", Phase.CREATE_QP, arguments, why(Lack(lack[0]), -result))
-        return self.qp(place)
+            self._check(
+                result, "create_qp", Phase.CREATE_QP, arguments, why(RefusedFeature(refused[0]), -result)
+            )
+        return self.qp(ref)
 
-    def qp(self, place: int) -> NativeQp:
-        """What was made there; None before."""
-        return cast(NativeQp, self._ffi.cast("struct mcast_qp **", place)[0])
+    def qp(self, ref: int) -> NativeQp:
+        """Return the queue pair that was made there; None before."""
+        return cast(NativeQp, self._ffi.cast("struct mcast_qp **", ref)[0])
 
     def clock(self, qp: NativeQp) -> int:
         """Of the time stamps: STAMPS_NONE and so on of cdefs.h."""
@@ -423,17 +424,17 @@ class Native:
         """Detach a queue pair that `close_qp` could not destroy. Not being attached is no error."""
         self._lib.mcast_detach_late(qp, gid, lid)
 
-    def place_of_mr(self) -> Place:
-        return cast(Place, self._ffi.new("struct ibv_mr **"))
+    def mr_ref(self) -> HandleRef:
+        return cast(HandleRef, self._ffi.new("struct ibv_mr **"))
 
-    def mr(self, place: Place) -> Mr:
-        return cast(Mr, cast(Any, place)[0])
+    def mr(self, ref: HandleRef) -> Mr:
+        return cast(Mr, cast(Any, ref)[0])
 
     def register(
-        self, pd: Pd, buffer: memoryview, relaxed: bool, place: Place, arguments: Arguments = None
+        self, pd: Pd, buffer: memoryview, relaxed: bool, ref: HandleRef, arguments: Arguments = None
     ) -> None:
         memory = self._ffi.from_buffer(buffer)
-        result = self._lib.mcast_register(pd, memory, len(memory), not buffer.readonly, relaxed, place)
+        result = self._lib.mcast_register(pd, memory, len(memory), not buffer.readonly, relaxed, ref)
         self._check(result, "register", Phase.REGISTER, arguments)
 
     def register_dmabuf(
@@ -445,11 +446,11 @@ class Native:
         iova: int,
         writable: bool,
         relaxed: bool,
-        place: Place,
+        ref: HandleRef,
         arguments: Arguments = None,
     ) -> None:
         """Register. `iova` is the address that the memory has for the device."""
-        result = self._lib.mcast_register_dmabuf(pd, fd, offset, size, iova, writable, relaxed, place)
+        result = self._lib.mcast_register_dmabuf(pd, fd, offset, size, iova, writable, relaxed, ref)
         if result == -E.EBADF:  # the program's descriptor is closed, not one of mcast's objects
             error = mcast_error(E.EBADF, "register_dmabuf", Phase.REGISTER, arguments, "fd is not open")
             raise self._failure(error)
@@ -465,8 +466,8 @@ class Native:
     def lkey(self, mr: Mr) -> int:
         return self._lib.mcast_lkey(mr)
 
-    def deregister(self, place: Place) -> None:
-        self._check(self._lib.mcast_deregister(place), "close", Phase.REGISTER)
+    def deregister(self, ref: HandleRef) -> None:
+        self._check(self._lib.mcast_deregister(ref), "close", Phase.REGISTER)
 
     def address_of(self, buffer: Any) -> int:
         """The address of the buffer's bytes, valid while the caller keeps the buffer."""
@@ -500,7 +501,7 @@ class Native:
         return self._check(self._lib.mcast_recv_fd(qp), "fileno", Phase.RECV)
 
     def send_fd(self, qp: NativeQp) -> int:
-        """The same of sends."""
+        """Return a descriptor that is readable when a send can go on."""
         return self._check(self._lib.mcast_send_fd(qp), "send_fileno", Phase.SEND)
 
     def failure(self, qp: NativeQp) -> NativeFailure:
@@ -509,7 +510,7 @@ class Native:
         return NativeFailure(out.status, out.reason, out.unsent)
 
     def port_changes(self, qp: NativeQp) -> int:
-        """How often the device has told of a change of the QP's port."""
+        """Return the number of events of the QP's port so far."""
         self._lib.mcast_read_async(qp)
         return self._lib.mcast_port_changes(qp)
 
@@ -520,7 +521,7 @@ class Native:
         return list(out[0:count])
 
     def counters(self, qp: NativeQp) -> QpCounters:
-        """What the QP has counted; None for what the device alone knows."""
+        """Return the counters of the QP; None for those that only the device has."""
         out = self._ffi.new("struct mcast_counters *")
         self._lib.mcast_read_counters(qp, out)
         names = ("sent", "received", "recv_free", "recv_low_water", "recv_empty", "unsent")
@@ -528,7 +529,7 @@ class Native:
         return QpCounters(dropped_no_receive=None, dropped_too_long=None, dropped_qkey=None, **counted)
 
     def is_receiving(self, qp: NativeQp) -> bool:
-        """Whether a message is leased, or waits to be received."""
+        """Return True if a message is leased, or waits to be received."""
         return bool(self._lib.mcast_is_receiving(qp))
 
     def receive_into(
@@ -600,9 +601,9 @@ def _load() -> Native:
 
 
 def needs_fork_init(release: str) -> bool:
-    """Whether libibverbs must keep registered memory from forked children.
+    """Return True if libibverbs must exclude registered memory from forked children.
 
-    Since Linux 5.12 the kernel copies pages that a device uses for the child.
+    Since Linux 5.12 the kernel copies the pages that a device uses for the child.
     """
     numbers = re.match(r"(\d+)\.(\d+)", release)
     return numbers is not None and tuple(map(int, numbers.groups())) < (5, 12)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import threading
 
-from mcast.backends.rdma.ending import Ending
-from mcast.backends.rdma.native import Context, Native, NativeId, Pd, Place
+from mcast.backends.rdma.error_collector import ErrorCollector
+from mcast.backends.rdma.native import Context, HandleRef, Native, NativeId, Pd
 
 
-class _Domain:
+class _ProtectionDomain:
     """A protection domain, once it is there, and those that use it."""
 
-    def __init__(self, context: Context, place: Place) -> None:
+    def __init__(self, context: Context, ref: HandleRef) -> None:
         self.context: Context = context
-        self.place: Place = place
+        self.ref: HandleRef = ref
         self.owners: set[object] = set()
 
 
@@ -28,23 +28,23 @@ class ProtectionDomains:
     def __init__(self, native: Native) -> None:
         self._native = native.guarded
         self._lock = threading.RLock()
-        self._domains: list[_Domain] = []
+        self._domains: list[_ProtectionDomain] = []
 
     def acquire(self, context: Context, id: NativeId, owner: object) -> Pd:
         """Return the protection domain of the id's device, for `owner` until its `release`."""
         with self._lock:
             domain = self._of(context)
             domain.owners.add(owner)
-            if not self._native.is_made(domain.place):
-                self._native.alloc_pd(id, domain.place)
-            return self._native.pd(domain.place)
+            if not self._native.is_made(domain.ref):
+                self._native.alloc_pd(id, domain.ref)
+            return self._native.pd(domain.ref)
 
-    def _of(self, context: Context) -> _Domain:
+    def _of(self, context: Context) -> _ProtectionDomain:
         for domain in self._domains:
             # One without owners could not be freed. A device that has come back may have the same context.
             if domain.context == context and domain.owners:
                 return domain
-        made = _Domain(context, self._native.place_of_pd())
+        made = _ProtectionDomain(context, self._native.pd_ref())
         self._domains.append(made)
         return made
 
@@ -58,8 +58,8 @@ class ProtectionDomains:
     def sweep(self) -> None:
         """Free the protection domains that no queue pair uses."""
         with self._lock:
-            ending = Ending()
+            errors = ErrorCollector()
             for domain in [one for one in self._domains if not one.owners]:
-                if ending.attempt(self._native.dealloc_pd, domain.place):
+                if errors.attempt(self._native.dealloc_pd, domain.ref):
                     self._domains.remove(domain)
-            ending.done()
+            errors.done()

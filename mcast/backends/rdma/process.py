@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-from mcast.api import Alive, Closeable, Closed, McastError, Phase, Refused, mcast_error
+from mcast.api import Closeable, Closed, McastError, Phase, Refused, SignalSafeWeakSet, mcast_error
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class Process:
         return mcast_error(E.EBADF, call, phase, None, detail)
 
 
-_opened: Alive[Process] = Alive()
+_opened: SignalSafeWeakSet[Process] = SignalSafeWeakSet()
 
 
 def _note_fork() -> None:

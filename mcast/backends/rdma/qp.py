@@ -15,7 +15,7 @@ from mcast.api import (
     DeviceBytes,
     Gid,
     Guard,
-    Headed,
+    HeaderBodyBatch,
     LinkLayer,
     McastError,
     Message,
@@ -36,15 +36,15 @@ from mcast.api import (
 from mcast.backends.rdma import completions, memlock, slab
 from mcast.backends.rdma.address_handles import AddressHandles
 from mcast.backends.rdma.batch import Calls
-from mcast.backends.rdma.ending import Ending
+from mcast.backends.rdma.error_collector import ErrorCollector
 from mcast.backends.rdma.native import GONE, IMPOSSIBLE, Context, Native, NativeId, NativeQp
 from mcast.backends.rdma.net.links import links
 from mcast.backends.rdma.pds import ProtectionDomains
 from mcast.backends.rdma.process import OwnedByProcess, Process
-from mcast.backends.rdma.region import Addresses, AnyRegion, RdmaDeviceRegion, RdmaRegion
+from mcast.backends.rdma.region import AnyRegion, DeviceAddresses, RdmaDeviceRegion, RdmaRegion
 
 LINGER = 1.0
-"""How many seconds closing waits for the device to send posted messages, which takes microseconds."""
+"""Maximum number of seconds that a close waits for posted sends, which take microseconds."""
 
 _LOOK_EVERY = 0.1
 """Seconds between two checks for a new MTU, while messages longer than the smallest MTU are sent."""
@@ -85,7 +85,7 @@ T = TypeVar("T")
 
 
 class QpOwner(Protocol):
-    """What a queue pair needs of its id."""
+    """The part of the id that a queue pair uses."""
 
     native: Native
     process: Process
@@ -119,15 +119,15 @@ class RdmaQueuePair(Calls, OwnedByProcess, QueuePair):
         self.native: Native = cm_id.native
         self.process: Process = cm_id.process
         self._cm_id, self._init, self._type = cm_id, init, init.qp_type
-        self._place = 0
+        self._ref = 0
         """Of the queue pair in C; 0 before there is one."""
         self._memories: dict[int, memoryview | RdmaDeviceRegion] = {}
         self.attached: dict[Gid, int] = {}
         """By MGID the MLID; also by joins, because librdmacm attaches when a join event is read, and detaches
         at a leave. Changed under the channel's `tables`."""
         self.ever_attached: set[tuple[Gid, int]] = set()
-        """What a close has to detach if the device says that the queue pair is in use: librdmacm does not
-        say whether a leave did, and an exception may hide whether an attach did."""
+        """Attachments that a close undoes if the device says that the queue pair is in use: librdmacm does
+        not say whether a leave did, and an exception may hide whether an attach did."""
         self._regions: list[AnyRegion] = []
         self._receiving: AnyRegion | None = None
         """Where messages arrive, if that is memory of the user."""
@@ -143,7 +143,7 @@ class RdmaQueuePair(Calls, OwnedByProcess, QueuePair):
         port = native.query_port(context, self._port)
         plan, size = slab.layout(init, port.active_mtu, port.max_mtu, bool(port.is_ethernet))
         device = native.id_device(id) or "the device"
-        plan = completions.planned(plan, init, device, native.comp_vectors(context))
+        plan = completions.with_completion_queues(plan, init, device, native.comp_vectors(context))
         arguments: dict[str, object] = {"qp_type": init.qp_type.name}
         arguments |= {"send": init.max_send_wr, "recv": init.max_recv_wr}
         arguments |= {name: value for name in _ASKED_FOR if (value := getattr(init, name))}
@@ -153,12 +153,12 @@ class RdmaQueuePair(Calls, OwnedByProcess, QueuePair):
         self._recv_depth = plan.recv_depth
         why = partial(completions.refusal, device)
         sources = set[Gid]()
-        self._place = self._arm(events, self._memories, sources)
+        self._ref = self._arm(events, self._memories, sources)
         self._pd = self._cm_id.pds.acquire(context, id, self)
         try:
-            self._handle = native.create_qp(id, self._pd, plan, self._slab, self._place, why, arguments)
+            self._handle = native.create_qp(id, self._pd, plan, self._slab, self._ref, why, arguments)
         except Refused as refused:
-            raise memlock.explained(refused, size) from None
+            raise memlock.with_memlock_cause(refused, size) from None
         self._clock = completions.CLOCKS[native.clock(self._handle)]
         self._qp_num = native.qp_num(self._handle)
         self._handles = AddressHandles(self.native, context, self._handle, sources)
@@ -242,7 +242,7 @@ class RdmaQueuePair(Calls, OwnedByProcess, QueuePair):
                 del self.attached[gid]
 
     def _change(self, call: str, phase: Phase, hook: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """As the contract's. An id that was to be destroyed in the middle of the change is so after it."""
+        """Carry out a change, then destroy the id if it was closed in the middle of the change."""
         try:
             return super()._change(call, phase, hook, *args, **kwargs)
         finally:
@@ -268,22 +268,25 @@ class RdmaQueuePair(Calls, OwnedByProcess, QueuePair):
         if not payloads:
             return
         listed = [self._place_of(one) if isinstance(one, DeviceBytes) else one for one in payloads]
-        self._aimed(destination, lambda at, qp, qkey: self._post(at, qp, qkey, listed, imm, timeout))
+        self._with_address_handle(
+            destination, lambda at, qp, qkey: self._post(at, qp, qkey, listed, imm, timeout)
+        )
 
-    def _send_headed(
-        self, destination: Destination, batch: Headed, imm: int | None, timeout: float | None
+    def _send_header_body(
+        self, destination: Destination, batch: HeaderBodyBatch, imm: int | None, timeout: float | None
     ) -> None:
         self._require_ud()
         heads, bodies = batch.heads, batch.bodies
-        self._aimed(
-            destination, lambda at, qp, qkey: self._post_headed(at, qp, qkey, heads, bodies, imm, timeout)
+        self._with_address_handle(
+            destination,
+            lambda at, qp, qkey: self._post_header_body(at, qp, qkey, heads, bodies, imm, timeout),
         )
 
     def _require_ud(self) -> None:
         if self._type is not QpType.UD:
             raise mcast_error(E.EINVAL, "send", Phase.SEND, {"qp_type": self._type.name})
 
-    def _aimed(self, destination: Destination, post: Callable[[int, int, int], bool]) -> None:
+    def _with_address_handle(self, destination: Destination, post: Callable[[int, int, int], bool]) -> None:
         """Call it with the address handle's number, the QP number and the Q_Key, until the handle is one."""
         qp_num, qkey = destination.qp_num, destination.qkey
         while True:
@@ -369,10 +372,10 @@ class RdmaQueuePair(Calls, OwnedByProcess, QueuePair):
         self._regions.append(region)
         given, size = {"bytes": buffer.nbytes}, buffer.nbytes
         try:
-            self.native.guarded.register(self._pd, buffer, relaxed_ordering, region.place, given)
+            self.native.guarded.register(self._pd, buffer, relaxed_ordering, region.ref, given)
         except Refused as refused:
             self._regions.remove(region)
-            raise memlock.explained(refused, size) from None
+            raise memlock.with_memlock_cause(refused, size) from None
         self._use(region, recv_slot, buffer)
         return region
 
@@ -381,10 +384,10 @@ class RdmaQueuePair(Calls, OwnedByProcess, QueuePair):
     ) -> RdmaDeviceRegion:
         given = {"fd": fd, "nbytes": nbytes, "offset": offset}
         self._require_idle("register_dmabuf", recv_slot)
-        addresses, writable = Addresses(self, nbytes, offset), recv_slot is not None
+        addresses, writable = DeviceAddresses(self, nbytes, offset), recv_slot is not None
         region = RdmaDeviceRegion(self, addresses)
         self._regions.append(region)
-        how = nbytes, offset, addresses.start, writable, relaxed_ordering, region.place, given
+        how = nbytes, offset, addresses.start, writable, relaxed_ordering, region.ref, given
         try:
             self.native.guarded.register_dmabuf(self._pd, fd, *how)
         except Refused:
@@ -427,7 +430,7 @@ class RdmaQueuePair(Calls, OwnedByProcess, QueuePair):
         """
         if region not in self._regions or self._closed or not self.process.is_here:
             return True
-        if self._guard.torn:
+        if self._guard.was_broken:
             return False
         self._tell_regions(without=region)
         # what is under way may still read it, unless it ends on the way through RESET
@@ -437,7 +440,7 @@ class RdmaQueuePair(Calls, OwnedByProcess, QueuePair):
             self._receive_into(None)
             self._receiving = None
             self._forget_user_memory()
-        self.native.guarded.deregister(region.place)
+        self.native.guarded.deregister(region.ref)
         self._regions.remove(region)
         return True
 
@@ -466,7 +469,7 @@ class RdmaQueuePair(Calls, OwnedByProcess, QueuePair):
         if region is None:
             generation = native.receive_into(self._handle, None)
         else:
-            mr = native.mr(region.place)
+            mr = native.mr(region.ref)
             generation = native.receive_into(self._handle, mr, region.start, slot, count)
         for step in _FROM_RESET[self._back]:
             self._step_to(step)
@@ -486,20 +489,20 @@ class RdmaQueuePair(Calls, OwnedByProcess, QueuePair):
         self._closed = True
         if not self.process.is_here:
             return
-        ending = Ending()
-        if self._place:
-            ending.attempt(self._close_qp)
+        errors = ErrorCollector()
+        if self._ref:
+            errors.attempt(self._close_qp)
         for region in list(self._regions):
-            if ending.attempt(self.native.guarded.deregister, region.place):
+            if errors.attempt(self.native.guarded.deregister, region.ref):
                 self._regions.remove(region)
-        ending.attempt(self._cm_id.pds.release, self)
-        ending.done()
+        errors.attempt(self._cm_id.pds.release, self)
+        errors.done()
         self._freed = True
         self._cm_id.forget_qp(self)
 
     def _close_qp(self) -> None:
         native = self.native.guarded
-        handle = native.qp(self._place)  # a null pointer, which C passes over, if it was not made
+        handle = native.qp(self._ref)  # a null pointer, which C passes over, if it was not made
         for gid, lid in list(self.attached.items()):
             native.try_to_detach(handle, gid, lid)  # the device may be gone, and its attachments with it
             self._note_detached(gid, lid)

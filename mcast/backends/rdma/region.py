@@ -7,12 +7,12 @@ from contextlib import suppress
 from typing import Protocol
 
 from mcast.api import DeviceRegion, Guard, Phase, Region
-from mcast.backends.rdma.native import Native, Place
+from mcast.backends.rdma.native import HandleRef, Native
 from mcast.backends.rdma.process import OwnedByProcess, Process
 
 
 class RegionOwner(Protocol):
-    """What a region needs of its queue pair, whose guard is the region's."""
+    """The part of the queue pair that a region uses; both have the same guard."""
 
     native: Native
     process: Process
@@ -34,7 +34,7 @@ class RdmaRegion(OwnedByProcess, Region):
         self.is_constant: bool = constant
         self.process: Process = qp.process
         self.view: memoryview = view
-        self.place: Place = qp.native.place_of_mr()
+        self.ref: HandleRef = qp.native.mr_ref()
         self.start: int = qp.native.address_of(view)
         self.end: int = self.start + view.nbytes
         self._qp = qp
@@ -42,7 +42,7 @@ class RdmaRegion(OwnedByProcess, Region):
     @property
     def lkey(self) -> int:
         """The key by which the device finds the memory."""
-        return self._qp.native.lkey(self._qp.native.mr(self.place))
+        return self._qp.native.lkey(self._qp.native.mr(self.ref))
 
     @property
     def buffer(self) -> memoryview:
@@ -60,7 +60,7 @@ class RdmaRegion(OwnedByProcess, Region):
                 self.view.release()
 
 
-class Addresses:
+class DeviceAddresses:
     """Addresses of this process at which there is no memory, by which a device names other memory.
 
     So they differ from the address of any buffer. They begin in a page where the offset does, as the man page
@@ -76,16 +76,16 @@ class Addresses:
 
 
 class RdmaDeviceRegion(OwnedByProcess, DeviceRegion):
-    """The same of memory that the CPU has no view of."""
+    """Registered memory that the CPU has no view of."""
 
     is_device = True
     is_constant = False
 
-    def __init__(self, qp: RegionOwner, addresses: Addresses) -> None:
+    def __init__(self, qp: RegionOwner, addresses: DeviceAddresses) -> None:
         self._guard = qp._guard
         self._qp = qp
         self.process: Process = qp.process
-        self.place: Place = qp.native.place_of_mr()
+        self.ref: HandleRef = qp.native.mr_ref()
         self._addresses = addresses
         self.start: int = addresses.start
         self.end: int = addresses.end
@@ -93,7 +93,7 @@ class RdmaDeviceRegion(OwnedByProcess, DeviceRegion):
     @property
     def lkey(self) -> int:
         """The key by which the device finds the memory."""
-        return self._qp.native.lkey(self._qp.native.mr(self.place))
+        return self._qp.native.lkey(self._qp.native.mr(self.ref))
 
     @property
     def nbytes(self) -> int:

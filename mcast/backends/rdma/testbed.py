@@ -36,7 +36,7 @@ from mcast.backends.net.netlink import (
 )
 from mcast.backends.rdma.backend import RdmaBackend
 from mcast.backends.rdma.devices import read_devices
-from mcast.backends.rdma.host_bed import SETTLE, HostTestbed, eventually, qkey_violations
+from mcast.backends.rdma.host_bed import SETTLE_TIMEOUT, HostTestbed, eventually, qkey_violations
 from mcast.backends.rdma.infiniband_bed import find_infiniband_ports, infiniband_testbed
 from mcast.backends.rdma.native import Native, load
 from mcast.backends.rdma.roce_bed import OVER_LO, RoceTestbed, find_roce_ports
@@ -186,11 +186,11 @@ class RdmaTestbed(HostTestbed):
             eventually(lambda: self._mtu(port) < max(MTU.code), f"the MTU of {port} does not shrink again")
 
     def _mtu(self, port: IPv4Address) -> int:
-        native, place = self._native, self._native.place_of_device()
+        native, ref = self._native, self._native.device_ref()
         try:
-            return int(native.query_port(native.open_device(self._ports[port].device, place), 1).active_mtu)
+            return int(native.query_port(native.open_device(self._ports[port].device, ref), 1).active_mtu)
         finally:
-            native.close_device(place)
+            native.close_device(ref)
 
     def remove_device(self, port: IPv4Address) -> None:
         device = self._ports[port].device
@@ -206,7 +206,7 @@ class RdmaTestbed(HostTestbed):
         self.observer.close()
         for port, removal in self._removals.items():
             self._native.sync_devices()
-            removal.wait(SETTLE)
+            removal.wait(SETTLE_TIMEOUT)
             where = self._ports[port]
             hostnet.run("rdma", "link", "add", where.device, "type", "rxe", "netdev", where.netdev)
             eventually(partial(self._is_usable, port), f"{where.device} does not come back")
@@ -222,7 +222,7 @@ class RdmaTestbed(HostTestbed):
         return [one for one in snooping_table() if one.port in ours and isinstance(one.group, IPv4Address)]
 
     def _is_usable(self, port: IPv4Address) -> bool:
-        """Whether the device's port is up and has the address as a GID."""
+        """Return True if the device's port is up and has the address as a GID."""
         return any(
             info.state == PortState.ACTIVE and Gid(port) in info.gids.values()
             for device in read_devices(self._native)

@@ -18,10 +18,10 @@ from mcast.backends.sim.core.sa import Quirks
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.served.attach import (
     attach,
-    named_words,
+    describe_from_environment,
+    describe_served,
     open_sim,
     served_status,
-    served_words,
 )
 from mcast.backends.sim.testbed import sim_testbed
 
@@ -78,14 +78,14 @@ def _served(name: str, summary: str, make: Callable[..., Fabric], layer: LinkLay
         status=served_status,
         open=partial(attach, name, layer),
         testbed=partial(_served_testbed, make),
-        shared=served_words,
+        shared=describe_served,
     )
 
 
 ROCE = _provider("sim-roce", "simulated RoCEv2 fabric: IGMP, no SA", Fabric.roce)
 INFINIBAND = _provider("sim-ib", "simulated InfiniBand fabric: SA, MLIDs, partitions", Fabric.infiniband)
 
-SIM = ROCE._replace(name="sim", open=partial(open_sim, ROCE.open, "sim"), shared=named_words)
+SIM = ROCE._replace(name="sim", open=partial(open_sim, ROCE.open, "sim"), shared=describe_from_environment)
 """The served fabric that MCAST_SIM names, or else a RoCE fabric of one's own."""
 
 SHARED_ROCE = _served("sim-shared", "served RoCEv2 fabric of many processes", Fabric.roce, LinkLayer.ETHERNET)

@@ -17,7 +17,6 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from mcast.api import (
     JOIN_MASK,
-    Alive,
     Backend,
     Batch,
     Capability,
@@ -47,6 +46,7 @@ from mcast.api import (
     QueuePair,
     Refused,
     Region,
+    SignalSafeWeakSet,
     TimestampClock,
     WcStatus,
     mcast_error,
@@ -59,15 +59,15 @@ from mcast.backends.model.times import NS
 from mcast.backends.sim.clock import VirtualClock
 from mcast.backends.sim.core.groups import group_table
 from mcast.backends.sim.fabric import Fabric
-from mcast.backends.sim.lease import DeviceSlots, MemorySlots, Packed, SimBatch, Slots, message_of
+from mcast.backends.sim.lease import DeviceSlots, MemorySlots, PackedPayloads, SimBatch, Slots, message_of
 from mcast.backends.sim.readiness import Readiness
 from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
 from mcast.wire.addresses import Gid, McastAddress
 
 ASK_WHY_SECONDS = 0.25
-"""How many seconds get_event waits for the SA to say why it refused a join.
+"""Maximum number of seconds that get_event waits for the reason of a refused join.
 
-The SA has just answered that join.
+The SA has just answered that join, so it is there.
 """
 
 _BOTH = {Capability.CONNECTED_QP, Capability.GROUP_TABLE}
@@ -133,9 +133,9 @@ class SimBackend(Backend):
         return (clock.virtual_now if self.virtual_time else clock.now) / NS
 
     def new_seed(self) -> int:
-        return self.fabric.parts.seeds.getrandbits(64)
+        return self.fabric.core.seeds.getrandbits(64)
 
-    def solitude(self) -> str:
+    def why_isolated(self) -> str:
         others = sum(not one.closed for one in _owners) - 1
         if not self._owns_fabric or others < 1:
             return ""
@@ -147,11 +147,11 @@ class SimBackend(Backend):
 
     @_call("devices", Phase.OPEN)
     def devices(self) -> tuple[DeviceInfo, ...]:
-        return self.fabric.parts.hosts.devices(self._hosts)
+        return self.fabric.core.hosts.devices(self._hosts)
 
     def _port_counters(self, device: str, port_num: int) -> Mapping[str, int]:
         """Read them without the guard: `stats` asks, which works amid a call and on a broken fabric."""
-        ports = (port for port in self.fabric.parts.topology.ports_of(self._hosts) if port.name == device)
+        ports = (port for port in self.fabric.core.topology.ports_of(self._hosts) if port.name == device)
         return {name: getattr(port, name) for port in ports for name in PORT_COUNTERS}
 
     @_call("event_channel", Phase.OPEN)
@@ -162,7 +162,7 @@ class SimBackend(Backend):
 
     @_call("groups", Phase.OPEN)
     def groups(self) -> GroupTable:
-        return group_table(self.fabric.parts, self._hosts)
+        return group_table(self.fabric.core, self._hosts)
 
     def _close(self) -> None:
         if self._freed:
@@ -170,14 +170,14 @@ class SimBackend(Backend):
         self._closed = True
         for channel in list(self._channels):
             channel._close()
-        if self._guard.torn:
+        if self._guard.was_broken:
             self.fabric.drop()
         if self._owns_fabric:
             self._clock.close()
         self._freed = True
 
 
-_owners: Alive[SimBackend] = Alive()
+_owners: SignalSafeWeakSet[SimBackend] = SignalSafeWeakSet()
 """The backends of this process that have a fabric of their own."""
 
 
@@ -205,27 +205,27 @@ class SimEventChannel(EventChannel):
 
     @property
     def unread(self) -> int:
-        """How many events wait."""
+        """Number of events in the queue."""
         return len(self._core.queue)
 
     @_call("fileno", Phase.EVENT)
     def fileno(self) -> int:
         if self._readiness is None:
-            self.show_by(Readiness(self._clock, lambda: bool(self._core.queue)))
+            self.attach_readiness(Readiness(self._clock, lambda: bool(self._core.queue)))
         assert self._readiness is not None
         return self._readiness.fd
 
-    def show_by(self, readiness: Readiness) -> None:
+    def attach_readiness(self, readiness: Readiness) -> None:
         """Show there whether an event waits."""
         self._readiness = readiness
-        self._core.on_event = readiness.show
+        self._core.on_event = readiness.update
 
     def take(self) -> cm.QueuedEvent | None:
         """The next event, if there is one; what the SA says of a failure is left to the caller."""
         return self._core.get() if self._core.queue else None
 
     def _create_id(self, port_space: PortSpace) -> CmId:
-        cm_id = SimCmId(self, cm.CmaId(self.fabric.parts, self._hosts, self._core, port_space))
+        cm_id = SimCmId(self, cm.CmaId(self.fabric.core, self._hosts, self._core, port_space))
         self.ids[cm_id] = None
         return cm_id
 
@@ -269,8 +269,8 @@ class SimEventChannel(EventChannel):
                     if not first.errno or first.answers is not None or not self._asks_why(first):
                         event = core.get()
                     guard.amid = ""
-                    if guard.settle is not None:
-                        guard.settle("get_event")
+                    if guard.after_change is not None:
+                        guard.after_change("get_event")
         finally:
             if guard.deferred:
                 guard.finish()
@@ -278,7 +278,7 @@ class SimEventChannel(EventChannel):
 
     def _asks_why(self, event: cm.QueuedEvent) -> bool:
         event.answers = []
-        return event.id.ask_why(event, event.answers.append)
+        return event.id.query_refusal(event, event.answers.append)
 
     def _close(self) -> None:
         if self._freed:
@@ -340,8 +340,8 @@ class SimCmId(CmId):
     def forget_qp(self, qp: SimQueuePair) -> None:
         """The QP is closed: detached from everything, and gone."""
         if self._qp is qp:
-            if self._guard.torn:
-                self.fabric.parts.queue_pairs.forget(qp.core)
+            if self._guard.was_broken:
+                self.fabric.core.queue_pairs.forget(qp.core)
                 self.core.qp = None
             else:
                 self.core.destroy_qp()
@@ -374,7 +374,7 @@ class SimCmId(CmId):
             _check(failed, "leave_multicast", Phase.LEAVE, addr=addr)
 
     def _destroy(self) -> None:
-        if self._guard.torn:
+        if self._guard.was_broken:
             self.core.drop()
         else:
             self.core.destroy()
@@ -393,7 +393,7 @@ class SimQueuePair(QueuePair):
         self._owner = owner
         self._fabric = owner.fabric
         self._clock, self._guard = self._fabric.clock, self._fabric.clock.guard
-        self._wire, self._queue_pairs = self._fabric.parts.wire, self._fabric.parts.queue_pairs
+        self._wire, self._queue_pairs = self._fabric.core.wire, self._fabric.core.queue_pairs
         self._closed = False  # looking it up in the class takes three times as long; so `_clock.guard` below
         self._receive_slots = None
         self._slots: Slots | None = None
@@ -440,21 +440,21 @@ class SimQueuePair(QueuePair):
             with guard.lock:
                 if not guard.amid:  # else they stay as they were left
                     guard.amid = "counters"
-                    core.settle()
+                    core.reclaim()
                     guard.amid = ""
         return core.counters
 
     def _modify(self, state: QpState) -> None:
         _check(self.core.modify(state), "modify", Phase.MODIFY, state=state.name)
         if self._readiness is not None:
-            self._readiness.show()
+            self._readiness.update()
 
     @_call("port_events", Phase.EVENT)
     def port_events(self) -> tuple[PortEvent, ...]:
         core = self.core
-        found, core.port_events, core.news = core.port_events, (), False
+        found, core.port_events, core.port_changed = core.port_events, (), False
         if self._readiness is not None:
-            self._readiness.show()
+            self._readiness.update()
         return found
 
     @property
@@ -484,7 +484,7 @@ class SimQueuePair(QueuePair):
         owned: Sequence[bytes]
         if len(payloads) == 1 and type(one := payloads[0]) is bytes:  # without a comprehension's frame
             owned = (one,)
-        elif isinstance(payloads, Packed):
+        elif isinstance(payloads, PackedPayloads):
             owned = payloads
         else:
             owned = [one if type(one) is bytes else bytes_of(one, self) for one in payloads]
@@ -501,8 +501,8 @@ class SimQueuePair(QueuePair):
                     failed = self._wire.send(core, destination, owned, imm, longest)
                     error = core.error
                     guard.amid = ""
-                    if guard.settle is not None:
-                        guard.settle("send")
+                    if guard.after_change is not None:
+                        guard.after_change("send")
             finally:
                 if guard.deferred:
                     guard.finish()
@@ -519,7 +519,7 @@ class SimQueuePair(QueuePair):
     ) -> None:
         count = len(rows)
         size = rows.nbytes // count
-        self._send(destination, Packed(bytes(rows), [size] * count), imm, timeout, size)
+        self._send(destination, PackedPayloads(bytes(rows), [size] * count), imm, timeout, size)
 
     def _leaves_sqd(self, timeout: float | None) -> bool:
         """In SQD a queue pair takes sends, and holds them until it is in RTS again."""
@@ -539,8 +539,8 @@ class SimQueuePair(QueuePair):
                     guard.amid = "recv"
                     batch = self._take(max)
                     guard.amid = ""
-                    if guard.settle is not None:
-                        guard.settle("recv")
+                    if guard.after_change is not None:
+                        guard.after_change("recv")
             finally:
                 if guard.deferred:
                     guard.finish()
@@ -551,9 +551,9 @@ class SimQueuePair(QueuePair):
     def _take(self, max: int) -> Batch | None:
         """Take messages that are there, with the guard held."""
         core = self.core
-        slices = core.take(max)
+        slices = core.lease(max)
         if self._readiness is not None:
-            self._readiness.show()
+            self._readiness.update()
         if not slices:
             return None
         batch = SimBatch(slices, core.is_own, core.leases, self._slots)
@@ -577,12 +577,12 @@ class SimQueuePair(QueuePair):
                     if self._closed:
                         self._require_open("recv", Phase.RECV)
                     guard.amid = "recv"
-                    found = core.take_one()
+                    found = core.pop_one()
                     if self._readiness is not None:
-                        self._readiness.show()
+                        self._readiness.update()
                     guard.amid = ""
-                    if guard.settle is not None:
-                        guard.settle("recv")
+                    if guard.after_change is not None:
+                        guard.after_change("recv")
             finally:
                 if guard.deferred:
                     guard.finish()
@@ -594,9 +594,9 @@ class SimQueuePair(QueuePair):
         return message_of(burst, memoryview(burst.payloads[place]), own)
 
     def _take_one(self, max: int) -> tuple[Burst, int] | None:
-        found = self.core.take_one()
+        found = self.core.pop_one()
         if self._readiness is not None:
-            self._readiness.show()
+            self._readiness.update()
         return found
 
     def _receive(
@@ -609,12 +609,17 @@ class SimQueuePair(QueuePair):
         def is_over() -> bool:
             if queue or core.error is not None or self._closed:
                 return True
-            return events and (bool(pending) or core.news)
+            return events and (bool(pending) or core.port_changed)
 
         end = clock.end_of(timeout)
         while True:
             late = not clock.wait_until(is_over, end, "recv", Phase.RECV)
-            if late and self._readiness is None and not core.news and clock.guard.settle is None:
+            if (
+                late
+                and self._readiness is None
+                and not core.port_changed
+                and clock.guard.after_change is None
+            ):
                 return None  # nothing came, and there is nothing to arm for what will
             found, over = self._taken(take, max, late, events)
             if found is not None or over:
@@ -637,14 +642,14 @@ class SimQueuePair(QueuePair):
                 found = take(max)
                 if found is None:
                     error = core.error
-                    over = late or (events and (core.news or bool(self._owner.core.channel.queue)))
+                    over = late or (events and (core.port_changed or bool(self._owner.core.channel.queue)))
                     if over:
-                        core.news = False
+                        core.port_changed = False
                         if self._readiness is not None:
-                            self._readiness.show()
+                            self._readiness.update()
                 guard.amid = ""
-                if guard.settle is not None:
-                    guard.settle("recv")
+                if guard.after_change is not None:
+                    guard.after_change("recv")
         finally:
             if guard.deferred:
                 guard.finish()
@@ -655,14 +660,16 @@ class SimQueuePair(QueuePair):
     @_call("fileno", Phase.RECV)
     def fileno(self) -> int:
         if self._readiness is None:
-            self.show_by(Readiness(self._clock, lambda: self.core.readable or self.core.news))
+            self.attach_readiness(
+                Readiness(self._clock, lambda: self.core.readable or self.core.port_changed)
+            )
         assert self._readiness is not None
         return self._readiness.fd
 
-    def show_by(self, readiness: Readiness) -> None:
+    def attach_readiness(self, readiness: Readiness) -> None:
         """Show there whether messages wait, or an error, or news of the port."""
         self._readiness = readiness
-        self.core.on_readable = readiness.show
+        self.core.on_readable = readiness.update
 
     def _register(
         self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool, constant: bool
@@ -700,9 +707,9 @@ class SimQueuePair(QueuePair):
 
     def post_own(self) -> None:
         """Post the receives that the queue pair was made with, and drop what is queued."""
-        self.core.repost_own(*self._own_receives)
+        self.core.repost_default(*self._own_receives)
         if self._readiness is not None:
-            self._readiness.show()
+            self._readiness.update()
 
     def _close(self) -> None:
         if self._freed:

@@ -29,7 +29,7 @@ from typing import Any
 from weakref import ref
 
 from mcast.api import Guard, McastError, Phase, Waiters
-from mcast.arguments.seconds import seconds_of
+from mcast.arguments.seconds import check_seconds
 from mcast.backends.model.times import NS
 
 logger: logging.Logger = logging.getLogger("mcast")
@@ -38,7 +38,7 @@ POLL_NS = 1_000
 """Virtual time that an unsuccessful poll (timeout 0) takes, so that a polling loop gets somewhere."""
 
 
-PUMP = "mcast-sim-clock"
+THREAD_NAME = "mcast-sim-clock"
 """Name of the thread of a clock in real time."""
 
 
@@ -51,8 +51,8 @@ class SimulationStalled(McastError, RuntimeError):
             call,
             phase,
             None,
-            "nothing is due on this fabric, the call would wait for ever: "
-            'give a timeout, or make the fabric with clock="wall" if another thread is to act',
+            "no event is scheduled on this fabric, so the call would never return: "
+            'give a timeout, or make the fabric with clock="wall" if another thread will act',
         )
 
 
@@ -65,9 +65,9 @@ class Clock(ABC):
         self._scheduled = count()
         self.virtual_now: int = 0
         """Virtual time; in real time, when the last step was due."""
-        self._aside: deque[Callable[[], object]] = deque()
+        self._deferred: deque[Callable[[], object]] = deque()
         self._held = 0
-        """How many `with clock:` there are, one in the other."""
+        """Depth of nested `with clock:`."""
 
     @property
     @abstractmethod
@@ -93,17 +93,17 @@ class Clock(ABC):
     def wait_until(self, ready: Callable[[], bool], end: int | float | None, call: str, phase: Phase) -> bool:
         """Do the same as `wait`, until that time."""
 
-    def run_out(self) -> None:
+    def run_until_idle(self) -> None:
         """Do every step that is scheduled now, and those that these schedule."""
-        self.wait(lambda: not self._due, None, "run_out", Phase.EVENT)
+        self.wait(lambda: not self._due, None, "run_until_idle", Phase.EVENT)
 
     @abstractmethod
-    def want_descriptor(self) -> None:
+    def descriptor_requested(self) -> None:
         """Note that a descriptor is waited on, so time must pass although no call waits."""
 
-    def aside(self, action: Callable[[], object]) -> None:
+    def defer(self, action: Callable[[], object]) -> None:
         """Have it called after the step that is being done, when it can change the fabric itself."""
-        self._aside.append(action)
+        self._deferred.append(action)
 
     def close(self) -> None:
         """Nothing scheduled happens any more."""
@@ -119,8 +119,8 @@ class Clock(ABC):
         guard.amid = ""
         if guard.deferred:
             guard.finish()
-        while self._aside:
-            self._aside.popleft()()
+        while self._deferred:
+            self._deferred.popleft()()
 
     def __enter__(self) -> None:
         self.guard.lock.acquire()
@@ -128,9 +128,9 @@ class Clock(ABC):
 
     def __exit__(self, *_: object) -> None:
         try:
-            settle = self.guard.settle
-            if self._held == 1 and settle is not None and not self.guard.amid:
-                settle("")
+            after_change = self.guard.after_change
+            if self._held == 1 and after_change is not None and not self.guard.amid:
+                after_change("")
         finally:
             self._held -= 1
             self.guard.lock.release()
@@ -179,12 +179,12 @@ class VirtualClock(Clock):
 
     def advance(self, seconds: float) -> None:
         """Let `seconds` pass, with all that falls due in them."""
-        self.wait(lambda: False, seconds_of(seconds, "seconds"), "advance", Phase.EVENT)
+        self.wait(lambda: False, check_seconds(seconds, "seconds"), "advance", Phase.EVENT)
 
-    def want_descriptor(self) -> None:
-        self.guard.settle = self._settle
+    def descriptor_requested(self) -> None:
+        self.guard.after_change = self._after_change
 
-    def _settle(self, call: str) -> None:
+    def _after_change(self, call: str) -> None:
         while self._due and not self.guard.amid:
             self._step(call or "a step that was due")
 
@@ -198,10 +198,10 @@ class WallClock(Clock):
         self._start = time.monotonic_ns()
         self._waiters = Waiters()
         self._alarm = Waiters()  # the clock's own thread, which no call but `call_later` concerns
-        self._pump: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
         self._driver: Callable[[], None] | None = None
         self._stopped = False
-        self.guard.settle = self._settle
+        self.guard.after_change = self._after_change
 
     @property
     def now(self) -> int:
@@ -223,13 +223,15 @@ class WallClock(Clock):
         if self._driver is not None:
             self._driver()
         elif not self._stopped:
-            self._need_pump()
+            self._ensure_thread()
             self._alarm.wake()
 
-    def _need_pump(self) -> None:
-        if self._pump is None or not self._pump.is_alive():  # a fork has no threads of its parent's
-            self._pump = threading.Thread(target=_pump, args=(ref(self),), name=PUMP, daemon=True)
-            self._pump.start()
+    def _ensure_thread(self) -> None:
+        if self._thread is None or not self._thread.is_alive():  # a fork has no threads of its parent's
+            self._thread = threading.Thread(
+                target=_clock_thread, args=(ref(self),), name=THREAD_NAME, daemon=True
+            )
+            self._thread.start()
 
     def end_of(self, timeout: float | None) -> int | float | None:
         return None if timeout is None else self.now + round(timeout * NS)
@@ -246,13 +248,13 @@ class WallClock(Clock):
                 left = None if end is None else (end - self.now) / NS
                 if left is not None and left <= 0:
                     return False
-                guard.require_alone(call, phase)
+                guard.require_outermost(call, phase)
                 if self._due and self._driver is None and not self._stopped:
-                    self._need_pump()
+                    self._ensure_thread()
                 waiter = self._waiters.add()
             self._waiters.sleep(waiter, left)
 
-    def want_descriptor(self) -> None:
+    def descriptor_requested(self) -> None:
         """Real time passes anyway."""
 
     def close(self) -> None:
@@ -261,7 +263,7 @@ class WallClock(Clock):
         self._waiters.wake()
         self._alarm.wake()
 
-    def _settle(self, call: str) -> None:
+    def _after_change(self, call: str) -> None:
         self._waiters.wake()
 
     def run_due(self) -> float | None:
@@ -277,7 +279,7 @@ class WallClock(Clock):
             self._waiters.wake()
         return None
 
-    def turn(self, waiter: Any) -> tuple[Any, float | None] | None:
+    def thread_step(self, waiter: Any) -> tuple[Any, float | None] | None:
         """Do what is due, in the clock's thread, which has slept on `waiter`; return what it sleeps on next,
         and how long, None to end it."""
         with self.guard.lock:
@@ -289,7 +291,7 @@ class WallClock(Clock):
             return self._alarm.add(), left
 
 
-def _pump(clock_of: ref[WallClock]) -> None:
+def _clock_thread(clock_of: ref[WallClock]) -> None:
     """The thread of a clock.
 
     It ends when the clock is closed, when nothing else refers to the clock any more, and when a step raises.
@@ -297,10 +299,10 @@ def _pump(clock_of: ref[WallClock]) -> None:
     waiter: Any = None
     while (clock := clock_of()) is not None:
         try:
-            found = clock.turn(waiter)
+            found = clock.thread_step(waiter)
         except Exception:  # a rule of the user's: the fabric is broken, and all that wait are told
-            logger.exception("what was due on the fabric failed")
-            found = clock.turn(waiter)
+            logger.exception("a scheduled step of the simulated fabric failed, and the fabric is now broken")
+            found = clock.thread_step(waiter)
         del clock  # perhaps the last reference
         if found is None:
             return

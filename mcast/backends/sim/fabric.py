@@ -13,11 +13,11 @@ from random import Random
 from typing import Concatenate, Final, ParamSpec
 
 from mcast.api import LinkLayer, Phase, PortEvent
-from mcast.arguments.options import taking
+from mcast.arguments.options import accepts_options
 from mcast.backends.model.port import Interface, Port
 from mcast.backends.model.qp import Qp
 from mcast.backends.sim.clock import CLOCKS, Clock
-from mcast.backends.sim.core.fabric import Parts
+from mcast.backends.sim.core.fabric import FabricCore
 from mcast.backends.sim.core.options import InfinibandOptions, Options, RoceOptions, check
 from mcast.backends.sim.core.port import FabricPort
 from mcast.backends.sim.core.sa import SubnetAdmin
@@ -28,22 +28,22 @@ from mcast.backends.sim.trace.events import Trace
 P = ParamSpec("P")
 
 
-def _one_call(function: Callable[Concatenate[Parts, P], None]) -> Callable[Concatenate[Fabric, P], None]:
+def _one_call(function: Callable[Concatenate[FabricCore, P], None]) -> Callable[Concatenate[Fabric, P], None]:
     """Run the fault as one change of the fabric."""
 
     @wraps(function)
     def locked(fabric: Fabric, /, *args: P.args, **kwargs: P.kwargs) -> None:
         call = function.__name__
-        fabric.clock.guard.run(call, Phase.EVENT, function, fabric.parts, *args, **kwargs)
+        fabric.clock.guard.run(call, Phase.EVENT, function, fabric.core, *args, **kwargs)
 
     return locked
 
 
-def _set_ipv4(parts: Parts, port: Port, address: IPv4Address | None) -> None:
-    parts.hosts.set_ipv4(port, address)
-    parts.topology_changed()
+def _set_ipv4(core: FabricCore, port: Port, address: IPv4Address | None) -> None:
+    core.hosts.set_ipv4(port, address)
+    core.topology_changed()
     if not port.is_infiniband:
-        parts.queue_pairs.tell(port, PortEvent.GID_CHANGE)
+        core.queue_pairs.notify_port(port, PortEvent.GID_CHANGE)
 
 
 class Fabric:
@@ -57,8 +57,8 @@ class Fabric:
     clock       the time, and the guard of the fabric
     trace       what has happened, if the option `trace` asks for it
     random      the random numbers of rules
-    parts       the state machines that the fabric is made of
-    watch       told of each backend, channel, id and queue pair that is opened, and of each batch (`Census`)
+    core        the state machines that the fabric is made of
+    watch       called with each backend, channel, id, queue pair and batch that is opened (`OpenObjects`)
     """
 
     # Faults of a port, a switch, the SM or a queue pair: one method for each.
@@ -80,21 +80,21 @@ class Fabric:
     def __init__(self, options: Options) -> None:
         check("clock", options.clock, CLOCKS)
         self.clock: Clock = CLOCKS[options.clock]()
-        self.parts: Parts = Parts(options, self.clock)
-        self.rules: Rules = self.parts.rules
-        self.random: Random = self.parts.random
-        self.trace: Trace | None = self.parts.log.trace
-        self.ports: list[FabricPort] = self.parts.topology.ports
+        self.core: FabricCore = FabricCore(options, self.clock)
+        self.rules: Rules = self.core.rules
+        self.random: Random = self.core.random
+        self.trace: Trace | None = self.core.log.trace
+        self.ports: list[FabricPort] = self.core.topology.ports
         self.watch: Callable[..., None] | None = None
 
     @classmethod
-    @taking(RoceOptions)
+    @accepts_options(RoceOptions)
     def roce(cls, options: RoceOptions) -> Fabric:
         """A RoCEv2 fabric: switches with IGMP snooping and a querier. Raises ValueError for a bad option."""
         return cls(options)
 
     @classmethod
-    @taking(InfinibandOptions)
+    @accepts_options(InfinibandOptions)
     def infiniband(cls, options: InfinibandOptions) -> Fabric:
         """Make an InfiniBand fabric with its SA. Raises ValueError for a bad option."""
         return cls(options)
@@ -109,60 +109,60 @@ class Fabric:
         Called under the guard.
         """
         self.clock.close()
-        self.parts.drop()
+        self.core.drop()
 
     @property
     def link_layer(self) -> LinkLayer:
         """The link layer of all ports."""
-        return self.parts.options.link_layer
+        return self.core.options.link_layer
 
     @property
     def hosts(self) -> frozenset[int]:
         """The numbers of the hosts."""
-        return self.parts.topology.hosts
+        return self.core.topology.hosts
 
     @property
     def switches(self) -> int:
-        """How many switches there are."""
-        return self.parts.topology.switches
+        """Number of switches."""
+        return self.core.topology.switches
 
     @property
     def qps(self) -> tuple[Qp, ...]:
         """The QPs that exist, by number."""
-        return tuple(self.parts.queue_pairs)
+        return tuple(self.core.queue_pairs)
 
     @property
     def sa(self) -> SubnetAdmin | None:
         """The SA of an InfiniBand fabric."""
-        return None if self.parts.subnet is None else self.parts.subnet.sa
+        return None if self.core.subnet is None else self.core.subnet.sa
 
     def port_of(self, address: IPv4Address | IPv6Address) -> FabricPort:
         """The port that has the address. Raises KeyError."""
-        return self.parts.hosts.port_of(address)
+        return self.core.hosts.port_of(address)
 
     def add_route(self, host: int, network: IPv4Network, interface: Interface) -> None:
         """The host sends `network` out of that interface."""
         route = host, network, interface
-        self.clock.guard.run("add_route", Phase.EVENT, self.parts.hosts.add_route, *route)
+        self.clock.guard.run("add_route", Phase.EVENT, self.core.hosts.add_route, *route)
 
     def remove_route(self, host: int, network: IPv4Network, interface: Interface) -> None:
         """Undo `add_route`."""
         route = host, network, interface
-        self.clock.guard.run("remove_route", Phase.EVENT, self.parts.hosts.remove_route, *route)
+        self.clock.guard.run("remove_route", Phase.EVENT, self.core.hosts.remove_route, *route)
 
     def set_ipv4(self, port: Port, address: IPv4Address | None) -> None:
         """Give the port's default interface another IPv4 address, or take its address away (None).
 
         Raises ValueError for an address that another port has.
         """
-        self.clock.guard.run("set_ipv4", Phase.EVENT, _set_ipv4, self.parts, port, address)
+        self.clock.guard.run("set_ipv4", Phase.EVENT, _set_ipv4, self.core, port, address)
 
     @contextmanager
     def starved(self, qp: Qp) -> Iterator[None]:
         """Inside the `with`, the queue pair has no free receive: messages to it are lost in silence, and only
         its counter `no_receive` says so. Messages after the `with` arrive again (K-DATA-8)."""
         run = self.clock.guard.run
-        feed = run("starved", Phase.EVENT, incidents.starve, self.parts, qp)
+        feed = run("starved", Phase.EVENT, incidents.starve, self.core, qp)
         try:
             yield
         finally:

@@ -20,7 +20,7 @@ from mcast.backends.sim.region import SimDeviceRegion
 Slices = list[tuple[Burst, int, int]]
 
 
-class Packed(Sequence[bytes]):
+class PackedPayloads(Sequence[bytes]):
     """Payloads that lie one after another in `memory`, which is this process's own. Each look makes a copy.
 
     A slice lies in the same memory.
@@ -52,13 +52,13 @@ class Packed(Sequence[bytes]):
     @overload
     def __getitem__(self, index: int) -> bytes: ...
     @overload
-    def __getitem__(self, index: slice) -> Packed: ...
-    def __getitem__(self, index: int | slice) -> bytes | Packed:
+    def __getitem__(self, index: slice) -> PackedPayloads: ...
+    def __getitem__(self, index: int | slice) -> bytes | PackedPayloads:
         if isinstance(index, slice):
             start, stop, step = index.indices(len(self.lengths))
             if step != 1:
                 raise ValueError("messages come one after the other")
-            return Packed(self.memory, self.lengths[start:stop], self.start(start))
+            return PackedPayloads(self.memory, self.lengths[start:stop], self.start(start))
         begin = self.start(range(len(self.lengths))[index])
         return self.memory[begin : begin + self.lengths[index]]
 
@@ -233,7 +233,7 @@ class SimBatch(Batch):
 
 
 def _lengths(payloads: Sequence[bytes], start: int, stop: int) -> Iterable[int]:
-    if isinstance(payloads, Packed):
+    if isinstance(payloads, PackedPayloads):
         return payloads.lengths[start:stop]
     return map(len, payloads[start:stop])
 
@@ -241,7 +241,9 @@ def _lengths(payloads: Sequence[bytes], start: int, stop: int) -> Iterable[int]:
 def _memory_of(burst: Burst, start: int, stop: int) -> Buffer:
     """The payloads start..stop one after another."""
     payloads = burst.payloads
-    return payloads.part(start, stop) if isinstance(payloads, Packed) else b"".join(payloads[start:stop])
+    return (
+        payloads.part(start, stop) if isinstance(payloads, PackedPayloads) else b"".join(payloads[start:stop])
+    )
 
 
 def _view_of(exporter: memoryview) -> memoryview:

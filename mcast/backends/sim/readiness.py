@@ -13,25 +13,25 @@ _READY = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
 
 class Readiness:
-    """A descriptor for poll, select and asyncio; `look` says whether something is there.
+    """A descriptor for poll, select and asyncio; `is_ready` says whether something is there.
 
     It is that of an epoll object, which is readable while it watches one that is. Such an object closes its
     descriptor when it is dropped, without Python code, in which an exception would be lost.
     """
 
-    def __init__(self, clock: Clock, look: Callable[[], bool]) -> None:
+    def __init__(self, clock: Clock, is_ready: Callable[[], bool]) -> None:
         self._epoll = select.epoll()
         self.fd: int = self._epoll.fileno()
-        self._look = look
-        self._shown = False
-        clock.want_descriptor()
-        self.show()
+        self._is_ready = is_ready
+        self._readable = False
+        clock.descriptor_requested()
+        self.update()
 
-    def show(self) -> None:
+    def update(self) -> None:
         """Look, and make the descriptor readable or not."""
-        readable = self._look()
-        if readable != self._shown:
-            self._shown = readable
+        readable = self._is_ready()
+        if readable != self._readable:
+            self._readable = readable
             self._mark(readable)
 
     def _mark(self, readable: bool) -> None:

@@ -24,7 +24,7 @@ class SimRegion(Region):
 
     def _close(self) -> None:
         if not self._freed:
-            if not self._guard.torn:
+            if not self._guard.was_broken:
                 self._end()
             self._closed = self._freed = True
 
@@ -76,7 +76,7 @@ class SimDeviceRegion(DeviceRegion):
 
     def _close(self) -> None:
         if not self._freed:
-            if not self._guard.torn:
+            if not self._guard.was_broken:
                 self.end()
             self._closed = True
             self._memory.close()
@@ -84,7 +84,7 @@ class SimDeviceRegion(DeviceRegion):
 
 
 def bytes_of(payload: bytes | memoryview | DeviceBytes, owner: object) -> bytes:
-    """What a send of the QP `owner` sends. Raises ValueError for memory that is not registered with it."""
+    """Return the bytes that the QP `owner` sends. Raises ValueError for memory not registered with it."""
     if not isinstance(payload, DeviceBytes):
         return bytes(payload)
     region = payload.region

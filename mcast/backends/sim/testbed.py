@@ -41,15 +41,15 @@ class SimObserver(Observer):
     def group_ports(self, group: Gid) -> frozenset[IPv4Address]:
         fabric = self._fabric
         if fabric.sa is None:
-            return frozenset(_address(fabric, index) for index in fabric.parts.igmp.snooping.get(group, {}))
-        known, port_with = fabric.sa.group(group), fabric.parts.topology.port_with
+            return frozenset(_address(fabric, index) for index in fabric.core.igmp.snooping.get(group, {}))
+        known, port_with = fabric.sa.group(group), fabric.core.topology.port_with
         receiving = (m.guid for m in (known.members if known else ()) if m.join_state & RECEIVING)
         return frozenset(_address(fabric, port_with(guid).index) for guid in receiving)
 
     def group_exists(self, group: Gid) -> bool:
         fabric = self._fabric
         if fabric.sa is None:
-            return group in fabric.parts.igmp.snooping
+            return group in fabric.core.igmp.snooping
         reply = fabric.sa.handle(
             fabric.ports[-1].guid, SaMethod.GET_TABLE, McMask.MGID, McMemberRecord(mgid=group)
         )
@@ -57,15 +57,15 @@ class SimObserver(Observer):
 
     def port_memberships(self, port: IPv4Address) -> frozenset[Gid]:
         at = self._fabric.port_of(port)
-        subnet = self._fabric.parts.subnet
+        subnet = self._fabric.core.subnet
         return frozenset(at.igmp if subnet is None else subnet.clients[at.index].memberships)
 
     def attached(self, port: IPv4Address, group: Gid) -> frozenset[int]:
         at = self._fabric.port_of(port)
-        return frozenset(qp.number for qp in self._fabric.parts.queue_pairs.attached(at).get(group, ()))
+        return frozenset(qp.number for qp in self._fabric.core.queue_pairs.attached(at).get(group, ()))
 
     def igmp_reports(self, group: Gid) -> int:
-        return self._fabric.parts.igmp.reports.get(group, 0)
+        return self._fabric.core.igmp.reports.get(group, 0)
 
     def qkey_violations(self, port: IPv4Address) -> int:
         return self._fabric.port_of(port).qkey_violations
@@ -74,9 +74,9 @@ class SimObserver(Observer):
         return self._fabric.port_of(port).oversized
 
     def leftovers(self) -> tuple[str, ...]:
-        fabric, parts = self._fabric, self._fabric.parts
+        fabric, parts = self._fabric, self._fabric.core
         # What is on its way (the SA's answer to a Delete) may still arrive.
-        fabric.clock.run_out()
+        fabric.clock.run_until_idle()
         found = [f"QP {qp.number} on {qp.port.name}" for qp in fabric.qps]
         for port in fabric.ports:
             found += [f"{group} attached on {port.name}" for group in parts.queue_pairs.attached(port)]

@@ -1,4 +1,4 @@
-"""Whether `udp` can run here, and the errors that say why not."""
+"""Availability of `udp` on this host, and the errors that say why it cannot run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def require_available() -> None:
 
 
 def why_refused(failed: OSError) -> str:
-    """What is known beyond an errno of a socket call; "" if nothing."""
+    """Explain an errno of a socket call beyond its text; "" if nothing."""
     if failed.errno == errno.EADDRINUSE:
         return f"{IN_USE}; {INSTEAD}"
     if failed.errno in (errno.EMFILE, errno.ENFILE):

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from mcast.api import (
     JOIN_MASK,
-    RECHECK,
+    MAX_SLEEP,
     Backend,
     Batch,
     Capability,
@@ -30,7 +30,7 @@ from mcast.api import (
     Gid,
     GroupTable,
     Guard,
-    Headed,
+    HeaderBodyBatch,
     JoinAttrEx,
     JoinFlag,
     LinkLayer,
@@ -86,7 +86,7 @@ class UdpBackend(Backend):
         self.capabilities: frozenset[Capability] = CAPABILITIES
         self._guard = Guard("udp backend", "close the backend and open another one")
         self.waiters: Waiters = Waiters()
-        self._guard.settle = lambda call: self.waiters.wake()
+        self._guard.after_change = lambda call: self.waiters.wake()
         self._channels: dict[UdpEventChannel, None] = {}
         self._watcher = Watcher(self._turn)
         self.network: UdpNetwork = UdpNetwork()
@@ -133,7 +133,7 @@ class UdpBackend(Backend):
                     found[name] = found.get(name, 0) + count
         return found | dict(self.network.passed_on)
 
-    def solitude(self) -> str:
+    def why_isolated(self) -> str:
         paths, now = list(self.network.queue_pairs.paths.values()), monotonic()
         heard = any(path.counts()[0] or now - path.opened < QUIET for path in paths)
         return "" if heard else "; ".join(self.suspicions())
@@ -200,7 +200,7 @@ class UdpEventChannel(EventChannel):
             left = end - monotonic() if timeout != 0 else 0.0
             if event is not None or left <= 0:
                 return event
-            _native.wait(self.readiness.fd, -1, False, min(left, RECHECK))
+            _native.wait(self.readiness.fd, -1, False, min(left, MAX_SLEEP))
 
     def _next(self) -> CmEvent | None:
         if self._closed:
@@ -296,7 +296,7 @@ class UdpCmId(CmId):
     def forget_qp(self, qp: UdpQueuePair) -> None:
         """The QP is closed: detached from everything, and gone."""
         if self._qp is qp:
-            if self._guard.torn:
+            if self._guard.was_broken:
                 self.channel.backend.network.queue_pairs.forget(qp.core)
                 self.core.qp = None
             else:
@@ -329,7 +329,7 @@ class UdpCmId(CmId):
         _check(self.core.leave(addr), "leave_multicast", Phase.LEAVE, addr=addr)
 
     def _destroy(self) -> None:
-        if self._guard.torn:
+        if self._guard.was_broken:
             self.core.drop()
         else:
             self.core.destroy()
@@ -353,7 +353,7 @@ class UdpRegion(Region):
 
     def _close(self) -> None:
         if not self._freed:
-            if not self._guard.torn:
+            if not self._guard.was_broken:
                 self._end()
             self._closed = self._freed = True
 
@@ -426,7 +426,7 @@ class UdpQueuePair(QueuePair):
             if not guard.amid and not self._closed:
                 guard.amid = "counters"
                 path.pump()
-                path.settle()
+                path.reclaim()
                 path.look_for_overflow()
                 guard.amid = ""
 
@@ -436,7 +436,7 @@ class UdpQueuePair(QueuePair):
         with guard.lock:
             if not guard.amid and not self._closed:
                 guard.amid = "release"
-                self.path.settle()
+                self.path.reclaim()
                 guard.amid = ""
 
     def _modify(self, state: QpState) -> None:
@@ -449,7 +449,7 @@ class UdpQueuePair(QueuePair):
     def _port_events(self) -> tuple[PortEvent, ...]:
         core = self.core
         self._owner.channel.backend.network.look()
-        found, core.port_events, core.news = core.port_events, (), False
+        found, core.port_events, core.port_changed = core.port_events, (), False
         self.path.readiness.show()
         return found
 
@@ -492,8 +492,8 @@ class UdpQueuePair(QueuePair):
 
         self._send_all(destination, post, count, imm, timeout)
 
-    def _send_headed(
-        self, destination: Destination, batch: Headed, imm: int | None, timeout: float | None
+    def _send_header_body(
+        self, destination: Destination, batch: HeaderBodyBatch, imm: int | None, timeout: float | None
     ) -> None:
         count, heads, bodies = len(batch), batch.heads, batch.bodies
         head, body = heads.nbytes // count, bodies.nbytes // count
@@ -527,7 +527,7 @@ class UdpQueuePair(QueuePair):
                 if now >= end:
                     about = {"gid": to.gid, "messages": count}
                     raise mcast_error(errno.ETIMEDOUT, "send", Phase.SEND, about)
-                left = min(end - now, RECHECK)
+                left = min(end - now, MAX_SLEEP)
                 if waiter is not None:
                     Waiters.sleep(waiter, left)
                 else:
@@ -619,7 +619,7 @@ class UdpQueuePair(QueuePair):
         while not over:
             now = monotonic()
             if now >= polls_until:
-                _native.wait(path.readiness.fd, other, False, min(end - now, RECHECK) if now < end else 0.0)
+                _native.wait(path.readiness.fd, other, False, min(end - now, MAX_SLEEP) if now < end else 0.0)
             batch, over = guard.run("recv", Phase.RECV, self._take, max, events, monotonic() >= end)
         return batch
 
@@ -632,10 +632,10 @@ class UdpQueuePair(QueuePair):
         if batch is None:
             if core.error is not None:
                 raise Refused(QpError(core.error, "recv", Phase.RECV))
-            if events and (core.news or self._owner.channel.core.queue):
+            if events and (core.port_changed or self._owner.channel.core.queue):
                 last = True
             if last:
-                core.news = False
+                core.port_changed = False
         path.readiness.show()
         return (CopiedBatch(), last) if batch is None else (batch, True)
 
@@ -664,7 +664,7 @@ class UdpQueuePair(QueuePair):
         if core.error is not None:
             raise Refused(QpError(core.error, "register", Phase.REGISTER))
         path.pump()
-        path.settle()
+        path.reclaim()
         if path.ring.free != path.depth:
             detail = "messages are queued or leased: register receive memory before the QP joins"
             _check(errno.EBUSY, "register", Phase.REGISTER, detail, recv_slot=recv_slot)

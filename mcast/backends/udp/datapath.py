@@ -1,4 +1,4 @@
-"""What passes between a queue pair and its sockets.
+"""Messages between a queue pair and its sockets.
 
 Messages wait at the sockets until a call looks there. It moves all of them to receives, and drops those for
 which none is free, as a device does the moment that they come. What decides is how many receives are free
@@ -44,7 +44,7 @@ OVERFLOW = "overflow"
 """The counter of datagrams that found a socket's buffer full."""
 _LINE = 64
 _MANY = 32
-"""So many datagrams at once may be the rest of more."""
+"""Number of datagrams at once that may be the rest of more."""
 _RMEM_MAX = Path("/proc/sys/net/core/rmem_max")
 
 
@@ -79,7 +79,9 @@ class DataPath:
         self.readiness.watch(one.fileno())
 
     def _has_something(self) -> bool:
-        return bool(self.ring.queued) or self.core.error is not None or self.core.news or self.is_closed
+        return (
+            bool(self.ring.queued) or self.core.error is not None or self.core.port_changed or self.is_closed
+        )
 
     # --- receives ------------------------------------------------------------------------
 
@@ -110,16 +112,16 @@ class DataPath:
         if ring.is_failed and self.core.error is None:
             self.core.fail(WcStatus.LOC_QP_OP_ERR)
 
-    def settle(self) -> None:
+    def reclaim(self) -> None:
         """Post the receives of batches that have ended."""
         if self.leases.ended:
             if not self.ring.free:
                 self.pump()
-            self.leases.take()
+            self.leases.reclaim()
 
     def take(self, most: int) -> Batch | None:
         """The first messages, as a batch; None if there are none."""
-        self.settle()
+        self.reclaim()
         if self.ring.queued < most:
             self.pump()
         if not self.ring.queued:

@@ -14,7 +14,7 @@ from mcast.backends.udp.suspicions import CONTAINER, NO_QUERIER
 from mcast.wire.packets import ROCE_UDP_PORT
 
 _WANTED_BYTES = 4 << 20
-"""What a receive queue of some hundred large messages takes."""
+"""Bytes that a receive queue of some hundred large messages takes."""
 _UP, _LOOPBACK, _MULTICAST = 0x1, 0x8, 0x1000
 _ROCE_DEVICES = Path("/sys/class/infiniband")
 

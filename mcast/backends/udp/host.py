@@ -94,7 +94,7 @@ def _rate(name: str) -> float:
 
 
 class Change:
-    """What was seen of a port since the last look."""
+    """Changes of a port since the last look."""
 
     def __init__(self, port: UdpPort) -> None:
         self.port: UdpPort = port

@@ -1,4 +1,4 @@
-"""What the connection manager works on: the host's interfaces, its IGMP, and the queue pairs of a backend."""
+"""Network below the connection manager: the host's interfaces, its IGMP, and the queue pairs of a backend."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _AtOnce:
 
 
 class _NoLog:
-    is_kept = False
+    is_enabled = False
 
     def note(self, kind: Callable[P, ModelEvent], *args: P.args, **fields: P.kwargs) -> None: ...
 
@@ -220,7 +220,7 @@ class UdpNetwork:
         self.passed_on.update(forwarded=passed, not_forwarded=lost)
 
     def _tell(self, change: Change) -> None:
-        port, tell = change.port, self.queue_pairs.tell
+        port, tell = change.port, self.queue_pairs.notify_port
         if change.gone:
             for one in list(port.ids):
                 one.device_removed()

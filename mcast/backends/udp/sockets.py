@@ -26,7 +26,7 @@ _IP_MTU_DISCOVER, _IP_PMTUDISC_DO = 10, 2
 _IP_MULTICAST_ALL, _IP_PKTINFO, _SO_MEMINFO, _SO_RCVBUFFORCE = 49, 8, 55, 33
 _MEMINFO_DROPS = struct.Struct("@8x4x4x4x4x4x4xI")
 _QUEUE_BYTES = 1024
-"""What the kernel charges a datagram in a socket's buffer beside its bytes, at least."""
+"""Minimum number of bytes that a datagram takes in a socket's buffer beside its own."""
 MAX_BUFFER = 1 << 28
 
 _random = SystemRandom()
@@ -100,7 +100,7 @@ def make_room(one: socket.socket, messages: int, size: int) -> None:
 
 
 def drops(one: socket.socket) -> int:
-    """How many datagrams the kernel has dropped because the socket's buffer was full."""
+    """Number of datagrams that the kernel has dropped because the socket's buffer was full."""
     (count,) = _MEMINFO_DROPS.unpack(one.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO_DROPS.size))
     return int(count)
 

@@ -1,4 +1,4 @@
-"""What keeps members from hearing each other although each has joined; the kernel reports none of it.
+"""Causes why members do not hear each other although each has joined; the kernel reports none of them.
 
 Each is a sentence with the command that decides. `mcast doctor --backend udp` runs those that change nothing.
 """

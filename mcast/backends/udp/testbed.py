@@ -65,7 +65,7 @@ FEATURES = frozenset(
 
 
 def _make_bridge() -> None:
-    """As the lab's guest makes it: the bridge floods every group for one query response interval after it
+    """Make the bridge of the lab's guest: it floods every group for one query response interval after it
     became querier, so that is short until then."""
     hostnet.run("ip", "link", "set", "lo", "up")
     bridge = ("type", "bridge")
@@ -179,7 +179,7 @@ class BridgeObserver(_Memberships):
         return 0 if group.ipv4 is None else self._igmp.count(group.ipv4)
 
     def oversized(self, port: IPv4Address) -> int:
-        """What the interface has dropped, and what queue pairs have."""
+        """Messages that the interface has dropped, and those that queue pairs have."""
         name = self._ports[port]
         (link,) = hostnet.ask("ip", "-s", "-j", "link", "show", "dev", name)
         return self._backend.port_counters(name)["oversized"] + int(link["stats64"]["rx"]["dropped"])

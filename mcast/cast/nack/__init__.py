@@ -51,9 +51,9 @@ BYE      to one receiver, or to everybody           ->
   because all SEALs are kept.
 - A receiver that leaves says so by HAVE, until a BYE confirms it, and in it whether the object is whole.
 - What has ended at a receiver, whole or missed, has ended there for the life of the sender's session. When
-  the sender was silent for `silence` seconds, the receiver leaves the session, but keeps the number of the
-  last object, of objects that go round together one bit each, and the count of the sender's messages. If it
-  hears the sender again, it enters anew under the same number, takes none of these a second time, and says
+  the sender was silent for `peer_timeout` seconds, the receiver leaves the session, but keeps the number of
+  the last object, of objects that go round together one bit each, and the count of the sender's messages. If
+  it hears the sender again, it enters anew under the same number, takes none of these a second time, and says
   of the last one what has become of it. A session is known by its number and nonce, and a driver remembers
   some thousand of them.
 - A receiver that is left behind, by the strategy or because it is silent, stands still or asks for too much,
@@ -80,8 +80,8 @@ what the sender sent only where nobody else can send from the sender's address.
 
 **With a key** an enemy that does not have the key can hear all, because nothing is encrypted. The enemy can
 drop, delay and flood messages, and say an invitation again that it has recorded: a receiver then asks in
-vain, and leaves that session after `silence` seconds. A recorded carousel that is said again is taken for
-one of now, because its receivers draw no nonce that comes back. An enemy that has the key is a member: the
-key is one for all, so any member can speak as any other. Groups that must not trust each other need a key
+vain, and leaves that session after `peer_timeout` seconds. A recorded carousel that is said again is taken
+for one of now, because its receivers draw no nonce that comes back. An enemy that has the key is a member:
+the key is one for all, so any member can speak as any other. Groups that must not trust each other need a key
 each.
 """

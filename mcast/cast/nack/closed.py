@@ -21,7 +21,7 @@ from hmac import compare_digest
 from blake3 import blake3
 from typing_extensions import Buffer
 
-from mcast.api import Headed, rows_of
+from mcast.api import HeaderBodyBatch, list_rows
 from mcast.cast.nack.header import HEADER, VERSION, Rejected, number_at
 from mcast.cast.nack.messages import (
     MOST_MEMBERS,
@@ -176,7 +176,9 @@ class ClosedLetters(Letters):
 
     def written(self, messages: Sequence[Buffer] | memoryview) -> Sequence[Buffer] | memoryview:
         found: list[Buffer] = []
-        for message in rows_of(messages) if isinstance(messages, memoryview | Headed) else messages:
+        for message in (
+            list_rows(messages) if isinstance(messages, memoryview | HeaderBodyBatch) else messages
+        ):
             raw = bytes(message)
             self._count += 1
             body = CLOSED_SIGN + raw[len(SIGN) :] + _COUNT.pack(self._count)

@@ -54,7 +54,7 @@ class Outgoing:
         """All that take part say that they have the blocks before this one."""
         self.spared: int = 0
         """How many pieces were not sent, because all have them already."""
-        self.rounds: int = 0
+        self.cycles: int = 0
         """How often all of it has been sent, of what goes round and round."""
         self.blocks: int | None = Shape.of(about).blocks
         """Number of blocks; None where only the end tells."""
@@ -66,7 +66,7 @@ class Outgoing:
     def room(self) -> int:
         """How many blocks the driver may offer now."""
         most = AHEAD - len(self._waiting)
-        if self.rounds:
+        if self.cycles:
             return min(most, self.sent - self.offered)
         return 0 if self.digest is not None else max(0, most)
 
@@ -83,7 +83,7 @@ class Outgoing:
     @property
     def expected(self) -> Sealed | None:
         """What the next block to offer was in an earlier round; None if there was none."""
-        return self._sealed[self.offered] if self.rounds else None
+        return self._sealed[self.offered] if self.cycles else None
 
     @property
     def full(self) -> bool:
@@ -98,7 +98,7 @@ class Outgoing:
     @property
     def all_sent(self) -> bool:
         """Whether every block has been sent once."""
-        return self.digest is not None and (self.rounds > 0 or not self._waiting)
+        return self.digest is not None and (self.cycles > 0 or not self._waiting)
 
     def offer(self, sealed: Sealed) -> None:
         """The next block is there."""
@@ -116,9 +116,9 @@ class Outgoing:
         if self._at < data:
             run = Run(self._block, self._at, min(most, data - self._at))
         else:
-            first = self.about.width + self.rounds % (spare // parity) * parity
+            first = self.about.width + self.cycles % (spare // parity) * parity
             run = Run(self._block, first + self._at - data, min(most, data + parity - self._at))
-        if self._at < data and not self.rounds:
+        if self._at < data and not self.cycles:
             self.pieces += run.pieces
         else:
             self.repaired += run.pieces
@@ -131,7 +131,7 @@ class Outgoing:
     def _done(self) -> None:
         """The next block has been sent whole."""
         sealed = self._waiting.popleft()
-        if not self.rounds:
+        if not self.cycles:
             self._sealed.append(sealed)
             self.sent += 1
         self._block += 1
@@ -145,7 +145,7 @@ class Outgoing:
         """Whether all blocks have been sent in this round; the next round begins then."""
         if self.digest is None or self._waiting or self._block < self.sent:
             return False
-        self.rounds += 1
+        self.cycles += 1
         self._block = 0
         return True
 

@@ -8,7 +8,7 @@ from functools import cache
 from blake3 import blake3
 from typing_extensions import Buffer
 
-from mcast.api import Headed
+from mcast.api import HeaderBodyBatch
 from mcast.arguments.rows import copy_rows
 from mcast.cast.nack.messages import AROUND, Describe, Sealed, heads
 from mcast.cast.nack.parity import parity_of, restored
@@ -94,14 +94,16 @@ class BlockBytes:
 
 
 class Frames:
-    """Messages of at most `largest` bytes, with pieces: many of one size where they lie, as a `Headed`; the
-    others copied into memory that the next ones use again.
+    """Messages of at most `largest` bytes, with pieces: many of one size where they lie, as a
+    `HeaderBodyBatch`; the others copied into memory that the next ones use again.
     """
 
     def __init__(self, largest: int) -> None:
         self._memory = memoryview(bytearray(BURST * largest))
 
-    def of(self, about: Describe, runs: Iterable[tuple[BlockBytes, Run]]) -> Iterator[memoryview | Headed]:
+    def of(
+        self, about: Describe, runs: Iterable[tuple[BlockBytes, Run]]
+    ) -> Iterator[memoryview | HeaderBodyBatch]:
         """The messages of runs of these blocks, in order: batches, of which each ends with the next."""
         there, piece = 0, about.piece
         for block, run in runs:
@@ -115,7 +117,7 @@ class Frames:
                     count = min(BURST - there, len(left) // size)
                     head = heads(about.session, about.object, run.block, first, count)
                     if is_long:
-                        yield Headed(_rows_of(head, AROUND), _rows_of(left[: count * size], size))
+                        yield HeaderBodyBatch(_rows_of(head, AROUND), _rows_of(left[: count * size], size))
                     else:
                         self._put(there, head, left, size, count)
                         there += count

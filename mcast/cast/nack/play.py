@@ -13,7 +13,7 @@ from random import Random
 from time import thread_time  # noqa: TID251  (measures itself; the protocol gets virtual time)
 from typing import NamedTuple
 
-from mcast.api import Headed
+from mcast.api import HeaderBodyBatch
 from mcast.cast.nack import parity
 from mcast.cast.nack.arriving import Ready
 from mcast.cast.nack.header import number_at
@@ -30,7 +30,7 @@ from mcast.cast.nack.rate import BURST
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import ObjectSender
-from mcast.cast.nack.strategy import Strategy, all_of_them
+from mcast.cast.nack.strategy import Strategy, all_receivers
 
 LARGEST = 4096
 """Bytes of a message."""
@@ -58,7 +58,7 @@ class Setup(NamedTuple):
     receivers: int
     loss: float = 0.0
     size: int = 1 << 20
-    strategy: Strategy = all_of_them()
+    strategy: Strategy = all_receivers()
     seed: int = 0
     gbit: float = 10.0
     room: int = 256
@@ -90,7 +90,7 @@ class Costs(NamedTuple):
     requests: int
     answers: int
     joins: int
-    kept: bool
+    strategy_met: bool
     seconds: float
     sender_cpu_us_per_piece: float
     parity: bool
@@ -162,7 +162,7 @@ class Load:
         for one in out:
             if isinstance(one, Run) and outgoing is not None:
                 for batch in self._frames.of(outgoing.about, [(self.blocks[one.block], one)]):
-                    if isinstance(batch, Headed):
+                    if isinstance(batch, HeaderBodyBatch):
                         batch.into(self._sent)
         return out, sender.due
 
@@ -224,7 +224,7 @@ class Play:
             work.requests,
             work.answers,
             work.joins,
-            settled.kept,
+            settled.strategy_met,
             round(now - begun, 6),
             round(self._again(begun) * 1e6 / pieces, 3),
             settled.parity,

@@ -63,7 +63,7 @@ class Self(NamedTuple):
     room: int
     largest: int
     parity: bool
-    silence: float = 10.0
+    peer_timeout: float = 10.0
     stall: float = 60.0
     stores: bool = False
     nonce: int = 0
@@ -145,10 +145,10 @@ class ObjectReceiver:
     def resumes(self, paused: float) -> None:
         """The driver listens again, after so many seconds, which are no silence of the sender's."""
         self._pulse.heard += paused
-        for one in self.all_of_them():
+        for one in self.all_receivers():
             one._moved += paused
 
-    def all_of_them(self) -> Iterator[ObjectReceiver]:
+    def all_receivers(self) -> Iterator[ObjectReceiver]:
         """This end, and those of the objects that go round with its own."""
         yield self
         yield from self.beside.values()
@@ -263,7 +263,7 @@ class ObjectReceiver:
 
     def leave(self, why: str) -> None:
         """End the session here."""
-        for one in self.all_of_them():
+        for one in self.all_receivers():
             if not one.over:
                 one._behind(why or "the sender has ended the session")
                 one.over = True
@@ -315,14 +315,16 @@ class ObjectReceiver:
             return inf
         asking = inf if self._asking.due is None else self._asking.due
         unseen = inf if self._circle is None else self._circle.due(self.who.stall)
-        return min(asking, self._answers.due, self._pulse.heard + self.who.silence, self._stalled, unseen)
+        return min(
+            asking, self._answers.due, self._pulse.heard + self.who.peer_timeout, self._stalled, unseen
+        )
 
     def messages(self, now: float) -> list[bytes]:
         """What to send now."""
         if self.over or now < self.due:
             return []
-        if now >= self._pulse.heard + self.who.silence:
-            self.leave(f"the sender was silent for {self.who.silence:g} s")
+        if now >= self._pulse.heard + self.who.peer_timeout:
+            self.leave(f"the sender was silent for {self.who.peer_timeout:g} s")
             self.silent = True
             return []
         if now >= self._stalled:
@@ -448,7 +450,7 @@ class ObjectReceiver:
             self._answers.enter = now + spread(self._random, 1000)
 
     def _turns_away(self) -> None:
-        for one in self.all_of_them():
+        for one in self.all_receivers():
             one._behind("left behind: the sender has turned to the next object")
 
     def _on_admit(self, admit: Admit, now: float) -> None:
@@ -468,7 +470,7 @@ class ObjectReceiver:
             return
         if self._now is not None and about.object <= self._now[1].number:
             return
-        if any(one.storable for one in self.all_of_them()):  # the next object waits: it is described again
+        if any(one.storable for one in self.all_receivers()):  # the next object waits: it is described again
             return
         self._turns_away()
         self._circle = Circle(about, self.who.room, now) if about.around else None
@@ -497,7 +499,7 @@ class ObjectReceiver:
             del self.beside[number]
         if about.object in self.beside:
             return
-        if sum(one._lacks for one in self.all_of_them()) >= self.who.together:
+        if sum(one._lacks for one in self.all_receivers()) >= self.who.together:
             partly = [number for number, one in self.beside.items() if one._lacks and not one.storable]
             if len(partly) < 2:
                 return
@@ -554,7 +556,7 @@ class ObjectReceiver:
                     self._asking.heard(want, now, self._pulse.round_trip, self._pulse.members)
 
     def _on_over(self, over: Over, now: float) -> None:
-        for one in self.all_of_them():
+        for one in self.all_receivers():
             if one._now is not None and over.object >= one._number:
                 words = "left behind: the sender does not wait for this receiver"
                 one._behind("the carousel has ended" if one._mute else words)

@@ -90,7 +90,7 @@ class Manners(NamedTuple):
     """
 
     offer: float = 0.1
-    silence: float = 10.0
+    peer_timeout: float = 10.0
     stall: float = 60.0
     trip: float = 0.25
 
@@ -103,7 +103,7 @@ class Thing(NamedTuple):
     metadata: bytes = b""
 
 
-class Account(NamedTuple):
+class ReceiverReport(NamedTuple):
     """What became of one object at one receiver.
 
     name, address  the receiver's
@@ -137,13 +137,13 @@ class Settled(NamedTuple):
     """
 
     object: int
-    kept: bool
+    strategy_met: bool
     pieces: int
     repairs: int
     parity: bool
-    receivers: tuple[Account, ...]
+    receivers: tuple[ReceiverReport, ...]
     spared: int = 0
-    rounds: int = 0
+    cycles: int = 0
     digest: bytes | None = None
 
 
@@ -601,7 +601,7 @@ class ObjectSender:
                 continue
             if member.waited == inf:
                 member.waited = now
-            if now - member.waited > manners.silence:
+            if now - member.waited > manners.peer_timeout:
                 self._give_up(member, Lot.SILENT)
             elif waits and now - max(member.moved, outgoing.sent_at) > manners.stall:
                 self._give_up(member, Lot.STILL)
@@ -652,8 +652,8 @@ class ObjectSender:
     def _done(self, outgoing: Outgoing, now: float) -> bool:
         quiet = self._rounds.quiet if outgoing.all_sent and self._rounds.at < inf else 0
         seconds = now - outgoing.terms.begun
-        rounds = self._circle[-1].rounds
-        standing = Standing(self.members.whole, self.members.owing, seconds, quiet, rounds)
+        cycles = self._circle[-1].cycles
+        standing = Standing(self.members.whole, self.members.owing, seconds, quiet, cycles)
         return outgoing.terms.strategy.done(standing)
 
     def _settle(self, outgoing: Outgoing, now: float, behind: str) -> None:
@@ -662,17 +662,17 @@ class ObjectSender:
         lost = sum(member.part and not member.owes and member.state != WHOLE for member in members)
         accounts = tuple(_account(member, begun, behind) for member in members if member.part)
         for one in self._circle:
-            standing = Standing(members.whole, members.owing, now - begun, 0, one.rounds)
+            standing = Standing(members.whole, members.owing, now - begun, 0, one.cycles)
             self.settled.append(
                 Settled(
                     one.about.object,
-                    strategy.kept(standing, lost) and one.all_sent,
+                    strategy.is_met(standing, lost) and one.all_sent,
                     one.pieces + one.spared,
                     one.repaired,
                     one.about.spare > 0,
                     accounts,
                     one.spared,
-                    one.rounds,
+                    one.cycles,
                     one.digest if one.all_sent else None,
                 )
             )
@@ -762,8 +762,10 @@ def _bits(members: Iterable[Member]) -> int:
     return bits
 
 
-def _account(member: Member, begun: float, behind: str) -> Account:
+def _account(member: Member, begun: float, behind: str) -> ReceiverReport:
     whole = member.state == WHOLE
     why = "" if whole else member.words or (behind if member.lives else member.lot.value)
     seconds = member.whole_at - begun if whole else inf
-    return Account(member.name, member.address, whole, seconds, member.asks, member.asked, why, member.number)
+    return ReceiverReport(
+        member.name, member.address, whole, seconds, member.asks, member.asked, why, member.number
+    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mcast.arguments.amounts import whole_in
-from mcast.arguments.seconds import seconds_in
+from mcast.arguments.amounts import parse_int
+from mcast.arguments.seconds import parse_seconds
 
 _QUIET = 2
 
@@ -17,14 +17,14 @@ class Standing(NamedTuple):
     others   how many take part and do not have it yet
     seconds  since the object was begun
     quiet    how many times in a row nobody has answered the question what is missing; 0 until all is sent
-    rounds   how often a carousel has sent all of it
+    cycles   how often a carousel has sent all of it
     """
 
     whole: int
     others: int
     seconds: float
     quiet: int
-    rounds: int = 0
+    cycles: int = 0
 
 
 class Strategy(NamedTuple):
@@ -34,14 +34,14 @@ class Strategy(NamedTuple):
     seconds    the object takes at most so long; None: as long as receivers make progress
     effort     True: the sender waits only for those that ask
     carousel   True: the sender waits for nobody, and sends the object round and round
-    rounds     a carousel goes round at most so often; None: until it is ended
+    cycles     a carousel goes round at most so often; None: until it is ended
     """
 
     receivers: int | None = None
     seconds: float | None = None
     effort: bool = False
     carousel: bool = False
-    rounds: int | None = None
+    cycles: int | None = None
 
     @classmethod
     def of(cls, text: str) -> Strategy:
@@ -52,7 +52,7 @@ class Strategy(NamedTuple):
         Raises ValueError for others.
         """
         kind, _, figure = text.partition(":")
-        whole, timed = whole_in(figure), seconds_in(figure, unit=kind != "deadline")
+        whole, timed = parse_int(figure), parse_seconds(figure, unit=kind != "deadline")
         if text in _PLAIN:
             return _PLAIN[text]()
         if kind == "quorum" and whole is not None:
@@ -68,7 +68,7 @@ class Strategy(NamedTuple):
 
     def done(self, standing: Standing) -> bool:
         """Whether the sender may turn to the next object."""
-        if self.rounds is not None and standing.rounds >= self.rounds:
+        if self.cycles is not None and standing.cycles >= self.cycles:
             return True
         waits = standing.others or self.carousel
         if not waits or (self.receivers is not None and standing.whole >= self.receivers):
@@ -77,16 +77,16 @@ class Strategy(NamedTuple):
             return True
         return self.effort and standing.quiet >= _QUIET
 
-    def kept(self, standing: Standing, lost: int) -> bool:
+    def is_met(self, standing: Standing, lost: int) -> bool:
         """Whether the promise was kept; `lost` receivers were given up, or gave up."""
         if self.carousel:
-            return standing.rounds > 0
+            return standing.cycles > 0
         if self.receivers is not None:
             return standing.whole >= self.receivers
         return self.effort or self.seconds is not None or not (standing.others or lost)
 
 
-def all_of_them() -> Strategy:
+def all_receivers() -> Strategy:
     """Every receiver gets the object; one that dies or stands still is given up by name."""
     return Strategy()
 
@@ -110,20 +110,20 @@ def best_effort() -> Strategy:
     return Strategy(effort=True)
 
 
-def carousel(rounds: int | None = None, seconds: float | None = None) -> Strategy:
+def carousel(cycles: int | None = None, seconds: float | None = None) -> Strategy:
     """The object goes round and round, and nobody answers: receivers may come at any time, and may be mute.
 
-    rounds   so often at most; None: until the call is cancelled, or Ctrl-C ends it
+    cycles   so often at most; None: until the call is cancelled, or Ctrl-C ends it
     seconds  for so long at most
 
     The promise is kept when all has been sent once. Raises ValueError below 1 round, and without a time.
     """
-    if rounds is not None and rounds < 1:
-        raise ValueError(f"a carousel of {rounds} rounds: at least 1")
+    if cycles is not None and cycles < 1:
+        raise ValueError(f"a carousel of {cycles} rounds: at least 1")
     if seconds is not None and not seconds > 0:
         raise ValueError(f"a carousel for {seconds:g} s: more than 0")
-    return Strategy(carousel=True, rounds=rounds, seconds=seconds)
+    return Strategy(carousel=True, cycles=cycles, seconds=seconds)
 
 
-_PLAIN = {"all": all_of_them, "best-effort": best_effort, "carousel": carousel}
+_PLAIN = {"all": all_receivers, "best-effort": best_effort, "carousel": carousel}
 """What a strategy is called that has no figure."""

@@ -14,13 +14,13 @@ from pydantic import BaseModel, ValidationError
 from typing_extensions import Buffer
 
 from mcast.arguments.buffers import writable_bytes
-from mcast.arguments.file_objects import FileWriter, Writable
+from mcast.arguments.file_objects import FileWriter, SupportsWrite
 from mcast.cast.files import Sink, StreamSink, native, sink_of_path
 from mcast.cast.objects.bytes_out import Tensor, memory_of, poll_of
-from mcast.endpoint.waiting import theirs
-from mcast.errors.refused import sentence_of
+from mcast.endpoint.waiting import call_user
+from mcast.errors.validation import describe_validation_error
 
-Target = Buffer | Tensor | os.PathLike[str] | Writable | Sink | None
+Target = Buffer | Tensor | os.PathLike[str] | SupportsWrite | Sink | None
 """A writable buffer or CPU tensor, the path of a file, what has `write`, a `mcast.cast.files.Sink`, or None
 for new memory."""
 
@@ -50,7 +50,7 @@ class Offered(NamedTuple):
         try:
             return model.model_validate_json(self.metadata)
         except ValidationError as error:
-            wrong = sentence_of(dict(error.errors()[0]))
+            wrong = describe_validation_error(dict(error.errors()[0]))
             raise ValueError(f"the metadata is no {model.__name__}: {wrong}") from None
 
 
@@ -59,7 +59,7 @@ def metadata_of(metadata: bytes | BaseModel) -> bytes:
     return metadata.model_dump_json().encode() if isinstance(metadata, BaseModel) else metadata
 
 
-Into = Target | Callable[[Offered], Target]
+ReceiveTarget = Target | Callable[[Offered], Target]
 """Where objects go: one place, or what a function says of each object; it may raise OSError to refuse one."""
 
 
@@ -128,14 +128,14 @@ class ToWritable(Sink):
 
     name = "the stream"
 
-    def __init__(self, file: Writable) -> None:
+    def __init__(self, file: SupportsWrite) -> None:
         self._writer = FileWriter(file)
         self._left = memoryview(b"")
 
     def ready(self) -> bool:
         end = monotonic() + _MAX_TURN
         while self._left:
-            taken = theirs(self._writer.write_some, self._left)  # it may wait
+            taken = call_user(self._writer.write_some, self._left)  # it may wait
             self._left = self._left[taken:]
             if not taken or monotonic() > end:
                 break
@@ -148,7 +148,7 @@ class ToWritable(Sink):
     def commit(self) -> bool:
         if not self.ready():
             return False
-        return theirs(self._writer.flush)
+        return call_user(self._writer.flush)
 
 
 def sink_of(place: Target, size: int | None, most: int) -> Sink:
@@ -166,7 +166,7 @@ def sink_of(place: Target, size: int | None, most: int) -> Sink:
     return ToMemory(most) if size is None else ToNew(size)
 
 
-def sink_at(place: Buffer | Tensor | Writable) -> Sink:
+def sink_at(place: Buffer | Tensor | SupportsWrite) -> Sink:
     """The sink for memory or for a stream. Raises TypeError for what is neither, or cannot be written."""
     if (memory := memory_of(place)) is not None:
         if memory.readonly:
@@ -178,8 +178,8 @@ def sink_at(place: Buffer | Tensor | Writable) -> Sink:
     if not hasattr(place, "write"):
         raise TypeError(f"into: {type(place).__name__} is no buffer, no path, and has no write")
     if poll_of(place, select.POLLOUT) is None:
-        return ToWritable(cast(Writable, place))
-    FileWriter(cast(Writable, place)).flush()
+        return ToWritable(cast(SupportsWrite, place))
+    FileWriter(cast(SupportsWrite, place)).flush()
     # A pipe gets what it takes without waiting, and the rest later.
     return StreamSink(os.dup(place.fileno()), ToWritable.name)  # type: ignore[union-attr]
 

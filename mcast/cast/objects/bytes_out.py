@@ -15,15 +15,15 @@ from typing import Any, BinaryIO, Protocol, cast
 
 from typing_extensions import Buffer
 
-from mcast.api import Headed, McastError, Region
+from mcast.api import HeaderBodyBatch, McastError, Region
 from mcast.arguments.buffers import flat_bytes, is_buffer
-from mcast.arguments.file_objects import Readable, read_some
+from mcast.arguments.file_objects import SupportsRead, read_some
 from mcast.cast.files import Source, native
 from mcast.cast.nack.messages import OPEN, UNTOLD, Describe
 from mcast.cast.nack.payload import BlockBytes, Digest, Frames
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import ObjectSender
-from mcast.endpoint.waiting import theirs
+from mcast.endpoint.waiting import call_user
 
 _OF_CPU = (1, 3)
 """DLPack's kDLCPU, and kDLCUDAHost, which is pinned memory of the host."""
@@ -54,7 +54,7 @@ Sendable = (
     Buffer
     | os.PathLike[str]
     | Source
-    | Readable
+    | SupportsRead
     | Tensor
     | Iterable[Buffer | Tensor]
     | AsyncIterable[Buffer | Tensor]
@@ -145,7 +145,7 @@ class FromOpen(_Stays):
     A pipe, a terminal or a socket is read when it has something; other files are waited for.
     """
 
-    def __init__(self, file: Readable) -> None:
+    def __init__(self, file: SupportsRead) -> None:
         if hasattr(file, "encoding"):
             raise TypeError(f"{type(file).__name__} is open as text: open the file in binary mode")
         self.size: int | None = _rest_of(file)
@@ -160,7 +160,7 @@ class FromOpen(_Stays):
             return None
         # One that cannot be asked whether it is ready is waited for.
         size = most if self._left is None else min(most, self._left)
-        data = theirs(read_some, self._file, size, self._method)
+        data = call_user(read_some, self._file, size, self._method)
         if self._left is not None:
             self._left -= len(data or b"")
         return data
@@ -186,7 +186,7 @@ class FromIterable(_Stays):
     def read(self, most: int) -> bytes:
         while not self._rest:
             try:
-                part = theirs(next, self._parts)
+                part = call_user(next, self._parts)
             except StopIteration:
                 return b""
             self._rest = memoryview(_bytes_of(part))
@@ -302,7 +302,7 @@ def origin_of(data: Sendable) -> Origin:
     if (memory := memory_of(data)) is not None:
         return FromMemory(memory)
     if hasattr(data, "read"):
-        return FromOpen(cast(Readable, data))
+        return FromOpen(cast(SupportsRead, data))
     if isinstance(data, Iterable):
         return FromIterable(data)
     if isinstance(data, AsyncIterable):
@@ -386,7 +386,7 @@ class Outflow:
                 core.end(self.digest)
                 break
             digest = None
-            if not outgoing.rounds:
+            if not outgoing.cycles:
                 self._digest.update(block)
                 self.size += len(block)
             if not self.about.around:
@@ -450,7 +450,7 @@ class Outflow:
             self._left -= len(found)
         return found
 
-    def framed(self, runs: Iterable[Run], frames: Frames) -> Iterator[memoryview | Headed]:
+    def framed(self, runs: Iterable[Run], frames: Frames) -> Iterator[memoryview | HeaderBodyBatch]:
         """The messages of these runs, as the frames have them; none where all have the block by now."""
         kept = self._kept
         return frames.of(self.about, ((kept[run.block], run) for run in runs if run.block in kept))

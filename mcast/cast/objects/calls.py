@@ -23,8 +23,8 @@ from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 from pydantic import BaseModel
 
 from mcast.api import Closed, Guard, Handle, McastError
-from mcast.cast.nack.strategy import Strategy, all_of_them, carousel
-from mcast.cast.objects.bytes_in import Into, Offered
+from mcast.cast.nack.strategy import Strategy, all_receivers, carousel
+from mcast.cast.objects.bytes_in import Offered, ReceiveTarget
 from mcast.cast.objects.bytes_out import Sendable
 from mcast.cast.objects.receiving import Missed, ObjectsIn, Received
 from mcast.cast.objects.sending import Object, ObjectReport, ObjectsOut, Progress
@@ -35,9 +35,9 @@ T = TypeVar("T")
 
 MEMORY = 32 << 20
 """About how many bytes of one object are under way, at each end."""
-MOST = 1 << 30
+DEFAULT_MAX_SIZE = 1 << 30
 """The largest object that `receive` takes into new memory, in bytes, where the caller does not say."""
-SILENCE = 10.0
+DEFAULT_PEER_TIMEOUT = 10.0
 """So many seconds the other end may be silent, where the caller does not say."""
 
 
@@ -49,7 +49,7 @@ class _ObjectSession(Handle):
         group: blocking.Sender | awaiting.Sender,
         memory: int,
         rate: float,
-        silence: float,
+        peer_timeout: float,
         key: bytes | None,
         progress: Callable[[Progress], object] | None,
         call: str,
@@ -62,7 +62,7 @@ class _ObjectSession(Handle):
         try:
             seat = take_seat(group, call, self._hold)
             self._now = seat.now
-            self._sending = ObjectsOut(seat, memory, rate, silence, key, progress)
+            self._sending = ObjectsOut(seat, memory, rate, peer_timeout, key, progress)
         except BaseException:
             self._hold.taken = False
             raise
@@ -102,7 +102,7 @@ class _ObjectSession(Handle):
     def _going_round(self, objects: Sequence[Object], strategy: Strategy) -> Turns[tuple[ObjectReport, ...]]:
         self._require_open()
         if not strategy.carousel:
-            raise ValueError("send_around goes round and round: give a strategy of cast.carousel()")
+            raise ValueError("send_carousel goes round and round: give a strategy of cast.carousel()")
         return self._sending.send_all(objects, strategy)
 
     def _require_open(self) -> None:
@@ -119,7 +119,7 @@ class ObjectSession(_ObjectSession):
     """A sender of objects to those that receive in the group; `open_session` explains the arguments.
 
     Close the session, or use it in a `with`: the receivers are told. While no call of the session runs,
-    nothing is said: receivers wait for `silence` seconds, and find the session again when it goes on. A
+    nothing is said: receivers wait for `peer_timeout` seconds, and find the session again when it goes on. A
     second call while one is running, from another thread, raises RuntimeError.
     """
 
@@ -129,7 +129,7 @@ class ObjectSession(_ObjectSession):
         self._group = group
         super().__init__(group, *options)
 
-    def gather(self, receivers: int | None = None, timeout: float | None = None) -> int:
+    def wait_for_receivers(self, receivers: int | None = None, timeout: float | None = None) -> int:
         """Wait until so many receivers take part; return how many do.
 
         receivers  None: let in those that come within `timeout` seconds, and return also if nobody has
@@ -137,15 +137,16 @@ class ObjectSession(_ObjectSession):
                    wanted; None: wait for them without end
 
         Receivers are let in during the calls of a session alone. Between two objects, such as updates every
-        few seconds, `gather(timeout=...)` is the pause that lets them in. Raises ValueError without both.
+        few seconds, `wait_for_receivers(timeout=...)` is the pause that lets them in. Raises ValueError
+        without both.
         """
-        return self._gather(receivers, timeout, "session.gather")
+        return self._wait_for_receivers(receivers, timeout, "session.wait_for_receivers")
 
-    def _gather(self, receivers: int | None, timeout: float | None, call: str) -> int:
+    def _wait_for_receivers(self, receivers: int | None, timeout: float | None, call: str) -> int:
         with (claim := Lock()):
             self._begin(claim)
             self._require_open()
-            return self._carry_out(self._sending.gather(receivers, timeout, call))
+            return self._carry_out(self._sending.wait_for_receivers(receivers, timeout, call))
 
     def send(
         self,
@@ -153,7 +154,7 @@ class ObjectSession(_ObjectSession):
         *,
         name: str = "",
         metadata: bytes | BaseModel = b"",
-        strategy: Strategy = all_of_them(),  # noqa: B008  (immutable)
+        strategy: Strategy = all_receivers(),  # noqa: B008  (immutable)
     ) -> ObjectReport:
         """Send one object to all that take part. Arguments and errors are those of `mcast.cast.send`."""
         if isinstance(data, AsyncIterable):
@@ -168,7 +169,7 @@ class ObjectSession(_ObjectSession):
     def _carry_out(self, turns: Turns[T]) -> T:
         return blocked(self._group, self._now, self._guard, turns)
 
-    def send_around(
+    def send_carousel(
         self,
         objects: Sequence[Object],
         strategy: Strategy = carousel(),  # noqa: B008  (immutable)
@@ -221,15 +222,15 @@ class AsyncObjectSession(_ObjectSession):
         self._group = group
         super().__init__(group, *options)
 
-    async def gather(self, receivers: int | None = None, timeout: float | None = None) -> int:
+    async def wait_for_receivers(self, receivers: int | None = None, timeout: float | None = None) -> int:
         """As `ObjectSession.gather`."""
-        return await self._gather(receivers, timeout, "session.gather")
+        return await self._wait_for_receivers(receivers, timeout, "session.wait_for_receivers")
 
-    async def _gather(self, receivers: int | None, timeout: float | None, call: str) -> int:
+    async def _wait_for_receivers(self, receivers: int | None, timeout: float | None, call: str) -> int:
         with (claim := Lock()):
             self._begin(claim)
             self._require_open()
-            return await self._carry_out(self._sending.gather(receivers, timeout, call))
+            return await self._carry_out(self._sending.wait_for_receivers(receivers, timeout, call))
 
     async def send(
         self,
@@ -237,7 +238,7 @@ class AsyncObjectSession(_ObjectSession):
         *,
         name: str = "",
         metadata: bytes | BaseModel = b"",
-        strategy: Strategy = all_of_them(),  # noqa: B008  (immutable)
+        strategy: Strategy = all_receivers(),  # noqa: B008  (immutable)
     ) -> ObjectReport:
         """As `ObjectSession.send`. One call at a time."""
         with (claim := Lock()):
@@ -248,12 +249,12 @@ class AsyncObjectSession(_ObjectSession):
     async def _carry_out(self, turns: Turns[T]) -> T:
         return await awaited(self._group, self._now, self._guard, turns)
 
-    async def send_around(
+    async def send_carousel(
         self,
         objects: Sequence[Object],
         strategy: Strategy = carousel(),  # noqa: B008  (immutable)
     ) -> tuple[ObjectReport, ...]:
-        """As `ObjectSession.send_around`."""
+        """As `ObjectSession.send_carousel`."""
         with (claim := Lock()):
             self._begin(claim)
             return await self._carry_out(self._going_round(objects, strategy))
@@ -285,7 +286,7 @@ class AsyncObjectSession(_ObjectSession):
 class _SessionOptions(TypedDict, total=False):
     memory: int
     rate: float
-    silence: float
+    peer_timeout: float
     key: bytes | None
     progress: Callable[[Progress], object] | None
 
@@ -299,7 +300,7 @@ def open_session(
     *,
     memory: int = MEMORY,
     rate: float = inf,
-    silence: float = SILENCE,
+    peer_timeout: float = DEFAULT_PEER_TIMEOUT,
     key: bytes | None = None,
     progress: Callable[[Progress], object] | None = None,
 ) -> ObjectSession | AsyncObjectSession:
@@ -308,14 +309,14 @@ def open_session(
     group    the membership; of an endpoint of `mcast.aio`, the session's calls are awaited
     memory   about how many bytes the sender keeps for repairs, and so how far it goes ahead of the slowest
     rate     the most bytes a second, on the sender's link
-    silence  a receiver that is asked and does not answer for so many seconds is given up
+    peer_timeout  give up a receiver that does not answer requests for this many seconds
     key      closes the group to those that do not have it: the bytes of a key file, at least 16 random ones
     progress  is called inside the session's calls with how far the sender is, whenever that changes
 
     Raises TypeError for what is no membership, RuntimeError if it sends or receives objects already, and
     ValueError for a rate or a key that cannot be.
     """
-    options = memory, rate, silence, key, progress, "cast.open_session"
+    options = memory, rate, peer_timeout, key, progress, "cast.open_session"
     if isinstance(group, awaiting.Membership):
         return AsyncObjectSession(group, *options)
     return ObjectSession(group, *options)
@@ -328,7 +329,7 @@ class _SendOptions(TypedDict, total=False):
     metadata: bytes | BaseModel
     strategy: Strategy
     rate: float
-    silence: float
+    peer_timeout: float
     key: bytes | None
 
 
@@ -346,9 +347,9 @@ def send(
     timeout: float | None = None,
     name: str = "",
     metadata: bytes | BaseModel = b"",
-    strategy: Strategy = all_of_them(),  # noqa: B008  (immutable)
+    strategy: Strategy = all_receivers(),  # noqa: B008  (immutable)
     rate: float = inf,
-    silence: float = SILENCE,
+    peer_timeout: float = DEFAULT_PEER_TIMEOUT,
     key: bytes | None = None,
 ) -> ObjectReport | Coroutine[Any, Any, ObjectReport]:
     """Send one object to receivers, whole; return what became of it at each of them.
@@ -361,11 +362,11 @@ def send(
                or none for a carousel
     timeout    how many seconds to wait for them; None: without end
     name, metadata  go with the object: at most 64 and 512 bytes; a pydantic model goes as JSON
-    strategy   what to wait for: all_of_them(), quorum(k), deadline(seconds), best_effort(); or nothing:
-               carousel(rounds=..., seconds=...) sends `data` round and round, of which it needs the bytes
+    strategy   what to wait for: all_receivers(), quorum(k), deadline(seconds), best_effort(); or nothing:
+               carousel(cycles=..., seconds=...) sends `data` round and round, of which it needs the bytes
                again and again, to receivers that come at any time and say nothing. It needs a `rate`;
-               `ObjectSession.send_around` sends several objects so
-    rate, silence, key  as in `open_session`, which is for several objects
+               `ObjectSession.send_carousel` sends several objects so
+    rate, peer_timeout, key  as in `open_session`, which is for several objects
 
     A receiver that did not get the object raises nothing: see `kept` and `receivers` of the report. Raises
     TimedOut if too few receivers come; OSError for a file that cannot be read, or changes in a carousel;
@@ -374,7 +375,7 @@ def send(
     which drop what they have, unless it was in the middle of a turn; what came for a path stays hidden there
     for the next `receive`.
     """
-    session_options = MEMORY, rate, silence, key, None, "cast.send"
+    session_options = MEMORY, rate, peer_timeout, key, None, "cast.send"
     if receivers is None:
         receivers = 0 if strategy.carousel else 1
     options: dict[str, Any] = {"name": name, "metadata": metadata, "strategy": strategy}
@@ -383,7 +384,7 @@ def send(
     opened = ObjectSession(group, *session_options)
     try:
         with opened as session:
-            session._gather(receivers, timeout, "cast.send")
+            session._wait_for_receivers(receivers, timeout, "cast.send")
             return session.send(data, **options)
     finally:
         opened._hold.taken = False  # also if an interrupt came before the first line of `__exit__`
@@ -398,43 +399,43 @@ async def _sent(
     options: dict[str, Any],
 ) -> ObjectReport:
     async with AsyncObjectSession(group, *session_options) as session:
-        await session._gather(receivers, timeout, "cast.send")
+        await session._wait_for_receivers(receivers, timeout, "cast.send")
         return await session.send(data, **options)
 
 
 class _ReceiveOptions(TypedDict, total=False):
     timeout: float | None
     missed: Callable[[Missed], object] | None
-    most: int
+    max_size: int
     memory: int
-    silence: float
+    peer_timeout: float
     key: bytes | None
     model: type[BaseModel] | None
-    alone: bool
+    one_session: bool
     progress: Callable[[Offered, int], object] | None
     name: str | None
 
 
 @overload
 def receive(
-    group: blocking.Membership, into: Into = ..., **options: Unpack[_ReceiveOptions]
+    group: blocking.Membership, into: ReceiveTarget = ..., **options: Unpack[_ReceiveOptions]
 ) -> Generator[Received, None, None]: ...
 @overload
 def receive(
-    group: awaiting.Membership, into: Into = ..., **options: Unpack[_ReceiveOptions]
+    group: awaiting.Membership, into: ReceiveTarget = ..., **options: Unpack[_ReceiveOptions]
 ) -> AsyncGenerator[Received, None]: ...
 def receive(
     group: blocking.Membership | awaiting.Membership,
-    into: Into = None,
+    into: ReceiveTarget = None,
     *,
     timeout: float | None = None,
     missed: Callable[[Missed], object] | None = None,
-    most: int = MOST,
+    max_size: int = DEFAULT_MAX_SIZE,
     memory: int = MEMORY,
-    silence: float = SILENCE,
+    peer_timeout: float = DEFAULT_PEER_TIMEOUT,
     key: bytes | None = None,
     model: type[BaseModel] | None = None,
-    alone: bool = False,
+    one_session: bool = False,
     progress: Callable[[Offered, int], object] | None = None,
     name: str | None = None,
 ) -> Generator[Received, None, None] | AsyncGenerator[Received, None]:
@@ -448,29 +449,31 @@ def receive(
              one of these for each `Offered`, and may raise OSError to refuse it
     timeout  end when nothing has been under way for so many seconds; None: go on until the group is left
     missed   is called for each object that did not become whole here; without it a warning is logged
-    most     the largest object that goes into new memory, in bytes
+    max_size  the largest object that goes into new memory, in bytes
     memory   about how many bytes of each sender's object are under way here, at most. Of objects that go
              round together up to 32 may be there in part, and for one place of your own one alone
-    silence  a sender that is silent for so many seconds is left, and what it had not brought whole is missed
+    peer_timeout  leave a sender that has sent nothing for this many seconds; objects of it that are not
+             complete are missed
     model    the pydantic model that each object's metadata must be; others are refused, and say why. Use
              `Offered.read`
     key      of a closed group: the bytes of a key file; messages without the key count, and change nothing
-    alone    take what one sender sends, the first that begins an object, and end when it ends its session,
-             or when all objects of a carousel are here; `timeout` holds until it begins. Others are told
+    one_session  receive from one sender, the first that begins an object, and end with its session, or when
+             all objects of a carousel are here; `timeout` counts until it begins. Other senders are told
     progress  is called with each object that is under way, and how many bytes of it are right and written
     name     what reports call this receiver, 1 to 64 bytes; None: the names of the host and its device
 
     Each object of a sender's session comes out or is missed, once, also if the sender falls silent meanwhile
-    and is heard again. What was missed does not come later: give more `silence` where the network may be cut
-    for longer. The last 1,024 sessions that were left are remembered, for as long as this call goes on.
+    and is heard again. What was missed does not come later: give a longer `peer_timeout` where the network
+    may be cut for longer. The last 1,024 sessions that were left are remembered, for as long as this call
+    goes on.
 
-    Between two objects nothing is heard or said: a program that takes longer than the sender's patience over
-    an object does that in another thread or task. The end of the loop, or of `contextlib.closing` and
+    Between two objects nothing is heard or said: a program that takes longer than the sender's `peer_timeout`
+    over an object does that in another thread or task. The end of the loop, or of `contextlib.closing` and
     `aclosing` around it, tells the senders that this receiver leaves. What a buffer of one's own holds is
     undefined until the object comes out. Raises TypeError for a buffer that cannot be written, and what
     `Membership.recv` raises.
     """
-    options = (into, missed, most, memory, silence, key, model, alone, progress, name)
+    options = (into, missed, max_size, memory, peer_timeout, key, model, one_session, progress, name)
     if isinstance(group, awaiting.Membership):
         return _awaited(group, timeout, *options)
     return _blocked(group, timeout, *options)

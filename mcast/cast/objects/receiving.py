@@ -18,8 +18,8 @@ from pydantic import BaseModel
 from typing_extensions import Buffer
 
 from mcast.api import Series
-from mcast.arguments.copies import remade
-from mcast.arguments.seconds import seconds_of
+from mcast.arguments.copies import reduce_with_copies
+from mcast.arguments.seconds import check_seconds
 from mcast.cast.files import Sink, native
 from mcast.cast.nack import parity
 from mcast.cast.nack.arriving import Ready
@@ -41,10 +41,19 @@ from mcast.cast.nack.messages import (
 from mcast.cast.nack.payload import BlockPlace, Digest
 from mcast.cast.nack.receiver import TOGETHER, ObjectReceiver, Self
 from mcast.cast.nack.shape import Shape
-from mcast.cast.objects.bytes_in import Into, Offered, Target, ToBuffer, ToMemory, ToNew, sink_at, sink_of
+from mcast.cast.objects.bytes_in import (
+    Offered,
+    ReceiveTarget,
+    Target,
+    ToBuffer,
+    ToMemory,
+    ToNew,
+    sink_at,
+    sink_of,
+)
 from mcast.cast.objects.runs import Pieces, in_runs
 from mcast.cast.objects.turns import HEARD, Seat, Turns, kept, messages_of, others, told_of
-from mcast.endpoint.waiting import Step, theirs
+from mcast.endpoint.waiting import Step, call_user
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -89,7 +98,7 @@ class Received(NamedTuple):
     refused: dict[str, int]
 
     def __reduce__(self) -> tuple[object, ...]:
-        return remade(self)
+        return reduce_with_copies(self)
 
 
 class Missed(NamedTuple):
@@ -98,14 +107,14 @@ class Missed(NamedTuple):
     offered  what its sender has said of it
     why      why it did not become whole
     late     whether its beginning was gone when this receiver came
-    kept     the hidden file with what has come, from which the next `receive` into the same path goes on;
+    part_file  the hidden file with what has come, from which the next `receive` into the same path goes on;
              None if nothing is kept
     """
 
     offered: Offered
     why: str
     late: bool = False
-    kept: Path | None = None
+    part_file: Path | None = None
 
 
 class _Arrival:
@@ -292,7 +301,7 @@ class _Incoming:
             of = self.beside.get(spoken.object, self)
             new = of.core.takes(spoken.object, spoken.block, spoken.first, spoken.pieces, now)
             if of.core.about is not None and of.core.about.around:
-                for one in self.all_of_them():
+                for one in self.all_receivers():
                     if one.now is not None:
                         one.now.forget(one.core.dropped())  # first: one of these may come again at once
             if new and of.now is not None:
@@ -303,7 +312,7 @@ class _Incoming:
             return (self.beside.get(spoken.object, self),)
         if self.beside.keys() != self.core.beside.keys():
             self._follow()
-        return self.all_of_them()
+        return self.all_receivers()
 
     def _follow(self) -> None:
         """Take what the core takes, and drop what it has dropped."""
@@ -314,7 +323,7 @@ class _Incoming:
             if number not in self.beside:
                 self.beside[number] = _Incoming(core, self.name, self.address, self.nonce)
 
-    def all_of_them(self) -> list[_Incoming]:
+    def all_receivers(self) -> list[_Incoming]:
         """This, and what is beside."""
         return [self, *self.beside.values()]
 
@@ -339,8 +348,8 @@ class _Incoming:
 class _Choice:
     """The one sender whose objects are taken, where one alone is to be heard."""
 
-    def __init__(self, alone: bool) -> None:
-        self._alone = alone
+    def __init__(self, one_session: bool) -> None:
+        self._one_session = one_session
         self._session: int | None = None
         self.ended = False
         """Whether that sender has ended its session."""
@@ -358,7 +367,7 @@ class _Choice:
         """A session begins an object. Raises OSError if that of another sender has before."""
         if self.other(session):
             raise OSError("this receiver takes what another sender sends")
-        if self._alone:
+        if self._one_session:
             self._session = session
 
     def missed(self, core: ObjectReceiver) -> None:
@@ -387,14 +396,14 @@ class ObjectsIn:
     def __init__(
         self,
         seat: Seat,
-        into: Into,
+        into: ReceiveTarget,
         missed: Callable[[Missed], object] | None,
         most: int,
         memory: int,
-        silence: float,
+        peer_timeout: float,
         key: bytes | None,
         model: type[BaseModel] | None,
-        alone: bool = False,
+        one_session: bool = False,
         progress: Callable[[Offered, int], object] | None = None,
         name: str | None = None,
     ) -> None:
@@ -418,7 +427,7 @@ class ObjectsIn:
             room,
             largest,
             able,
-            seconds_of(silence, "silence"),
+            check_seconds(peer_timeout, "peer_timeout"),
             stores=True,
             together=together,
             queue=seat.queue,
@@ -431,7 +440,7 @@ class ObjectsIn:
         self._past_of: dict[tuple[int, int], str] = {}
         """The address of each of them."""
         self._whole: deque[Received] = deque()
-        self._choice = _Choice(alone)
+        self._choice = _Choice(one_session)
         self._progress = progress
         self._held: list[tuple[Series, str]] = []
         self._paused = 0.0  # when the driver last stopped to listen
@@ -442,11 +451,11 @@ class ObjectsIn:
     def next(self, timeout: float | None) -> Turns[Received | None]:
         """The next object that is whole; None when nothing has been under way for `timeout` seconds.
 
-        With `alone`, None when the sender has ended its session, and `timeout` until it begins.
+        With `one_session`, None when the sender has ended its session, and `timeout` until it begins.
         """
         now = self._seat.now
         if timeout is not None:
-            timeout = seconds_of(timeout)
+            timeout = check_seconds(timeout)
         since = now()
         for one in self.sessions.values():
             one.core.resumes(since - self._paused)
@@ -520,7 +529,7 @@ class ObjectsIn:
 
     def _all(self) -> Iterator[_Incoming]:
         """What comes of all sessions."""
-        return (part for one in self.sessions.values() for part in one.all_of_them())
+        return (part for one in self.sessions.values() for part in one.all_receivers())
 
     def _warn(self, missed: Missed) -> None:
         name, address = missed.offered.name, missed.offered.address
@@ -647,7 +656,7 @@ class ObjectsIn:
         except OSError as error:
             self._fail(one, told_of(error), now)
         if self._progress is not None:
-            theirs(self._progress, arrival.offered, arrival.size)
+            call_user(self._progress, arrival.offered, arrival.size)
 
     def _write(self, one: _Incoming, arrival: _Arrival, now: float) -> None:
         # A block counts as there when it is written, so that a slow reader of a pipe slows the sender down.
@@ -657,17 +666,17 @@ class ObjectsIn:
         except OSError as error:
             self._fail(one, told_of(error), now)
         if self._progress is not None:
-            theirs(self._progress, arrival.offered, arrival.size)
+            call_user(self._progress, arrival.offered, arrival.size)
 
     def _look(self, now: float) -> None:
         """Write on, put into place what has come whole, and hand out or drop what has ended."""
         for session, one in [*self.sessions.items()]:
-            for part in one.all_of_them():
+            for part in one.all_receivers():
                 self._look_at(part, now)
             if one.core.satisfied:  # the sender of what goes round may never end the session
                 self._choice.over(session)
-            if one.core.over and not any(part.core.storable for part in one.all_of_them()):
-                for part in one.all_of_them():
+            if one.core.over and not any(part.core.storable for part in one.all_receivers()):
+                for part in one.all_receivers():
                     part.drop()
                 self._choice.over(session)
                 del self.sessions[session]

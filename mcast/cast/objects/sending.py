@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from typing_extensions import Buffer
 
 from mcast.api import Phase, TimedOut
-from mcast.arguments.copies import remade
-from mcast.arguments.seconds import seconds_of
+from mcast.arguments.copies import reduce_with_copies
+from mcast.arguments.seconds import check_seconds
 from mcast.cast.nack import parity
 from mcast.cast.nack.closed import CLOSED, STRANGERS, letters_of
 from mcast.cast.nack.header import VERSION, Rejected
@@ -23,17 +23,17 @@ from mcast.cast.nack.members import Member
 from mcast.cast.nack.messages import MOST_SPARE, MOST_WIDTH, UNTOLD, Enter, piece_size
 from mcast.cast.nack.payload import Frames
 from mcast.cast.nack.repairs import Run
-from mcast.cast.nack.sender import Account, Manners, ObjectSender, Settled, Thing
+from mcast.cast.nack.sender import Manners, ObjectSender, ReceiverReport, Settled, Thing
 from mcast.cast.nack.strategy import Strategy
 from mcast.cast.objects.bytes_in import metadata_of
 from mcast.cast.objects.bytes_out import FromMemory, Origin, Outflow, Sendable, origin_of
 from mcast.cast.objects.turns import HEARD, Seat, Turns, messages_of, others
-from mcast.endpoint.waiting import Step, theirs
+from mcast.endpoint.waiting import Step, call_user
 
 _NAP = 0.01
 """Seconds until a pipe that had no bytes is asked again."""
 _HEED = 0.1
-"""Seconds within which `stop` is heeded, however slow the pace is."""
+"""Seconds within which `stop` is not_ignored, however slow the pace is."""
 
 
 class Object(NamedTuple):
@@ -44,7 +44,7 @@ class Object(NamedTuple):
     metadata: bytes | BaseModel = b""
 
     def __reduce__(self) -> tuple[object, ...]:
-        return remade(self)
+        return reduce_with_copies(self)
 
 
 class ObjectReport(NamedTuple):
@@ -53,31 +53,31 @@ class ObjectReport(NamedTuple):
     name, size   as the receivers were told; the size in bytes, None for a stream that was cut short
     digest       the BLAKE3 digest of the object's bytes, with which each receiver compared what it has; None
                  if the object was cut short, by a deadline or `stop`, before the receivers were told
-    kept         whether the strategy's promise was kept
+    strategy_met  whether the strategy's promise was kept
     seconds      from the first message of the object until the sender was done with it
-    pieces       how many the object has, each sent once in a message
+    segments     how many the object has, each sent once in a message
     repairs      how many pieces, of data and of parity, were sent besides: to repair losses, or by a carousel
     parity       whether losses could be repaired by parity; otherwise pieces were repeated
     receivers    each that took part: whether and when it had the object, what it asked for, why it has not;
                  none for a carousel, which nobody answers
     refused      messages that changed nothing, by reason, since the session began: strangers', replayed ones
-    spared       how many of the pieces were not sent, because all receivers had them from an earlier run
-    rounds       how often a carousel has sent the whole object
+    skipped      how many of the pieces were not sent, because all receivers had them from an earlier run
+    cycles       how often a carousel has sent the whole object
     offered      how many bytes were read and offered to the receivers: fewer than `size` if it was cut short
     """
 
     name: str
     size: int | None
     digest: bytes | None
-    kept: bool
+    strategy_met: bool
     seconds: float
-    pieces: int
+    segments: int
     repairs: int
     parity: bool
-    receivers: tuple[Account, ...]
+    receivers: tuple[ReceiverReport, ...]
     refused: dict[str, int]
-    spared: int = 0
-    rounds: int = 0
+    skipped: int = 0
+    cycles: int = 0
     offered: int = 0
 
 
@@ -109,7 +109,7 @@ class ObjectsOut:
         seat: Seat,
         memory: int,
         rate: float,
-        silence: float,
+        peer_timeout: float,
         key: bytes | None,
         progress: Callable[[Progress], object] | None = None,
     ) -> None:
@@ -120,7 +120,7 @@ class ObjectsOut:
         largest = seat.largest - self._letters.around
         block = piece_size(largest) * MOST_WIDTH
         self._room = max(4, memory // block)
-        manners = Manners(silence=seconds_of(silence, "silence"))
+        manners = Manners(peer_timeout=check_seconds(peer_timeout, "peer_timeout"))
         limit = rate / seat.largest
         nonce = randbits(64)
         self.core: ObjectSender = ObjectSender(
@@ -140,8 +140,8 @@ class ObjectsOut:
         """Those that take part now."""
         return [member for member in self.core.members if member.lives]
 
-    def gather(
-        self, receivers: int | None, timeout: float | None, call: str = "session.gather"
+    def wait_for_receivers(
+        self, receivers: int | None, timeout: float | None, call: str = "session.wait_for_receivers"
     ) -> Turns[int]:
         """Wait until so many receivers take part, or let in those that come within `timeout` seconds.
 
@@ -150,7 +150,7 @@ class ObjectsOut:
         if receivers is None and timeout is None:
             raise ValueError(f"{call}: say how many receivers to wait for, or a timeout, or both")
         if timeout is not None:
-            timeout = seconds_of(timeout)
+            timeout = check_seconds(timeout)
         end = inf if timeout is None else self._seat.now() + timeout
         core = self.core
         while (here := core.members.living) < (inf if receivers is None else receivers) or core.admits:
@@ -245,7 +245,7 @@ class ObjectsOut:
             about.name,
             of_stream if about.size == UNTOLD else about.size,
             settled.digest,
-            settled.kept,
+            settled.strategy_met,
             took,
             settled.pieces,
             settled.repairs,
@@ -253,7 +253,7 @@ class ObjectsOut:
             settled.receivers,
             dict(self.core.rejected),
             settled.spared,
-            settled.rounds,
+            settled.cycles,
             outflow.size,
         )
 
@@ -313,4 +313,4 @@ class ObjectsOut:
             now = now._replace(name=about.name, size=size, done=before + self._outflow.done)
         if now != self._told:
             self._told = now
-            theirs(self._progress, now)
+            call_user(self._progress, now)

@@ -15,15 +15,15 @@ from typing import Any, Generic, TypeVar
 from mcast.api import Backend, McastAddress
 from mcast.cast.files import Nowhere
 from mcast.cast.nack.members import MOST_OF_ADDRESS
-from mcast.cast.nack.sender import Account
-from mcast.cast.nack.strategy import all_of_them
+from mcast.cast.nack.sender import ReceiverReport
+from mcast.cast.nack.strategy import all_receivers
 from mcast.cast.objects.bytes_out import Sendable
 from mcast.cast.objects.calls import MEMORY
 from mcast.cast.objects.receiving import ObjectsIn, Received
 from mcast.cast.objects.sending import ObjectReport, ObjectsOut, Progress
 from mcast.cast.objects.turns import BOUND, DEPTH, HEARD, Seat, Turns, seated, send_all
 from mcast.endpoint.blocking import Membership, open_endpoint
-from mcast.endpoint.ports import Place, active
+from mcast.endpoint.ports import LocalPort, active
 from mcast.endpoint.settings import DEFAULTS, Settings
 from mcast.endpoint.waiting import Step
 from mcast.wire.addresses import ZERO_GID
@@ -86,15 +86,15 @@ class SendingEnd(End[ObjectReport]):
         data: Sendable,
         receivers: int,
         wait: float,
-        silence: float,
+        peer_timeout: float,
         progress: Callable[[Progress], object],
     ) -> None:
-        self._sending = ObjectsOut(seat, MEMORY, inf, silence, None, progress)
+        self._sending = ObjectsOut(seat, MEMORY, inf, peer_timeout, None, progress)
         super().__init__(group, seat, self._sends(data, receivers, wait))
 
     def _sends(self, data: Sendable, receivers: int, wait: float) -> Turns[ObjectReport]:
-        yield from self._sending.gather(receivers, wait)
-        report = yield from self._sending.send(data, all_of_them(), "", b"")
+        yield from self._sending.wait_for_receivers(receivers, wait)
+        report = yield from self._sending.send(data, all_receivers(), "", b"")
         yield from self._sending.close("")
         return report
 
@@ -102,7 +102,7 @@ class SendingEnd(End[ObjectReport]):
         """Whether the two have heard each other."""
         return self._sending.core.members.get(other.seat.number) is not None
 
-    def account_of(self, other: ReceivingEnd) -> Account | None:
+    def account_of(self, other: ReceivingEnd) -> ReceiverReport | None:
         """What became of the object there, by the sender's report; None if the report does not say."""
         accounts = () if self.result is None else self.result.receivers
         return next((one for one in accounts if one.number == other.seat.number), None)
@@ -111,10 +111,12 @@ class SendingEnd(End[ObjectReport]):
 class ReceivingEnd(End[None]):
     """A receiver of one object, of which it keeps the digest alone."""
 
-    def __init__(self, group: Membership, seat: Seat, silence: float) -> None:
+    def __init__(self, group: Membership, seat: Seat, peer_timeout: float) -> None:
         self.received: Received | None = None
         """The object, when it is whole."""
-        receiving = ObjectsIn(seat, Nowhere(), lambda _: None, 0, MEMORY, silence, None, None, alone=True)
+        receiving = ObjectsIn(
+            seat, Nowhere(), lambda _: None, 0, MEMORY, peer_timeout, None, None, one_session=True
+        )
         super().__init__(group, seat, self._takes(receiving))
 
     def _takes(self, receiving: ObjectsIn) -> Turns[None]:
@@ -129,7 +131,7 @@ def ends(
     receivers: int,
     data: Sendable,
     wait: float,
-    silence: float,
+    peer_timeout: float,
     settings: Settings = DEFAULTS,
     progress: Callable[[Progress], object] = lambda _: None,
 ) -> Iterator[tuple[SendingEnd, list[ReceivingEnd]]]:
@@ -147,8 +149,8 @@ def ends(
     with ExitStack() as stack:
         members = stack.enter_context(_memberships(backend, group, receivers, settings))
         seats = [stack.enter_context(seated(member, "mcast.cast")) for member in members]
-        sender = SendingEnd(members[0], seats[0], data, receivers, wait, silence, progress)
-        takers = [ReceivingEnd(*both, silence) for both in zip(members[1:], seats[1:], strict=True)]
+        sender = SendingEnd(members[0], seats[0], data, receivers, wait, peer_timeout, progress)
+        takers = [ReceivingEnd(*both, peer_timeout) for both in zip(members[1:], seats[1:], strict=True)]
         yield sender, takers
 
 
@@ -164,7 +166,7 @@ def _memberships(
     deep = replace(settings, receive_depth=max(DEPTH, settings.receive_depth) + 4 * receivers)
     with ExitStack() as stack:
 
-        def joined(place: Place) -> Membership:
+        def joined(place: LocalPort) -> Membership:
             endpoint = stack.enter_context(open_endpoint(backend, place.address, **vars(deep)))
             return endpoint.join(group, timeout=BOUND)
 

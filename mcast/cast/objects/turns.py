@@ -26,8 +26,8 @@ from mcast.cast.nack.payload import keep_freed_memory
 from mcast.cast.nack.rate import BURST
 from mcast.cast.objects.bytes_out import Lend, lend_nothing
 from mcast.endpoint import awaiting, blocking
-from mcast.endpoint.view import MemberView
-from mcast.endpoint.waiting import Box, Done, Proceed, Step, Steps, block, resume, wait_for
+from mcast.endpoint.base import SenderBase
+from mcast.endpoint.waiting import Box, Done, Proceed, Step, Steps, resume, run_async, run_blocking
 from mcast.wire.addresses import Gid
 
 T = TypeVar("T")
@@ -101,7 +101,7 @@ class Hold:
 
 
 @contextmanager
-def seated(group: MemberView, call: str) -> Iterator[Seat]:
+def seated(group: SenderBase, call: str) -> Iterator[Seat]:
     """A seat in the group, which no other end has meanwhile; errors are those of `take_seat`."""
     hold = Hold()
     try:
@@ -110,7 +110,7 @@ def seated(group: MemberView, call: str) -> Iterator[Seat]:
         hold.taken = False
 
 
-def take_seat(group: MemberView, call: str, hold: Hold) -> Seat:
+def take_seat(group: SenderBase, call: str, hold: Hold) -> Seat:
     """Return a seat in the group, which no other end has while the hold lives and is taken.
 
     Raises TypeError for what is no membership, RuntimeError if another end has the seat.
@@ -130,10 +130,10 @@ def take_seat(group: MemberView, call: str, hold: Hold) -> Seat:
     device = f" {endpoint.device.name}"  # which a long name of the host shall not cut off
     name = socket.gethostname()[: max(0, TEXT - len(device))] + device
     keep_freed_memory()
-    station = endpoint._session.station
-    whose = f"{station.name}, in {group.group}"
-    depth = station.settings.receive_depth
-    seat = Seat(number, name, group.max_message_size, endpoint.now, whose, depth, station.lend)
+    resources = endpoint._core.resources
+    whose = f"{resources.name}, in {group.group}"
+    depth = resources.settings.receive_depth
+    seat = Seat(number, name, group.max_message_size, endpoint.now, whose, depth, resources.lend)
     with _TAKING:
         other = None if group._hold is None else group._hold()
         if other is not None and other.taken:
@@ -167,7 +167,7 @@ def blocked(group: blocking.Membership, now: Callable[[], float], guard: Guard, 
     Each is a change under the guard of the end. An exception that comes while something is sent or waited for
     leaves the end whole; one that comes in the middle of a turn breaks it.
     """
-    return block(turns, partial(_advance, guard), partial(_act, group, now))
+    return run_blocking(turns, partial(_advance, guard), partial(_act, group, now))
 
 
 def _advance(guard: Guard, turns: Turns[T], box: Box) -> Step | Done[T]:
@@ -228,7 +228,7 @@ def _rest(batch: Sequence[Buffer] | memoryview, late: TimedOut) -> Sequence[Buff
 
 async def awaited(group: awaiting.Membership, now: Callable[[], float], guard: Guard, turns: Turns[T]) -> T:
     """Carry out the turns by awaiting."""
-    return await wait_for(turns, partial(_advance, guard), partial(_await, group, now))
+    return await run_async(turns, partial(_advance, guard), partial(_await, group, now))
 
 
 async def _await(

@@ -19,7 +19,7 @@ from mcast.cast.nack.payload import BlockBytes, BlockPlace, Digest
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Run
 from mcast.cast.nack.sender import Manners, ObjectSender, Thing
-from mcast.cast.nack.strategy import Strategy, all_of_them
+from mcast.cast.nack.strategy import Strategy, all_receivers
 
 LARGEST = 1024
 LONG = 2000.0
@@ -69,7 +69,7 @@ class Case(NamedTuple):
     width: int = 4
     spare: int = 4
     room: int = 8
-    strategy: Strategy = all_of_them()
+    strategy: Strategy = all_receivers()
     stream: bool = False
     parity: bool = True
     key: bytes | None = None
@@ -120,7 +120,7 @@ class Taker:
                 )
         else:
             core.hears(spoken, now)
-        for one in [*core.all_of_them()]:
+        for one in [*core.all_receivers()]:
             self._heed(one, now)
 
     def _heed(self, core: ObjectReceiver, now: float) -> None:
@@ -173,7 +173,7 @@ class Taker:
 
     @property
     def due(self) -> float:
-        return min(core.due for core in self.core.all_of_them())
+        return min(core.due for core in self.core.all_receivers())
 
     @property
     def left(self) -> bytes:
@@ -201,7 +201,7 @@ class Network:
     def __init__(self, case: Case, weather: Weather = CALM, seed: int = 0, lie: Lie | None = None) -> None:
         self.case, self.weather = case, weather
         self.random = Random(seed)
-        manners = Manners(silence=5.0, stall=case.stall)
+        manners = Manners(peer_timeout=5.0, stall=case.stall)
         self._letters = letters_of(case.key)
         self._letters.begin(number(0), NONCE)
         largest = LARGEST - self._letters.around
@@ -231,7 +231,7 @@ class Network:
             self.case.room,
             LARGEST - letters.around,
             self.case.parity,
-            silence=30.0,
+            peer_timeout=30.0,
             stall=100.0,
             stores=True,
             together=self.case.together or 1,
@@ -243,7 +243,7 @@ class Network:
 
     @property
     def _rounds(self) -> int:
-        return self.sender.outgoing.rounds if self.sender.outgoing else 0
+        return self.sender.outgoing.cycles if self.sender.outgoing else 0
 
     # --- the run ---------------------------------------------------------------------------------
 
@@ -340,7 +340,7 @@ class Network:
         for end, taker in self.takers.items():
             if self._wakes.get(end, self.now) <= self.now:
                 self._look(end)
-                for core in [*taker.core.all_of_them()]:
+                for core in [*taker.core.all_receivers()]:
                     for message in core.messages(self.now):
                         self._say(end, message)
         dues = [self._wakes.get(end, taker.due) for end, taker in self.takers.items()]

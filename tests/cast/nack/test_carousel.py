@@ -29,7 +29,7 @@ from mcast.cast.nack.outgoing import Outgoing, Terms
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.sender import ObjectSender
 from mcast.cast.nack.shape import Shape
-from mcast.cast.nack.strategy import Standing, Strategy, all_of_them, carousel
+from mcast.cast.nack.strategy import Standing, Strategy, all_receivers, carousel
 
 from .network import CALM, LARGEST, LONG, Case, Network, Weather, number
 from .test_transfers import anything, earlier, recorded
@@ -55,7 +55,7 @@ def test_losses_before_do_not_slow_a_carousel_down() -> None:
     """Nobody would say that they have ended."""
     sender = ObjectSender(number(0), "sender", LARGEST, 0.0, limit=5000.0)
     sender.rate.pace = 100.0
-    sender.begin(0.0, all_of_them(), 1)
+    sender.begin(0.0, all_receivers(), 1)
     assert sender.rate.pace == 100.0
     sender.abandon(0.0)
     sender.begin(0.0, carousel(), 1)
@@ -64,7 +64,7 @@ def test_losses_before_do_not_slow_a_carousel_down() -> None:
 
 @pytest.mark.parametrize("parity", [True, False])
 def test_mute_and_late_receivers_have_all_in_a_few_rounds(parity: bool) -> None:
-    case = Case((DATA,), 4, room=64, strategy=carousel(rounds=9), pace=PACE, parity=parity)
+    case = Case((DATA,), 4, room=64, strategy=carousel(cycles=9), pace=PACE, parity=parity)
     for seed in range(4):
         network = Network(case, Weather(loss=0.01, late={3: 1.05, 4: 1.2}, mute=(2, 4)), seed)
         network.run()
@@ -74,12 +74,17 @@ def test_mute_and_late_receivers_have_all_in_a_few_rounds(parity: bool) -> None:
         assert {type(one) for one in said} <= {Enter}, "nothing is asked for, and nothing is answered"
         (settled,) = network.sender.settled
         pieces = -(-len(DATA) // PIECE)
-        assert (settled.kept, settled.rounds, settled.pieces, settled.receivers) == (True, 9, pieces, ())
+        assert (settled.strategy_met, settled.cycles, settled.pieces, settled.receivers) == (
+            True,
+            9,
+            pieces,
+            (),
+        )
         assert settled.repairs >= 8 * pieces
 
 
 def test_without_losses_the_rest_comes_now_and_the_beginning_in_the_next_round() -> None:
-    case = Case((DATA,), 2, room=64, strategy=carousel(rounds=4), pace=PACE)
+    case = Case((DATA,), 2, room=64, strategy=carousel(cycles=4), pace=PACE)
     network = Network(case, Weather(late={2: 0.2}))
     network.run()
     assert took(network)[2] <= 2
@@ -115,7 +120,7 @@ def test_narrow_blocks_reach_no_further_than_what_they_bring_is_worth() -> None:
 @pytest.mark.parametrize("in_order", [(), (1, 2)], ids=["any order", "in order"])
 def test_little_memory_costs_rounds_and_no_byte(in_order: tuple[int, ...]) -> None:
     data = DATA[:60_000]
-    case = Case((data,), 2, room=4, strategy=carousel(rounds=60), pace=PACE, parity=False, in_order=in_order)
+    case = Case((data,), 2, room=4, strategy=carousel(cycles=60), pace=PACE, parity=False, in_order=in_order)
     network = Network(case, Weather(loss=0.05, late={2: 1.03}))
     network.run()
     assert [taker.got for taker in network.takers.values()] == [{0: data}] * 2
@@ -123,11 +128,11 @@ def test_little_memory_costs_rounds_and_no_byte(in_order: tuple[int, ...]) -> No
 
 @pytest.mark.parametrize("pace", [1.0, 8.0, 29.0])
 def test_invitations_leave_room_for_the_object_at_the_slowest_pace(pace: float) -> None:
-    case = Case((DATA[:3000],), 1, strategy=carousel(rounds=2), pace=pace)
+    case = Case((DATA[:3000],), 1, strategy=carousel(cycles=2), pace=pace)
     network = Network(case, Weather(late={1: 1.5}))
     network.run()
     assert network.takers[1].got == {0: DATA[:3000]}
-    assert [one.rounds for one in network.sender.settled] == [2]
+    assert [one.cycles for one in network.sender.settled] == [2]
 
 
 class Unlucky(Network):
@@ -145,7 +150,7 @@ class Unlucky(Network):
 
 
 def test_one_round_is_enough_although_its_last_words_are_lost() -> None:
-    network = Unlucky(Case((DATA[:2000],), 2, strategy=carousel(rounds=1), pace=PACE), CALM)
+    network = Unlucky(Case((DATA[:2000],), 2, strategy=carousel(cycles=1), pace=PACE), CALM)
     network.run()
     assert network.lost == {Seal, Flush}
     assert [taker.got for taker in network.takers.values()] == [{0: DATA[:2000]}] * 2
@@ -179,7 +184,7 @@ MANY = tuple(DATA[at * 1000 : at * 1000 + at * 700 % 5000] for at in range(20))
 @pytest.mark.parametrize("parity", [True, False])
 def test_objects_that_go_round_together_come_to_mute_and_late_receivers_each_once(parity: bool) -> None:
     for seed in range(2):
-        strategy = carousel(rounds=9)
+        strategy = carousel(cycles=9)
         case = Case(MANY, 4, room=64, strategy=strategy, pace=PACE, parity=parity, together=32, in_order=(2,))
         network = Network(case, Weather(loss=0.02, late={3: 1.05, 4: 1.1}, mute=(2, 4)), seed)
         network.run()
@@ -187,12 +192,12 @@ def test_objects_that_go_round_together_come_to_mute_and_late_receivers_each_onc
         said = [unpacked(message) for taker in network.takers.values() for message in taker.said]
         assert {type(one) for one in said} <= {Enter}
         settled = network.sender.settled
-        assert [(one.kept, one.rounds) for one in settled] == [(True, 9)] * len(MANY)
+        assert [(one.strategy_met, one.cycles) for one in settled] == [(True, 9)] * len(MANY)
         assert [one.pieces for one in settled] == [-(-len(one) // PIECE) for one in MANY]
 
 
 def test_without_losses_all_that_go_round_together_come_in_one_round() -> None:
-    case = Case(MANY, 2, room=64, strategy=carousel(rounds=1), pace=PACE, together=32)
+    case = Case(MANY, 2, room=64, strategy=carousel(cycles=1), pace=PACE, together=32)
     network = Network(case)
     network.run()
     assert [taker.got for taker in network.takers.values()] == [dict(enumerate(MANY))] * 2
@@ -203,7 +208,7 @@ def test_without_losses_all_that_go_round_together_come_in_one_round() -> None:
 def test_who_may_have_few_objects_in_part_gets_all_of_them_later(
     together: int, in_order: tuple[int, ...]
 ) -> None:
-    some, strategy = MANY[:6], carousel(rounds=60)
+    some, strategy = MANY[:6], carousel(cycles=60)
     case = Case(
         some, 1, room=4, strategy=strategy, pace=PACE, parity=False, together=together, in_order=in_order
     )
@@ -213,7 +218,7 @@ def test_who_may_have_few_objects_in_part_gets_all_of_them_later(
 
 
 def test_an_ordinary_object_follows_those_that_went_round_together() -> None:
-    network = Network(Case(MANY[:3], 2, strategy=carousel(rounds=2), pace=PACE, together=32), CALM)
+    network = Network(Case(MANY[:3], 2, strategy=carousel(cycles=2), pace=PACE, together=32), CALM)
 
     def plays(until: Callable[[], bool]) -> None:
         while not until():
@@ -224,7 +229,7 @@ def test_an_ordinary_object_follows_those_that_went_round_together() -> None:
     network._begin(*MANY[:3])
     plays(lambda: network.sender.outgoing is None)
     plays(lambda: all(core.index is not None for core in cores))
-    network.case = network.case._replace(strategy=all_of_them(), together=0)
+    network.case = network.case._replace(strategy=all_receivers(), together=0)
     network._begin(b"answered")
     plays(lambda: network.sender.outgoing is None)
     assert [taker.got[3] for taker in network.takers.values()] == [b"answered"] * 2
@@ -232,17 +237,17 @@ def test_an_ordinary_object_follows_those_that_went_round_together() -> None:
 
 @pytest.mark.parametrize("objects", [(b"",), (b"x", DATA[:5000], b"")])
 def test_small_objects_go_round_one_after_another(objects: tuple[bytes, ...]) -> None:
-    case = Case(objects, 2, strategy=carousel(rounds=3), pace=PACE)
+    case = Case(objects, 2, strategy=carousel(cycles=3), pace=PACE)
     network = Network(case, Weather(mute=(2,)))
     network.run()
     assert [taker.got for taker in network.takers.values()] == [dict(enumerate(objects))] * 2
-    assert [one.rounds for one in network.sender.settled] == [3] * len(objects)
+    assert [one.cycles for one in network.sender.settled] == [3] * len(objects)
 
 
 def test_what_an_earlier_run_has_left_is_compared_and_not_believed() -> None:
     half, other = DATA[:100_000], DATA[:50_000] + bytes(50_000)
     case = Case(
-        (DATA,), 3, room=64, strategy=carousel(rounds=6), pace=PACE, disks={1: half, 2: other, 3: DATA}
+        (DATA,), 3, room=64, strategy=carousel(cycles=6), pace=PACE, disks={1: half, 2: other, 3: DATA}
     )
     network = Network(case, Weather(loss=0.01))
     network.run()
@@ -264,7 +269,7 @@ def test_no_wrong_byte_although_some_lie_and_some_is_lost(key: bytes | None) -> 
             3,
             together=random.randint(1, 3),
             room=random.choice((1, 4, 64)),
-            strategy=carousel(rounds=random.randint(1, 8), seconds=random.choice((0.1, 5.0))),
+            strategy=carousel(cycles=random.randint(1, 8), seconds=random.choice((0.1, 5.0))),
             pace=PACE,
             parity=random.random() < 0.7,
             key=key,
@@ -286,12 +291,12 @@ def test_no_wrong_byte_although_some_lie_and_some_is_lost(key: bytes | None) -> 
             assert taker.got.items() <= dict(enumerate(things)).items()
 
 
-@pytest.mark.parametrize(("width", "spare", "each", "rounds"), [(4, 4, 1, 4), (128, 32, 8, 4), (40, 7, 3, 2)])
-def test_each_round_brings_other_parity(width: int, spare: int, each: int, rounds: int) -> None:
+@pytest.mark.parametrize(("width", "spare", "each", "cycles"), [(4, 4, 1, 4), (128, 32, 8, 4), (40, 7, 3, 2)])
+def test_each_round_brings_other_parity(width: int, spare: int, each: int, cycles: int) -> None:
     about = Describe(1, 0, width, 1, width, spare, 1, 0, "", b"")
     around = Outgoing(about, Terms(carousel(), 0.0))
     found = []
-    for _ in range(rounds + 1):
+    for _ in range(cycles + 1):
         around.offer(Sealed(width, width, bytes(32)))
         around.digest = bytes(32)
         places: list[int] = []
@@ -300,13 +305,13 @@ def test_each_round_brings_other_parity(width: int, spare: int, each: int, round
         assert around.turned()
         assert places[:width] == [*range(width)]
         found.append(places[width:])
-    parity = [place for places in found[:rounds] for place in places]
-    assert parity == [*range(width, width + each * rounds)]
-    assert found[rounds] == found[0]
+    parity = [place for places in found[:cycles] for place in places]
+    assert parity == [*range(width, width + each * cycles)]
+    assert found[cycles] == found[0]
 
 
 def test_who_takes_what_goes_round_is_quiet_and_patient() -> None:
-    who = Self(number(1), "r1", 8, LARGEST, True, silence=10.0, stall=60.0, stores=True)
+    who = Self(number(1), "r1", 8, LARGEST, True, peer_timeout=10.0, stall=60.0, stores=True)
     core = ObjectReceiver(number(0), who, Random(1), 0.0)
     offer = Offer(number(0), 0, 0, 1, 1000, 0, "sender")
     core.hears(Describe(number(0), 0, 100, 1, 1, 0, 1, 0, "", b""), 0.0)
@@ -321,7 +326,7 @@ def test_who_takes_what_goes_round_is_quiet_and_patient() -> None:
 
 def told_of_what_goes_round(size: int, scatters: bool = True, circle: int = 1) -> ObjectReceiver:
     """A receiver of an object whose pieces and blocks have one byte each."""
-    who = Self(number(1), "r1", 8, LARGEST, False, silence=10.0, stall=60.0, stores=True)
+    who = Self(number(1), "r1", 8, LARGEST, False, peer_timeout=10.0, stall=60.0, stores=True)
     core = ObjectReceiver(number(0), who, Random(1), 0.0)
     core.hears(Describe(number(0), 0, size, 1, 1, 0, circle, 0, "", b""), 0.0)
     if scatters:
@@ -348,7 +353,7 @@ def test_what_is_never_described_is_waited_for_in_so_many_rounds() -> None:
             core.hears(Describe(number(0), turn, 1, 1, 1, 0, 3, turn, "", b""), now)
             comes(core.beside.get(turn, core), 0, now, turn)
             turns += 1
-        for one in core.all_of_them():
+        for one in core.all_receivers():
             assert one.about is not None
             core.hears(Flush(number(0), one.about.object, 1, 1, 0, 9, 1, 9, 0, b"x" * 32, 0, 0), now)
             is_right(one, now)
@@ -357,7 +362,7 @@ def test_what_is_never_described_is_waited_for_in_so_many_rounds() -> None:
         assert now < 1000
     assert now > 60, "a minute at least"
     assert turns >= ROUNDS * 3
-    assert [[ended.whole for ended in one.ended] for one in core.all_of_them()] == [[True]] * 2
+    assert [[ended.whole for ended in one.ended] for one in core.all_receivers()] == [[True]] * 2
 
 
 def test_what_comes_of_several_shares_the_room_for_blocks_in_part() -> None:
@@ -463,20 +468,20 @@ def test_only_an_object_of_known_size_goes_round() -> None:
     ("strategy", "standing", "done"),
     [
         (carousel(), Standing(0, 0, 1e9, 9, 1000), False),
-        (carousel(rounds=3), Standing(0, 0, 1e9, 0, 2), False),
-        (carousel(rounds=3), Standing(0, 0, 0.0, 0, 3), True),
+        (carousel(cycles=3), Standing(0, 0, 1e9, 0, 2), False),
+        (carousel(cycles=3), Standing(0, 0, 0.0, 0, 3), True),
         (carousel(seconds=3), Standing(0, 0, 2.9, 0, 99), False),
         (carousel(seconds=3), Standing(0, 0, 3.0, 0, 0), True),
     ],
 )
 def test_a_carousel_ends_at_its_bound_alone(strategy: Strategy, standing: Standing, done: bool) -> None:
     assert strategy.done(standing) is done
-    assert strategy.kept(standing, 0) is (standing.rounds > 0)
+    assert strategy.is_met(standing, 0) is (standing.cycles > 0)
 
 
 def test_a_carousel_in_words() -> None:
     assert Strategy.of("carousel") == carousel()
-    assert Strategy.of("carousel:3") == carousel(rounds=3)
+    assert Strategy.of("carousel:3") == carousel(cycles=3)
     assert Strategy.of("carousel:10min") == carousel(seconds=600)
     for text, says in {
         "carousel:0": "^a carousel of 0 rounds: at least 1$",

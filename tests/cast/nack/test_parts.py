@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from mcast.api import rows_of
+from mcast.api import list_rows
 from mcast.cast.nack.arriving import TRIES
 from mcast.cast.nack.asking import Asking
 from mcast.cast.nack.backoff import SPREAD, backoff, spread
@@ -42,7 +42,7 @@ from mcast.cast.nack.rate import BURST, FEW, TOLERATED, Rate, Window
 from mcast.cast.nack.receiver import ObjectReceiver, Self
 from mcast.cast.nack.repairs import Repairs, Run
 from mcast.cast.nack.sender import Manners, ObjectSender
-from mcast.cast.nack.strategy import Standing, Strategy, all_of_them, best_effort, deadline, quorum
+from mcast.cast.nack.strategy import Standing, Strategy, all_receivers, best_effort, deadline, quorum
 from mcast.endpoint.receiving import LowWater
 
 from .network import LIARS_NUMBER, address, described, joined, number
@@ -99,7 +99,7 @@ def test_messages_of_runs_are_their_heads_and_pieces() -> None:
     made = [
         bytes(row)
         for rows in Frames(AROUND + 976).of(about, [(blocks[run.block], run) for run in runs])
-        for row in rows_of(rows)
+        for row in list_rows(rows)
     ]
     assert made == [
         packed(Piece(about.session, about.object, run.block, place, blocks[run.block].piece(place)))
@@ -354,8 +354,8 @@ def test_a_sender_that_yields_to_losses_keeps_within_its_limit() -> None:
 @pytest.mark.parametrize(
     ("strategy", "standing", "done"),
     [
-        (all_of_them(), Standing(5, 1, 1e9, 100), False),
-        (all_of_them(), Standing(5, 0, 0.0, 0), True),
+        (all_receivers(), Standing(5, 1, 1e9, 100), False),
+        (all_receivers(), Standing(5, 0, 0.0, 0), True),
         (quorum(2), Standing(1, 4, 1e9, 9), False),
         (quorum(2), Standing(2, 3, 0.0, 0), True),
         (deadline(5), Standing(0, 3, 4.9, 9), False),
@@ -371,7 +371,7 @@ def test_a_strategy_says_when_to_go_on(strategy: Strategy, standing: Standing, d
 @pytest.mark.parametrize(
     ("text", "strategy"),
     [
-        ("all", all_of_them()),
+        ("all", all_receivers()),
         ("quorum:2", quorum(2)),
         ("deadline:1.5", deadline(1.5)),
         ("deadline:500ms", deadline(0.5)),
@@ -388,10 +388,10 @@ ENTER = Enter(number(0), ME, 8, 1024, 1, 0, 0, 0, "r")
 
 def sending(now: float, receivers: int = 1, strategy: Strategy | None = None) -> ObjectSender:
     """A sender whose receivers have asked to take part; all of its object, a byte, may be sent."""
-    sender = ObjectSender(number(0), "sender", 1024, now, Manners(silence=5.0, stall=20.0))
+    sender = ObjectSender(number(0), "sender", 1024, now, Manners(peer_timeout=5.0, stall=20.0))
     for end in range(1, 1 + receivers):
         sender.hears(ENTER._replace(member=number(end)), address(end), now)
-    sender.begin(now, strategy or all_of_them(), size=1, width=1)
+    sender.begin(now, strategy or all_receivers(), size=1, width=1)
     sender.offer(Sealed(1, 1, bytes(32)))
     sender.end(bytes(32))
     return sender
@@ -448,7 +448,7 @@ def test_who_is_gone_loses_its_place_to_one_that_comes() -> None:
 
     for end in many:
         enters(end)
-    sender.begin(0.0, all_of_them(), 1)
+    sender.begin(0.0, all_receivers(), 1)
     for end in many[3:9]:
         sender.hears(Have(number(0), 0, end, 0, 0, 0, LEFT, ""), "a", 0.0)
     enters(other)
@@ -460,7 +460,7 @@ def test_who_is_gone_loses_its_place_to_one_that_comes() -> None:
     here = [(member.number, member.index) for member in sender.members]
     assert here[-2:] == [(other, 3), (last, 4)]
     assert sorted(index for _, index in here) == [*range(MOST_OF_ADDRESS)]
-    sender.begin(0.0, all_of_them(), 1)
+    sender.begin(0.0, all_receivers(), 1)
     assert sum(member.part for member in sender.members) == sender.members.owing == MOST_OF_ADDRESS - 4
 
 
@@ -488,7 +488,7 @@ def test_who_comes_late_takes_part_if_it_can_hold_all_that_was_sent(room: int, p
     """Since the beginning: the sender still has all of it, because the other one has answered nothing yet."""
     sender = ObjectSender(number(0), "sender", 1024, 1.0)
     sender.hears(ENTER._replace(room=64), address(1), 1.0)
-    sender.begin(1.0, all_of_them(), width=1)
+    sender.begin(1.0, all_receivers(), width=1)
     for _ in range(8):
         sender.offer(Sealed(1, 1, bytes(32)))
     sender.messages(1.0)
@@ -512,7 +512,7 @@ def test_the_time_for_which_a_receiver_holds_a_stamp_is_no_part_of_the_round_tri
     assert trips == [1000, 10_000, 10_000]
 
 
-@pytest.mark.parametrize(("strategy", "enough"), [(all_of_them(), 3), (quorum(2), 2)])
+@pytest.mark.parametrize(("strategy", "enough"), [(all_receivers(), 3), (quorum(2), 2)])
 def test_a_sender_turns_to_the_answer_that_ends_an_object_and_to_none_before(
     strategy: Strategy, enough: int
 ) -> None:
@@ -530,9 +530,9 @@ def test_a_sender_turns_to_the_answer_that_ends_an_object_and_to_none_before(
 
 def test_who_comes_late_to_a_long_object_is_told_of_it_while_it_goes_out() -> None:
     now, blocks = 1.0, 30
-    sender = ObjectSender(number(0), "sender", 1024, now, Manners(silence=5.0, stall=20.0))
+    sender = ObjectSender(number(0), "sender", 1024, now, Manners(peer_timeout=5.0, stall=20.0))
     sender.hears(ENTER._replace(room=4096), address(1), now)
-    about = sender.begin(now, all_of_them(), width=1)
+    about = sender.begin(now, all_receivers(), width=1)
     said: list[bytes | Run] = []
     while sender.outgoing is not None and sender.outgoing.sent < blocks:
         while sender.room and sender.outgoing.offered < blocks:
@@ -555,7 +555,7 @@ def test_a_receiver_that_hears_no_admission_is_not_silent() -> None:
     assert sender.settled == []
     sender.hears(Have(number(0), 0, ME, 1, 0, 0, WHOLE, ""), address(1), now)
     sender.messages(now)
-    assert sender.settled[0].kept
+    assert sender.settled[0].strategy_met
 
 
 def test_a_sender_that_speaks_and_sends_nothing_is_not_waited_for() -> None:
@@ -620,14 +620,14 @@ def test_a_block_that_all_wait_for_has_a_place_though_none_is_free() -> None:
 
 def test_one_object_at_a_time_is_on_its_way() -> None:
     with pytest.raises(ValueError, match=r"^the object before is still on its way$"):
-        sending(1.0).begin(1.0, all_of_them(), size=1)
+        sending(1.0).begin(1.0, all_receivers(), size=1)
 
 
 def test_a_receiver_that_leaves_is_not_waited_for() -> None:
     me, you, now = number_at("a", 1), number_at("b", 1), 1.0
     sender = ObjectSender(me, "sender", 1024, now)
     sender.hears(Enter(me, you, 8, 1024, 1, 0, 0, 0, "r"), "b", now)
-    sender.begin(now, all_of_them(), size=0)
+    sender.begin(now, all_receivers(), size=0)
     sender.end(bytes(Digest()))
     sender.messages(now)
     assert sender.settled == []
@@ -647,13 +647,13 @@ def test_a_receiver_that_has_the_object_and_leaves_says_both_at_once() -> None:
     (parting,) = one.parting("enough", now)
     sender = ObjectSender(session, "sender", 1024, now)
     sender.hears(Enter(session, number(1), 8, 1024, 1, 0, 0, 0, "r"), "b", now)
-    sender.begin(now, all_of_them(), size=0)
+    sender.begin(now, all_receivers(), size=0)
     sender.end(bytes(Digest()))
     sender.messages(now)
     sender.hears(unpacked(parting), "b", now)
     sender.messages(now)
     (settled,) = sender.settled
-    assert settled.kept
+    assert settled.strategy_met
     assert unpacked(parting).words == "enough"  # type: ignore[union-attr]
     assert [(account.whole, account.why) for account in settled.receivers] == [(True, "")]
     assert sender.members.get(number(1)) is not None
@@ -693,9 +693,9 @@ def test_an_object_that_has_all_come_is_kept_while_the_disk_is_at_work() -> None
 
 
 def test_a_promise_is_kept_or_not() -> None:
-    assert all_of_them().kept(Standing(3, 0, 1.0, 0), 0)
-    assert not all_of_them().kept(Standing(3, 0, 1.0, 0), 1)
-    assert not quorum(3).kept(Standing(2, 0, 1.0, 0), 1)
+    assert all_receivers().is_met(Standing(3, 0, 1.0, 0), 0)
+    assert not all_receivers().is_met(Standing(3, 0, 1.0, 0), 1)
+    assert not quorum(3).is_met(Standing(2, 0, 1.0, 0), 1)
     with pytest.raises(ValueError, match="at least 1"):
         quorum(0)
     with pytest.raises(ValueError, match="at least 0"):

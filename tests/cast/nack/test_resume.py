@@ -18,7 +18,7 @@ from mcast.cast.nack.messages import (
     unpacked,
 )
 from mcast.cast.nack.sender import ObjectSender
-from mcast.cast.nack.strategy import all_of_them
+from mcast.cast.nack.strategy import all_receivers
 
 from .network import Case, Network, Weather, described, number
 
@@ -40,7 +40,7 @@ def test_what_all_have_is_not_sent_again(loss: float, key: bytes | None) -> None
     held = [len(disk) // block for disk in disks.values()]
     assert [taker.compared for taker in network.takers.values()] == held
     (settled,) = network.sender.settled
-    assert settled.kept
+    assert settled.strategy_met
     assert settled.pieces == -(-len(DATA) // network._abouts[0].piece)
     # One window may have left before the sender has heard what the disks have.
     assert loss or settled.spared >= (held[0] - 6) * 4
@@ -63,7 +63,7 @@ def test_what_is_wrong_on_the_disk_is_taken_anew(left: str, stream: bool) -> Non
     )
     network.run()
     assert [taker.got for taker in network.takers.values()] == [{0: DATA}] * 2
-    assert network.sender.settled[0].kept
+    assert network.sender.settled[0].strategy_met
 
 
 @pytest.mark.parametrize(("seed", "killed"), [(0, 0.05), (1, 0.055), (4, 0.07)])
@@ -100,7 +100,7 @@ def test_what_is_not_sent_takes_no_time_but_that_of_the_seals() -> None:
     session, now, blocks = number(0), 1.0, 1000
     sender = ObjectSender(session, "sender", 1024, now)
     sender.hears(Enter(session, number(1), 4096, 1024, 1, 0, 0, 0, "r"), "b", now)
-    sender.begin(now, all_of_them(), size=blocks, width=1)
+    sender.begin(now, all_receivers(), size=blocks, width=1)
     sender.hears(Have(session, 0, number(1), blocks, 0, 0, HOLDS, ""), "b", now)
     while sender.outgoing is not None and not sender.outgoing.all_sent:
         while sender.room and sender.outgoing.offered < blocks:

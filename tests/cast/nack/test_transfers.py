@@ -32,7 +32,7 @@ from mcast.cast.nack.messages import (
 from mcast.cast.nack.payload import BlockBytes
 from mcast.cast.nack.rate import FEW
 from mcast.cast.nack.sender import ObjectSender
-from mcast.cast.nack.strategy import all_of_them, best_effort, deadline, quorum
+from mcast.cast.nack.strategy import all_receivers, best_effort, deadline, quorum
 
 from .network import LARGEST, LIARS_NUMBER, Case, Network, Weather, address, number
 
@@ -104,7 +104,13 @@ def play(seed: int, key: bytes | None = None) -> None:
     disks = {end: earlier(random, objects[0]) for end in ends if random.random() < 0.2}
     hostile = random.random() < 0.3
     strategy = random.choice(
-        (all_of_them(), all_of_them(), best_effort(), quorum(random.randint(1, 3)), deadline(random.random()))
+        (
+            all_receivers(),
+            all_receivers(),
+            best_effort(),
+            quorum(random.randint(1, 3)),
+            deadline(random.random()),
+        )
     )
     case = Case(
         objects,
@@ -144,8 +150,8 @@ def play(seed: int, key: bytes | None = None) -> None:
             assert account.whole == (not account.why)
     # Who says recorded messages late makes the round trip long, and so a lossy receiver may seem silent.
     trusted = weather.loss < 0.1 if key and hostile else not (hostile or weather.garbled)
-    if strategy == all_of_them() and trusted and not (deaths or late or kills):
-        assert all(one.kept for one in settled)
+    if strategy == all_receivers() and trusted and not (deaths or late or kills):
+        assert all(one.strategy_met for one in settled)
         assert all(taker.got.keys() == set(range(len(objects))) for taker in network.takers.values())
 
 
@@ -166,7 +172,7 @@ def test_a_receiver_that_comes_late_to_its_queue_gets_all(
     network = Network(case, Weather(naps={1: (depth, nap)}))
     network.run()
     (settled,) = network.sender.settled
-    assert settled.kept, settled.receivers
+    assert settled.strategy_met, settled.receivers
     assert [taker.got for taker in network.takers.values()] == [{0: data}] * 2
     assert settled.repairs < 3.25 * settled.pieces
     assert network.now < seconds, "virtual ones"
@@ -184,7 +190,7 @@ def test_few_receivers_wait_some_round_trips_for_what_was_lost() -> None:
             )
             network.run()
             (settled,) = network.sender.settled
-            assert settled.kept
+            assert settled.strategy_met
             ends.append(max(account.seconds for account in settled.receivers))
         took[loss] = mean(ends)
     assert took[0.01] - took[0.0] < 7 * nap, "virtual seconds"
@@ -215,7 +221,7 @@ def test_what_a_queue_holds_is_never_lost_however_late_its_receiver_comes() -> N
         network = Network(Case((data,), 2, width=128, room=4), Weather(naps={1: (700, nap)}))
         network.run()
         (settled,) = network.sender.settled
-        assert settled.kept
+        assert settled.strategy_met
         assert settled.repairs <= 4 * 128
 
 
@@ -227,7 +233,7 @@ def test_what_a_queue_holds_is_never_lost_where_a_small_group_says_how_much_that
         network = Network(case, Weather(naps={1: (700, 0.1)}))
         network.run()
         (settled,) = network.sender.settled
-        assert settled.kept
+        assert settled.strategy_met
         repairs.append(settled.repairs)
     assert repairs[0] <= 700 * 3 // 4, "before the receiver is admitted"
     assert repairs[1] > 4 * repairs[0] + 128
@@ -241,7 +247,7 @@ def test_a_queue_that_few_receivers_speak_of_is_not_overrun_while_messages_are_l
     network = Network(case, Weather(loss=0.01, naps={1: (512, 0.05)}))
     network.run()
     (settled,) = network.sender.settled
-    assert settled.kept
+    assert settled.strategy_met
     assert (settled.repairs < settled.pieces / 4) == (receivers <= FEW)
 
 
@@ -292,7 +298,7 @@ def test_a_low_limit_holds_and_leaves_room_for_repairs(limit: float) -> None:
     with patch.object(network.sender.rate, "spent", wraps=network.sender.rate.spent) as spent:
         network.run()
     (settled,) = network.sender.settled
-    assert settled.kept, settled.receivers
+    assert settled.strategy_met, settled.receivers
     assert settled.repairs > 0
     messages: int = sum(call.args[0] for call in spent.call_args_list)
     assert messages < 40 + 1.1 * limit * network.now, "some are due at once"
@@ -304,7 +310,7 @@ def test_who_begins_to_listen_late_slows_nobody_down(seed: int) -> None:
     data = Random(1).randbytes(1_500_000)
     network = Network(Case((data,), 2, width=MOST_WIDTH, spare=MOST_SPARE, room=256), seed=seed)
     network.run()
-    assert [one.kept for one in network.sender.settled] == [True]
+    assert [one.strategy_met for one in network.sender.settled] == [True]
     assert network.sender.rate.pace == inf
 
 
@@ -312,7 +318,7 @@ def test_who_comes_late_has_not_lost_the_repairs_of_others() -> None:
     sender = ObjectSender(number(0), "sender", LARGEST, 0.0)
     sender.hears(Enter(number(0), number(1), 256, LARGEST, 0, 0, 7, 0, "r1"), address(1), 0.0)
     block = BlockBytes(bytes(MOST_WIDTH * 976), 976, MOST_WIDTH)
-    sender.begin(0.0, all_of_them(), MOST_WIDTH * 976, width=MOST_WIDTH, spare=0)
+    sender.begin(0.0, all_receivers(), MOST_WIDTH * 976, width=MOST_WIDTH, spare=0)
     sender.offer(block.sealed)
     sender.end(bytes(32))
     nothing = (Want(0, 0, (1 << MOST_WIDTH) - 1),)
@@ -338,7 +344,7 @@ def test_who_waits_for_a_slow_sender_does_not_stand_still() -> None:
     network = Network(case, Weather(loss=0.5))
     network.run()
     (settled,) = network.sender.settled
-    assert settled.kept, settled.receivers
+    assert settled.strategy_met, settled.receivers
 
 
 def test_in_a_closed_group_liars_at_any_address_change_nothing() -> None:

@@ -6,7 +6,7 @@ from mcast.api import Series
 from mcast.cast.nack.header import number_at
 from mcast.cast.nack.messages import Admit, Describe, Offer, Spoken, packed
 from mcast.cast.nack.payload import BlockBytes, Digest
-from mcast.cast.objects.bytes_in import Into
+from mcast.cast.objects.bytes_in import ReceiveTarget
 from mcast.cast.objects.receiving import ObjectsIn
 from mcast.cast.objects.turns import Seat
 from mcast.wire.addresses import Gid
@@ -38,10 +38,10 @@ class Alone:
     It was not admitted where the object goes round and round, with others if `around` is more than 1.
     """
 
-    def __init__(self, into: Into, size: int, around: int = 0, alone: bool = False) -> None:
+    def __init__(self, into: ReceiveTarget, size: int, around: int = 0, one_session: bool = False) -> None:
         self.now = 1.0
         seat = Seat(number_at("10.0.0.9", 1), "me", 1024, lambda: self.now, "mine")
-        self.receiving = ObjectsIn(seat, into, None, 1000, 1000, 10.0, None, None, alone)
+        self.receiving = ObjectsIn(seat, into, None, 1000, 1000, 10.0, None, None, one_session)
         self._turns = self.receiving.next(None)
         next(self._turns)
         self.hears(Offer(SESSION, 0, 1, 1, 1000, 0, "sender"))

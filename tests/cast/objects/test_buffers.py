@@ -24,9 +24,9 @@ def test_each_payload_is_an_object(roce: Fabric) -> None:
         member(roce, 0) as group,
         cast.open_session(group) as session,
     ):
-        session.gather(1, BOUND)
+        session.wait_for_receivers(1, BOUND)
         for thing in things:
-            assert session.send(thing).kept
+            assert session.send(thing).strategy_met
         got = ends[0].result(BOUND)
     found = dict(zip(PAYLOADS, map(body, got), strict=True))
     assert found == {name: content(thing) for name, thing in zip(PAYLOADS, things, strict=True)}
@@ -35,7 +35,7 @@ def test_each_payload_is_an_object(roce: Fabric) -> None:
 def test_an_iterable_gives_payloads(roce: Fabric) -> None:
     parts = [make() for make in PAYLOADS.values()]
     with others(lambda: gets(roce, 1, 1)) as ends, member(roce, 0) as group:
-        assert cast.send(group, iter(parts), timeout=BOUND).kept
+        assert cast.send(group, iter(parts), timeout=BOUND).strategy_met
         (got,) = ends[0].result(BOUND)
     assert body(got) == b"".join(map(content, parts))
 
@@ -63,8 +63,8 @@ def test_each_payload_that_can_be_written_is_filled(roce: Fabric) -> None:
         member(roce, 0) as group,
         cast.open_session(group) as session,
     ):
-        session.gather(1, BOUND)
-        assert all(session.send(one).kept for one in data)
+        session.wait_for_receivers(1, BOUND)
+        assert all(session.send(one).strategy_met for one in data)
         ends[0].result(BOUND)
     found = {name: content(place) for name, place in places.items()}
     assert found == dict(zip(places, data, strict=True))
@@ -97,5 +97,5 @@ def test_no_sender_chooses_what_objects_are(roce: Fabric, kind: str) -> None:
 
 def offers(fabric: Fabric, size: int) -> None:
     with member(fabric, 0) as group, cast.open_session(group) as session:
-        session.gather(1, BOUND)
-        assert not session.send(b"A" * size).kept
+        session.wait_for_receivers(1, BOUND)
+        assert not session.send(b"A" * size).strategy_met

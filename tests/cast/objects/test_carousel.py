@@ -22,7 +22,7 @@ from mcast.cast.files import StreamSink
 from mcast.cast.nack.messages import Describe, Flush, Piece, Seal
 from mcast.cast.nack.payload import BlockBytes, Digest
 from mcast.cast.nack.receiver import TOGETHER
-from mcast.cast.objects.bytes_in import Into
+from mcast.cast.objects.bytes_in import ReceiveTarget
 
 from .alone import PIECE, SESSION, WIDTH, Alone
 from .test_flow import takes
@@ -57,7 +57,7 @@ def goes_round(fabric: Fabric, had: threading.Barrier, key: bytes | None = None)
             stops.set()
 
         with member(fabric, 4) as group:
-            list(cast.receive(group, begins, missed=missed.append, alone=True, key=key))
+            list(cast.receive(group, begins, missed=missed.append, one_session=True, key=key))
 
     with others(sends) as ends:
         had.wait(BOUND)
@@ -75,9 +75,9 @@ def test_late_and_mute_receivers_have_the_object_in_memory_file_and_pipe(
     had = threading.Barrier(4)
     piped = bytearray()
 
-    def gets(host: int, where: Into) -> list[cast.Received]:
+    def gets(host: int, where: ReceiveTarget) -> list[cast.Received]:
         with member(roce, host) as group:
-            found = list(cast.receive(group, where, alone=True, key=key))
+            found = list(cast.receive(group, where, one_session=True, key=key))
         had.wait(BOUND)
         return found
 
@@ -127,11 +127,11 @@ def test_a_carousel_that_is_stopped_returns_its_report(roce: Fabric) -> None:
     with member(roce, 0) as group, cast.open_session(group, rate=RATE, progress=watch) as session:
         report = session.send(DATA, strategy=cast.carousel())
         seen.clear()
-        assert session.send(DATA, strategy=cast.carousel(rounds=1)).rounds == 1
+        assert session.send(DATA, strategy=cast.carousel(cycles=1)).cycles == 1
         session.stop()
         before = session.send(DATA, strategy=cast.carousel())
-    assert (report.kept, report.rounds, report.digest) == (True, 1, bytes(Digest(DATA)))
-    assert (before.kept, before.rounds) == (False, 0), "a signal may come just before the call"
+    assert (report.strategy_met, report.cycles, report.digest) == (True, 1, bytes(Digest(DATA)))
+    assert (before.strategy_met, before.cycles) == (False, 0), "a signal may come just before the call"
 
 
 def test_an_object_that_is_stopped_is_lacked_by_name(roce: Fabric) -> None:
@@ -145,7 +145,7 @@ def test_an_object_that_is_stopped_is_lacked_by_name(roce: Fabric) -> None:
         member(roce, 0) as group,
         cast.open_session(group, rate=100_000) as session,
     ):
-        session.gather(1, BOUND)
+        session.wait_for_receivers(1, BOUND)
         report = session.send(Random(3).randbytes(3_000_000))
         session.close()
         ends[0].result(BOUND)
@@ -159,7 +159,7 @@ def test_a_signal_ends_a_carousel(roce: Fabric) -> None:
 
     def receives() -> None:
         with member(roce, 1) as group:
-            list(cast.receive(group, interrupts, missed=missed.append, alone=True))
+            list(cast.receive(group, interrupts, missed=missed.append, one_session=True))
 
     missed: list[cast.Missed] = []
     with others(receives) as ends, member(roce, 0) as group:
@@ -173,7 +173,7 @@ def test_a_carousel_that_is_awaited_ends_when_it_is_cancelled(roce: Fabric) -> N
     async def run() -> list[bytes]:
         async with asyncio.timeout(BOUND), amember(roce, 0) as group, amember(roce, 1) as other:
             sending = asyncio.create_task(cast.send(group, DATA, strategy=cast.carousel(), rate=RATE))
-            found = [body(one) async for one in cast.receive(other, alone=True)]
+            found = [body(one) async for one in cast.receive(other, one_session=True)]
             assert not sending.done()
             sending.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -186,15 +186,15 @@ def test_a_carousel_that_is_awaited_ends_when_it_is_cancelled(roce: Fabric) -> N
 def test_a_bound_ends_a_carousel_and_the_report_counts(roce: Fabric) -> None:
     with member(roce, 0) as group:
         with others(lambda: takes(roce, 1)) as ends, cast.open_session(group, rate=RATE) as session:
-            session.gather(1, BOUND)
-            report = session.send(io.BytesIO(b"--" + DATA), name="it", strategy=cast.carousel(rounds=3))
+            session.wait_for_receivers(1, BOUND)
+            report = session.send(io.BytesIO(b"--" + DATA), name="it", strategy=cast.carousel(cycles=3))
             (got,) = ends[0].result(BOUND)
         short = cast.send(group, DATA, strategy=cast.carousel(seconds=1e-9), rate=RATE)
     assert body(got) == b"--" + DATA
     assert got.digest == report.digest
-    assert (report.kept, report.rounds, report.receivers, report.size) == (True, 3, (), len(DATA) + 2)
-    assert report.repairs >= 2 * report.pieces
-    assert (short.kept, short.rounds) == (False, 0)
+    assert (report.strategy_met, report.cycles, report.receivers, report.size) == (True, 3, (), len(DATA) + 2)
+    assert report.repairs >= 2 * report.segments
+    assert (short.strategy_met, short.cycles) == (False, 0)
 
 
 def test_an_ordinary_object_may_follow_in_the_session(roce: Fabric) -> None:
@@ -204,11 +204,11 @@ def test_an_ordinary_object_may_follow_in_the_session(roce: Fabric) -> None:
             return [body(next(found)), body(next(found))]
 
     with others(both) as ends, member(roce, 0) as group, cast.open_session(group, rate=RATE) as session:
-        session.gather(1, BOUND)
-        session.send(DATA, strategy=cast.carousel(rounds=2))
+        session.wait_for_receivers(1, BOUND)
+        session.send(DATA, strategy=cast.carousel(cycles=2))
         report = session.send(b"answered")
         assert ends[0].result(BOUND) == [DATA, b"answered"]
-    assert report.kept
+    assert report.strategy_met
     assert [one.whole for one in report.receivers] == [True]
 
 
@@ -246,16 +246,16 @@ def test_many_that_go_round_come_once_each_to_files_and_memory(roce: Fabric, tmp
         member(roce, 0) as group,
         cast.open_session(group, rate=RATE, progress=watch) as session,
     ):
-        reports = session.send_around(given)
+        reports = session.send_carousel(given)
         session.close()
         in_files, in_memory = (end.result(BOUND) for end in ends)
     assert in_files == THINGS
     assert sorted((one.offered.metadata.decode(), body(one)) for one in in_memory) == sorted(THINGS.items())
     assert sorted(one.name for one in (tmp_path / "in").iterdir()) == sorted(THINGS)
-    assert [(one.name, one.size, one.kept) for one in reports] == [
+    assert [(one.name, one.size, one.strategy_met) for one in reports] == [
         (name, len(data), True) for name, data in THINGS.items()
     ]
-    assert 1 <= reports[-1].rounds <= reports[0].rounds <= reports[-1].rounds + 1
+    assert 1 <= reports[-1].cycles <= reports[0].cycles <= reports[-1].cycles + 1
     assert {bytes(one.digest) for one in in_memory} == {one.digest for one in reports}
     total = sum(map(len, THINGS.values()))
     assert {one.size for one in seen if one.name} == {total}
@@ -270,7 +270,7 @@ def test_one_buffer_takes_what_goes_round_one_after_another(roce: Fabric) -> Non
 
     def receives() -> None:
         with member(roce, 1) as group:
-            for one in cast.receive(group, buffer, alone=True):
+            for one in cast.receive(group, buffer, one_session=True):
                 found[one.offered.name] = bytes(buffer[: one.size])
 
     def watch(_: cast.Progress) -> None:
@@ -279,7 +279,7 @@ def test_one_buffer_takes_what_goes_round_one_after_another(roce: Fabric) -> Non
 
     with others(receives) as taking, member(roce, 0) as group:
         with cast.open_session(group, rate=RATE, progress=watch) as session:
-            session.send_around(given)
+            session.send_carousel(given)
         taking[0].result(BOUND)
     assert found == {one.name: one.data for one in given}
 
@@ -298,18 +298,18 @@ def test_one_of_many_that_changes_is_named(roce: Fabric, tmp_path: Path) -> None
         cast.open_session(group, rate=RATE, progress=watch) as session,
         pytest.raises(OSError, match="the object one has changed while it was sent"),
     ):
-        session.send_around(given)
+        session.send_carousel(given)
 
 
 def test_what_cannot_go_round_together_is_refused_in_words(roce: Fabric) -> None:
     with member(roce, 0) as group, cast.open_session(group, rate=RATE) as session:
         with pytest.raises(ValueError, match="give a strategy"):
-            session.send_around([cast.Object(b"x")], cast.all_of_them())
+            session.send_carousel([cast.Object(b"x")], cast.all_receivers())
         with pytest.raises(ValueError, match=r"^0 objects in a carousel: from 1 to 65,536$"):
-            session.send_around([])
+            session.send_carousel([])
         with pytest.raises(ValueError, match="again and again"):
-            session.send_around([cast.Object(b"x"), cast.Object(parts())])
-        assert session.send_around([cast.Object(b"x")], cast.carousel(rounds=1))[0].kept
+            session.send_carousel([cast.Object(b"x"), cast.Object(parts())])
+        assert session.send_carousel([cast.Object(b"x")], cast.carousel(cycles=1))[0].strategy_met
 
 
 def test_many_that_are_awaited_go_round_together(roce: Fabric) -> None:
@@ -321,10 +321,10 @@ def test_many_that_are_awaited_go_round_together(roce: Fabric) -> None:
             amember(roce, 1) as other,
             cast.open_session(group, rate=RATE) as session,
         ):
-            sending = asyncio.create_task(session.send_around(given))
-            found = [body(one) async for one in cast.receive(other, alone=True)]
+            sending = asyncio.create_task(session.send_carousel(given))
+            found = [body(one) async for one in cast.receive(other, one_session=True)]
             session.stop()
-            assert [one.kept for one in await sending] == [True, True]
+            assert [one.strategy_met for one in await sending] == [True, True]
             return found
 
     assert sorted(asyncio.run(run())) == [b"one", b"two"]
@@ -381,7 +381,7 @@ def test_a_file_that_changes_ends_a_carousel(roce: Fabric, tmp_path: Path) -> No
         cast.open_session(group, rate=RATE, progress=watch) as session,
         pytest.raises(OSError, match="the object has changed while it was sent"),
     ):
-        session.send(source, strategy=cast.carousel(rounds=99))
+        session.send(source, strategy=cast.carousel(cycles=99))
 
 
 SIZE = PIECE * WIDTH
@@ -483,13 +483,13 @@ def test_alone_a_receiver_that_refuses_a_carousel_does_not_wait_for_its_end() ->
         raise OSError("not this one")
 
     with pytest.raises(StopIteration) as done:
-        Alone(refuses, 100, around=1, alone=True).hears()
+        Alone(refuses, 100, around=1, one_session=True).hears()
     assert done.value.value is None
 
 
 def test_alone_a_receiver_that_gives_a_carousel_up_ends_and_keeps_what_has_come(tmp_path: Path) -> None:
     data = Random(5).randbytes(3 * SIZE)
-    alone = Alone(tmp_path / "copy", len(data), around=1, alone=True)
+    alone = Alone(tmp_path / "copy", len(data), around=1, one_session=True)
     comes(alone, data, 0)
     alone.receiving.sessions[SESSION].core.fail("in vain", 1.0)
     with pytest.raises(StopIteration) as done:
@@ -521,10 +521,10 @@ def test_an_empty_file_goes_round(roce: Fabric, tmp_path: Path, kind: str) -> No
     (tmp_path / "empty").touch()
     with member(roce, 0) as group, (tmp_path / "empty").open("rb") as file:
         what = tmp_path / "empty" if kind == "path" else file
-        report = cast.send(group, what, strategy=cast.carousel(rounds=2), rate=RATE)
-        assert (report.kept, report.size, report.rounds) == (True, 0, 2)
+        report = cast.send(group, what, strategy=cast.carousel(cycles=2), rate=RATE)
+        assert (report.strategy_met, report.size, report.cycles) == (True, 0, 2)
         with pytest.raises(ValueError, match="has a known size"):
-            cast.send(group, Path("/proc/self/status"), strategy=cast.carousel(rounds=2), rate=RATE)
+            cast.send(group, Path("/proc/self/status"), strategy=cast.carousel(cycles=2), rate=RATE)
 
 
 def test_a_disk_that_refuses_ends_the_object(tmp_path: Path) -> None:

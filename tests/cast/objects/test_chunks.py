@@ -138,7 +138,7 @@ def test_a_task_takes_what_another_receives(fabric: Fabric) -> None:
     async def receives(chunks: cast.Chunks) -> list[cast.Received]:
         async with amember(fabric, 1) as group:
             with closing(chunks):
-                return [one async for one in cast.receive(group, chunks, alone=True)]
+                return [one async for one in cast.receive(group, chunks, one_session=True)]
 
     async def run() -> None:
         chunks = cast.Chunks(ahead=1)
@@ -147,7 +147,7 @@ def test_a_task_takes_what_another_receives(fabric: Fabric) -> None:
             sending = tasks.create_task(cast.send(group, parts()))
             found = [chunk async for chunk in chunks]
             (one,) = await receiving
-            assert (await sending).kept
+            assert (await sending).strategy_met
         assert len(found) > 1
         assert b"".join(found) == DATA
         assert (one.size, one.data, one.offered.size) == (len(DATA), None, None)
@@ -161,7 +161,7 @@ def test_a_thread_is_told_that_the_rest_does_not_come(fabric: Fabric) -> None:
 
     def receives() -> list[cast.Received]:
         with member(fabric, 1) as group, closing(chunks):
-            return list(cast.receive(group, chunks, alone=True, missed=missed.append))
+            return list(cast.receive(group, chunks, one_session=True, missed=missed.append))
 
     def cut() -> Iterator[bytes]:
         yield DATA[:600_000]

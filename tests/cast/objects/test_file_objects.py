@@ -34,7 +34,7 @@ def receives(fabric: Fabric, file: Any) -> tuple[list[cast.Received], list[cast.
     missed: list[cast.Missed] = []
     with (
         member(fabric, 1) as group,
-        closing(cast.receive(group, file, alone=True, missed=missed.append)) as got,
+        closing(cast.receive(group, file, one_session=True, missed=missed.append)) as got,
     ):
         return list(got), missed
 

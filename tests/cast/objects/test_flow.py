@@ -19,7 +19,7 @@ from mcast.api import McastError, Phase, mcast_error
 from mcast.backends.sim import Fabric
 from mcast.cast.files import Nowhere, Sink, Source, StreamSink
 from mcast.cast.nack.messages import MOST_WIDTH, piece_size
-from mcast.cast.objects.bytes_in import Into
+from mcast.cast.objects.bytes_in import ReceiveTarget
 from mcast.cast.objects.turns import told_of
 
 from .test_objects import BOUND, DATA, amember, body, member, others
@@ -30,13 +30,13 @@ BLOCK = MOST_WIDTH * piece_size(1024)
 def takes(
     fabric: Fabric,
     host: int,
-    into: Into = None,
+    into: ReceiveTarget = None,
     missed: Callable[[cast.Missed], object] = lambda _: None,
     memory: int = 32 << 20,
 ) -> list[cast.Received]:
     """What a receiver on that host has of one sender."""
     with member(fabric, host) as group:
-        return list(cast.receive(group, into, missed=missed, alone=True, memory=memory))
+        return list(cast.receive(group, into, missed=missed, one_session=True, memory=memory))
 
 
 def late(posted: int) -> McastError:
@@ -68,10 +68,10 @@ def test_a_wire_may_take_longer_for_a_turn_than_a_send_may_wait(monkeypatch: pyt
     monkeypatch.setattr(aio.Membership, "send_batch", slow_awaited)
     with others(lambda: takes(fabric, 1)) as taking:
         with member(fabric, 0) as group:
-            assert cast.send(group, DATA, receivers=1, timeout=BOUND).kept
+            assert cast.send(group, DATA, receivers=1, timeout=BOUND).strategy_met
         assert [body(one) for one in taking[0].result(BOUND)] == [DATA]
     with others(lambda: takes(fabric, 1)) as taking:
-        assert asyncio.run(awaited()).kept
+        assert asyncio.run(awaited()).strategy_met
         assert [body(one) for one in taking[0].result(BOUND)] == [DATA]
 
 
@@ -105,12 +105,12 @@ def test_a_slow_reader_of_a_pipe_slows_the_sender_down() -> None:
         member(fabric, 0) as group,
         cast.open_session(group, progress=watch) as session,
     ):
-        session.gather(1, BOUND)
+        session.wait_for_receivers(1, BOUND)
         report = session.send(data)
         session.close()
         both[1].result(BOUND)
     os.close(out)
-    assert report.kept
+    assert report.strategy_met
     assert bytes(read) == data
     assert max(ahead) <= 65536 + 4096, "what is done has been written to the pipe"
 
@@ -140,7 +140,7 @@ class Moody(Sink):
 def test_a_sink_is_written_when_it_is_ready_and_no_more_than_it_takes() -> None:
     fabric, sink, data = Fabric.roce(2, clock="wall"), Moody(), Random(2).randbytes(20_000)
     with others(lambda: takes(fabric, 1, sink)) as taking, member(fabric, 0) as group:
-        assert cast.send(group, data, receivers=1, timeout=BOUND).kept
+        assert cast.send(group, data, receivers=1, timeout=BOUND).strategy_met
         taking[0].result(BOUND)
     assert bytes(sink.taken) == data
 
@@ -191,7 +191,7 @@ def test_a_file_that_changes_while_it_is_sent(tmp_path: Path, change: str) -> No
         member(fabric, 0) as group,
     ):
         if change == "grows":
-            assert cast.send(group, Changing(str(path)), timeout=BOUND).kept
+            assert cast.send(group, Changing(str(path)), timeout=BOUND).strategy_met
         else:
             with pytest.raises(OSError, match="the object has become shorter while it was sent, by 100000"):
                 cast.send(group, Changing(str(path)), timeout=BOUND)
@@ -212,12 +212,12 @@ def test_one_sender_is_heard_and_the_other_does_not_wait() -> None:
 
     def takes_one() -> list[bytes]:
         with member(fabric, 1) as group:
-            objects = cast.receive(group, alone=True, progress=lambda *_: begun.set())
+            objects = cast.receive(group, one_session=True, progress=lambda *_: begun.set())
             return [body(one) for one in objects]
 
     def second() -> cast.ObjectReport:
-        with member(fabric, 2) as group, cast.open_session(group, silence=BOUND) as session:
-            session.gather(1, BOUND)
+        with member(fabric, 2) as group, cast.open_session(group, peer_timeout=BOUND) as session:
+            session.wait_for_receivers(1, BOUND)
             first_may_begin.set()
             assert begun.wait(BOUND)
             return session.send(b"second")
@@ -226,14 +226,14 @@ def test_one_sender_is_heard_and_the_other_does_not_wait() -> None:
     with others(takes_one, second) as ends:
         assert first_may_begin.wait(BOUND)
         with member(fabric, 0) as group, cast.open_session(group) as session:
-            session.gather(1, BOUND)
+            session.wait_for_receivers(1, BOUND)
             assert session.addresses.keys() == {"10.0.0.2"}
-            assert session.send(DATA).kept
+            assert session.send(DATA).strategy_met
             report = ends[1].result(BOUND)
-            assert session.send(b"more").kept
+            assert session.send(b"more").strategy_met
         assert ends[0].result(BOUND) == [DATA, b"more"]
     assert [one.why for one in report.receivers] == ["this receiver takes what another sender sends"]
-    assert not report.kept
+    assert not report.strategy_met
 
 
 def test_a_receiver_that_came_too_late_waits_for_the_next_sender() -> None:
@@ -268,7 +268,7 @@ def test_a_receiver_that_came_too_late_waits_for_the_next_sender() -> None:
     path.write_bytes(bytes(8 * BLOCK))
     with others(lambda: takes(fabric, 1, memory=1), comes_late) as ends:
         with member(fabric, 0) as group, cast.open_session(group, progress=watch) as session:
-            session.gather(1, BOUND)
+            session.wait_for_receivers(1, BOUND)
             first = session.send(Pausing(str(path)))
         with member(fabric, 0) as group:
             second = cast.send(group, b"next", timeout=BOUND)
@@ -277,7 +277,7 @@ def test_a_receiver_that_came_too_late_waits_for_the_next_sender() -> None:
     os.close(int(path.name))
     assert [one.late for one in missed] == [True]
     assert [one.address for one in first.receivers] == ["10.0.0.2"]
-    assert (first.kept, second.kept) == (True, True)
+    assert (first.strategy_met, second.strategy_met) == (True, True)
 
 
 def test_what_has_all_come_is_kept_though_its_sender_ends() -> None:
@@ -294,7 +294,7 @@ def test_what_has_all_come_is_kept_though_its_sender_ends() -> None:
 
     def sends(group: Membership) -> None:
         with cast.open_session(group, progress=watch) as session:
-            session.gather(1, BOUND)
+            session.wait_for_receivers(1, BOUND)
             session.send(DATA)
 
     with others(lambda: takes(fabric, 1, SlowDisk())) as ends, member(fabric, 0) as group:
@@ -342,4 +342,4 @@ def test_a_sink_that_fails_is_named_to_the_sender_and_closed() -> None:
         report = cast.send(group, DATA, timeout=BOUND)
         assert ends[0].result(BOUND) == []
     assert [(one.whole, one.why) for one in report.receivers] == [(False, "No space left on device")]
-    assert (report.kept, closed) == (False, [True])
+    assert (report.strategy_met, closed) == (False, [True])

@@ -34,7 +34,7 @@ def sends(world: World) -> None:
 def opens(world: World) -> None:
     world.opens = True
     with cast.open_session(world.group) as session:
-        session.gather(0)
+        session.wait_for_receivers(0)
 
 
 def receives(world: World) -> None:

@@ -43,7 +43,7 @@ from mcast.cast.nack.messages import (
 )
 from mcast.cast.nack.payload import BlockBytes
 from mcast.cast.objects import receiving
-from mcast.cast.objects.bytes_in import Into
+from mcast.cast.objects.bytes_in import ReceiveTarget
 from mcast.cast.objects.receiving import MOST_OF_ADDRESS, ObjectsIn
 from mcast.cast.objects.sending import ObjectsOut
 from mcast.cast.objects.turns import Seat
@@ -94,7 +94,7 @@ def gets(
     fabric: Fabric,
     host: int,
     count: int,
-    into: Into = None,
+    into: ReceiveTarget = None,
     missed: Callable[..., object] | None = None,
     key: bytes | None = None,
 ) -> list[cast.Received]:
@@ -140,7 +140,7 @@ def test_several_objects_reach_all_although_messages_get_lost(fabric: Fabric) ->
         member(fabric, 0) as group,
         cast.open_session(group) as session,
     ):
-        session.gather(2, BOUND)
+        session.wait_for_receivers(2, BOUND)
         reports = [session.send(one, name=f"n{len(one)}", metadata=b"meta") for one in things]
         got = [end.result(BOUND) for end in ends]
     for found in got:
@@ -149,7 +149,7 @@ def test_several_objects_reach_all_although_messages_get_lost(fabric: Fabric) ->
         assert [one.digest for one in found] == [blake3(one).digest() for one in things]
         assert {one.offered.metadata for one in found} == {b"meta"}
     for report in reports:
-        assert report.kept
+        assert report.strategy_met
         assert [account.whole for account in report.receivers] == [True, True]
 
 
@@ -168,7 +168,7 @@ def test_pieces_fit_the_smallest_mtu() -> None:
     ):
         report = cast.send(group, DATA, receivers=2)
         assert all(body(one) == DATA for end in receivers for one in end.result(BOUND))
-    assert report.kept
+    assert report.strategy_met
     assert 900 < max(sizes) <= 1024
 
 
@@ -184,14 +184,14 @@ def test_the_same_by_awaiting(fabric: Fabric) -> None:
 
     async def sends() -> list[cast.ObjectReport]:
         async with amember(fabric, 0) as group, cast.open_session(group) as session:
-            await session.gather(2, BOUND)
+            await session.wait_for_receivers(2, BOUND)
             return [await session.send(DATA), await session.send(b"second")]
 
     async def run() -> None:
         async with asyncio.timeout(BOUND):
             reports, *got = await asyncio.gather(sends(), receives(1), receives(2))
         assert got == [[DATA, b"second"]] * 2
-        assert all(report.kept and len(report.receivers) == 2 for report in reports)
+        assert all(report.strategy_met and len(report.receivers) == 2 for report in reports)
 
     with fabric.rules.when(Messages(rate=0.02), Drop()):
         asyncio.run(run())
@@ -218,7 +218,7 @@ def test_objects_go_where_the_receiver_wants(roce: Fabric, tmp_path: Path) -> No
     ):
         source = tmp_path / "source"
         source.write_bytes(DATA)
-        session.gather(4, BOUND)
+        session.wait_for_receivers(4, BOUND)
         report = session.send(source)
         session.send(b"little")
         in_buffer, in_file, in_chosen, _ = (end.result(BOUND) for end in ends)
@@ -230,7 +230,7 @@ def test_objects_go_where_the_receiver_wants(roce: Fabric, tmp_path: Path) -> No
     assert (tmp_path / "chosen").read_bytes() == b"little"
     assert sorted(one.name for one in tmp_path.iterdir()) == ["chosen", "copy", "source"]
     assert [one.why for one in too_small] == ["the object is larger than the 10 bytes that there are for it"]
-    assert not report.kept
+    assert not report.strategy_met
     assert {one.address: one.why for one in report.receivers} == {
         "10.0.0.2": "",
         "10.0.0.3": "",
@@ -261,12 +261,12 @@ def test_a_killed_receiver_is_named_and_a_late_one_gets_the_whole(fabric: Fabric
         others(is_killed, lambda: gets(fabric, 2, 1), comes_late) as ends,
         member(fabric, 0) as group,
     ):
-        report = cast.send(group, DATA, receivers=2, timeout=BOUND, silence=2.0)
+        report = cast.send(group, DATA, receivers=2, timeout=BOUND, peer_timeout=2.0)
         _, got, late = (end.result(BOUND) for end in ends)
     assert [body(one) for one in (*got, *late)] == [DATA, DATA]
     accounts = {one.why: one.whole for one in report.receivers}
     assert accounts == {"was silent": False, "": True}
-    assert (report.kept, len(report.receivers)) == (False, 3)
+    assert (report.strategy_met, len(report.receivers)) == (False, 3)
 
 
 def test_a_liar_at_the_senders_own_address_costs_a_repair_and_no_wrong_byte(roce: Fabric) -> None:
@@ -329,7 +329,7 @@ def test_an_object_with_a_block_that_a_liar_made_up_is_not_handed_out(roce: Fabr
         member(roce, 0) as group,
         cast.open_session(group, rate=1e6) as session,
     ):
-        session.gather(1, BOUND)
+        session.wait_for_receivers(1, BOUND)
         report = session.send(Random(2).randbytes(size))
         session.send(b"the next one is right")
         ends[0].result(BOUND)
@@ -370,7 +370,7 @@ def test_strangers_and_replays_change_nothing_in_a_closed_group(roce: Fabric) ->
         member(roce, 0) as group,
         cast.open_session(group, rate=1e6, key=KEY) as session,
     ):
-        session.gather(1, BOUND)
+        session.wait_for_receivers(1, BOUND)
         report = session.send(DATA)
         assert enough.wait(BOUND)
         last = session.send(b"last")
@@ -378,8 +378,8 @@ def test_strangers_and_replays_change_nothing_in_a_closed_group(roce: Fabric) ->
         got = ends[1].result(BOUND)
     assert [body(one) for one in got] == [DATA, b"last"]
     assert missed == []
-    assert report.kept
-    assert last.kept
+    assert report.strategy_met
+    assert last.strategy_met
     assert sum(account.asked for account in report.receivers) == 0, "no block had to come twice"
     assert got[1].refused["replayed"] > 50
     assert got[1].refused["without the key of this group"] > 100
@@ -394,7 +394,7 @@ def test_what_is_said_in_order_is_taken_at_once(roce: Fabric, key: bytes | None)
         member(roce, 0) as group,
         cast.open_session(group, key=key) as session,
     ):
-        session.gather(1, BOUND)
+        session.wait_for_receivers(1, BOUND)
         report = session.send(DATA)
         (got,) = ends[0].result(BOUND)
     assert body(got) == DATA
@@ -425,7 +425,7 @@ def test_who_has_no_key_or_another_one_takes_no_part_and_both_sides_say_so(
         try:
             while not wanted <= {record.getMessage() for record in caplog.records}:
                 with pytest.raises(TimedOut, match="0 of 1 receivers"):
-                    session.gather(1, 0.2)
+                    session.wait_for_receivers(1, 0.2)
         finally:
             over.set()
         for one in ends:
@@ -441,12 +441,12 @@ def test_a_session_with_a_key_outlives_any_number_of_receivers(
     with member(roce, 0) as group, cast.open_session(group, key=KEY) as session:
         for update in range(5):
             with others(lambda: gets(roce, 1, 1, key=KEY)) as ends:
-                session.gather(1, BOUND)
-                assert session.send(b"%d" % update).kept
+                session.wait_for_receivers(1, BOUND)
+                assert session.send(b"%d" % update).strategy_met
                 assert [body(one) for one in ends[0].result(BOUND)] == [b"%d" % update]
             while session.receivers:  # it has left, and its word may be on its way
                 with suppress(TimedOut):
-                    session.gather(2, 0.05)
+                    session.wait_for_receivers(2, 0.05)
 
 
 def test_several_senders_are_told_apart(roce: Fabric) -> None:
@@ -463,7 +463,7 @@ def test_several_senders_are_told_apart(roce: Fabric) -> None:
         ("2", "10.0.0.3"),
     }
     assert all(body(one) == DATA[int(one.offered.name) :] for one in got)
-    assert all(report.kept for report in reports)
+    assert all(report.strategy_met for report in reports)
 
 
 def test_ctrl_c_tells_the_receivers_and_leaves_no_file(roce: Fabric, tmp_path: Path) -> None:
@@ -502,13 +502,13 @@ def test_a_session_takes_one_call_at_a_time(roce: Fabric) -> None:
         member(roce, 0) as group,
         cast.open_session(group, rate=200_000) as session,
     ):
-        session.gather(1, BOUND)
+        session.wait_for_receivers(1, BOUND)
         with others(lambda: session.send(DATA)) as sends:
             assert begun.wait(BOUND)
-            for call in (lambda: session.send(b"too"), lambda: session.gather(1), session.close):
+            for call in (lambda: session.send(b"too"), lambda: session.wait_for_receivers(1), session.close):
                 with pytest.raises(RuntimeError, match="one call at a time"):
                     call()
-            assert sends[0].result(BOUND).kept
+            assert sends[0].result(BOUND).strategy_met
         assert body(ends[0].result(BOUND)[0]) == DATA
 
 
@@ -527,7 +527,7 @@ def test_a_cancelled_send_is_given_up_and_the_next_arrives(roce: Fabric) -> None
         async with asyncio.timeout(BOUND), amember(roce, 0) as group:
             receiving = asyncio.create_task(receives())
             async with cast.open_session(group, rate=200_000) as session:
-                await session.gather(1, BOUND)
+                await session.wait_for_receivers(1, BOUND)
                 sending = asyncio.create_task(session.send(Random(3).randbytes(3_000_000)))
                 await begun.wait()
                 with pytest.raises(RuntimeError, match="one call at a time"):
@@ -540,7 +540,7 @@ def test_a_cancelled_send_is_given_up_and_the_next_arrives(roce: Fabric) -> None
 
     report, got = asyncio.run(run())
     assert got == [b"the next"]
-    assert report.kept
+    assert report.strategy_met
     assert len(missed) == 1
 
 
@@ -569,7 +569,7 @@ def test_a_cancelled_receiver_tells_the_sender_and_leaves_no_file(roce: Fabric, 
 
     report = asyncio.run(run())
     assert [(one.whole, one.why) for one in report.receivers] == [(False, "interrupted")]
-    assert not report.kept
+    assert not report.strategy_met
     assert list(tmp_path.iterdir()) == []
 
 
@@ -765,9 +765,9 @@ def test_what_a_session_cannot_do_is_refused_in_words(roce: Fabric) -> None:
     "call",
     [
         lambda group: cast.send(group, b"", receivers=0, timeout=nan),
-        lambda group: cast.send(group, b"", receivers=0, silence=nan),
+        lambda group: cast.send(group, b"", receivers=0, peer_timeout=nan),
         lambda _: next(Alone(None, 900).receiving.next(timeout=nan)),
-        lambda group: next(cast.receive(group, timeout=0.0, silence=nan), None),
+        lambda group: next(cast.receive(group, timeout=0.0, peer_timeout=nan), None),
     ],
 )
 def test_a_time_that_no_clock_reaches_is_refused(roce: Fabric, call: Callable[[Membership], object]) -> None:
@@ -833,7 +833,7 @@ def test_time_in_which_a_receiver_does_not_listen_is_no_silence() -> None:
 def test_who_hears_one_sender_alone_ends_when_that_one_is_silent() -> None:
     time = 1.0
     receiving = ObjectsIn(
-        _alone(lambda: time), None, lambda _: None, 1000, 1000, 10.0, None, None, alone=True
+        _alone(lambda: time), None, lambda _: None, 1000, 1000, 10.0, None, None, one_session=True
     )
     turns = receiving.next(None)
     next(turns)
@@ -856,7 +856,9 @@ def test_an_empty_object_with_another_digest_is_missed_and_holds_nobody() -> Non
     """Nothing else comes from its sender, not even a word of farewell."""
     time = 1.0
     missed: list[cast.Missed] = []
-    receiving = ObjectsIn(_alone(lambda: time), None, missed.append, 1000, 1000, 10.0, None, None, alone=True)
+    receiving = ObjectsIn(
+        _alone(lambda: time), None, missed.append, 1000, 1000, 10.0, None, None, one_session=True
+    )
     turns = receiving.next(None)
     next(turns)
     turns.send([heard(_offer(1))])

@@ -66,7 +66,7 @@ def train(replicas: int, late: int) -> int:
             return [pool.submit(replica, fabric, host, updates) for host in hosts]
 
         ends = start(range(1, 1 + replicas - late), UPDATES)
-        session.gather(replicas - late, BOUND)
+        session.wait_for_receivers(replicas - late, BOUND)
         for version in range(UPDATES):
             weights: Any = random.random(SHAPE, "f4")
             report = publish(session, weights, version, BOUND)
@@ -74,7 +74,7 @@ def train(replicas: int, late: int) -> int:
             sent.append((report.name, weights))
             if not version:
                 ends += start(range(1 + replicas - late, 1 + replicas), UPDATES - 1)
-                session.gather(replicas, BOUND)
+                session.wait_for_receivers(replicas, BOUND)
         for host, end in enumerate(ends):
             found = end.result(BOUND)
             expected = sent[host >= replicas - late :]
@@ -141,7 +141,7 @@ def test_replicas_may_come_go_hang_and_be_killed(
         Serving(FabricServer(Fabric.roce(ports=5, clock="wall"), path)),
         mcast.open_endpoint("sim", "10.0.0.1", receive_depth=4096) as endpoint,
         endpoint.join(GROUP) as group,
-        cast.open_session(group, silence=2.0) as session,
+        cast.open_session(group, peer_timeout=2.0) as session,
     ):
 
         def comes() -> None:
@@ -173,11 +173,11 @@ def test_replicas_may_come_go_hang_and_be_killed(
             weights.fill(version)
             report = publish(session, weights, version, 4 * PERIOD)
             took.append(report.seconds)
-            session.gather(timeout=max(0.0, PERIOD - report.seconds))
+            session.wait_for_receivers(timeout=max(0.0, PERIOD - report.seconds))
 
         for _ in range(3):
             comes()
-        session.gather(3, BOUND)
+        session.wait_for_receivers(3, BOUND)
         version, end = 0, monotonic() + lasts
         while monotonic() < end:
             version += 1

@@ -38,7 +38,7 @@ def receiver(roce: Fabric, host: int, offers: list[cast.Offered], **options: obj
         mcast.open_endpoint(backend) as endpoint,
         endpoint.join(GROUP) as group,
     ):
-        for _ in cast.receive(group, into, missed=missed.append, alone=True, **options):  # type: ignore[call-overload]
+        for _ in cast.receive(group, into, missed=missed.append, one_session=True, **options):  # type: ignore[call-overload]
             pass
     return missed
 
@@ -62,7 +62,7 @@ def test_a_report_says_what_receivers_were_told(roce: Fabric, of: Callable[[], b
         cast.open_session(group, memory=1 << 20, rate=rate) as session,
     ):
         done = pool.submit(receiver, roce, 1, offers)
-        session.gather(1, BOUND)
+        session.wait_for_receivers(1, BOUND)
         report = session.send(of(), strategy=cast.deadline(0.2 if cut else BOUND))
         session.close()
         missed = done.result(BOUND)
@@ -78,17 +78,17 @@ def test_a_report_says_what_receivers_were_told(roce: Fabric, of: Callable[[], b
 
 
 def test_errors_name_the_call_that_was_made(roce: Fabric) -> None:
-    """`gather` of a session, `send`, and what finds the membership taken."""
+    """`wait_for_receivers` of a session, `send`, and what finds the membership taken."""
     with (
         open_fabric(roce, host=0) as backend,
         mcast.open_endpoint(backend) as endpoint,
         endpoint.join(GROUP) as group,
     ):
         with cast.open_session(group) as session:
-            with pytest.raises(TimedOut, match=r"^session\.gather"):
-                session.gather(1, timeout=0.01)
-            with pytest.raises(ValueError, match=r"^session\.gather: say how many receivers"):
-                session.gather()
+            with pytest.raises(TimedOut, match=r"^session\.wait_for_receivers"):
+                session.wait_for_receivers(1, timeout=0.01)
+            with pytest.raises(ValueError, match=r"^session\.wait_for_receivers: say how many receivers"):
+                session.wait_for_receivers()
             with pytest.raises(RuntimeError, match=r"^cast\.open_session"):
                 cast.open_session(group)
             with pytest.raises(RuntimeError, match=r"^cast\.send"):
@@ -106,11 +106,11 @@ def test_gather_lets_in_those_who_come_meanwhile(roce: Fabric) -> None:
         endpoint.join(GROUP) as group,
         cast.open_session(group) as session,
     ):
-        assert session.gather(timeout=0.01) == 0
+        assert session.wait_for_receivers(timeout=0.01) == 0
         ends = [pool.submit(receiver, roce, host, [], name=f"replica {host}") for host in (1, 2)]
-        while session.gather(timeout=0.05) < 2:
+        while session.wait_for_receivers(timeout=0.05) < 2:
             assert not any(end.done() for end in ends)
-        assert session.gather(2) == 2
+        assert session.wait_for_receivers(2) == 2
         report = session.send(b"update")
         session.close()
         assert [end.result(BOUND) for end in ends] == [[], []]
@@ -130,7 +130,7 @@ def test_gather_without_a_number_can_be_awaited(roce: Fabric) -> None:
             endpoint.join(GROUP) as group,
             cast.open_session(group) as session,
         ):
-            return await session.gather(timeout=0.01)
+            return await session.wait_for_receivers(timeout=0.01)
 
     with open_fabric(roce, host=0) as backend:
         assert asyncio.run(main()) == 0
@@ -155,7 +155,9 @@ def test_a_slow_program_holds_nobody_up(roce: Fabric, promise: str) -> None:
             mcast.open_endpoint(backend) as endpoint,
             endpoint.join(GROUP) as group,
         ):
-            for _ in cast.receive(group, Slow(), missed=missed.append, alone=True, name="slow", silence=2.0):
+            for _ in cast.receive(
+                group, Slow(), missed=missed.append, one_session=True, name="slow", peer_timeout=2.0
+            ):
                 pass
 
     with (
@@ -166,7 +168,7 @@ def test_a_slow_program_holds_nobody_up(roce: Fabric, promise: str) -> None:
         cast.open_session(group) as session,
     ):
         fast, late = pool.submit(receiver, roce, 1, [], name="fast"), pool.submit(slow)
-        session.gather(2, BOUND)
+        session.wait_for_receivers(2, BOUND)
         report = session.send(DATA, strategy=strategy)
         session.close()
         fast.result(BOUND)

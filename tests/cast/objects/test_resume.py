@@ -51,7 +51,7 @@ def sends(fabric: Fabric, data: bytes, target: Path | Folder, key: bytes | None 
         member(fabric, 0) as group,
         cast.open_session(group, memory=WINDOW, key=key) as session,
     ):
-        session.gather(1, BOUND)
+        session.wait_for_receivers(1, BOUND)
         report = session.send(data)
         (one,) = end.result(BOUND)
     assert one.digest == report.digest
@@ -67,8 +67,8 @@ def test_what_a_killed_receiver_has_on_its_disk_is_not_sent_again(
     report = sends(fabric, DATA, target, key)
     assert target.read_bytes() == DATA
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
-    about = report.pieces - report.spared
-    assert about < report.pieces * (len(DATA) - 2_000_000 + 2 * WINDOW) / len(DATA)
+    about = report.segments - report.skipped
+    assert about < report.segments * (len(DATA) - 2_000_000 + 2 * WINDOW) / len(DATA)
 
 
 LEFT: dict[str, bytes] = {
@@ -85,7 +85,7 @@ def test_whatever_was_left_the_file_is_right(fabric: Fabric, tmp_path: Path, lef
     leaves(tmp_path / ".copy.part", LEFT[left])
     report = sends(fabric, DATA, tmp_path / "copy")
     assert (tmp_path / "copy").read_bytes() == DATA
-    assert report.kept
+    assert report.strategy_met
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
@@ -94,8 +94,8 @@ def test_a_file_that_is_there_whole_is_not_sent_again(fabric: Fabric, tmp_path: 
     there.write_bytes(DATA)
     before = there.stat().st_ino
     report = sends(fabric, DATA, Folder(tmp_path))
-    assert report.kept
-    assert report.spared > 0
+    assert report.strategy_met
+    assert report.skipped > 0
     assert (there.stat().st_ino, there.read_bytes() == DATA) == (before, True)
 
 
@@ -143,7 +143,9 @@ def test_a_transfer_that_the_sender_cuts_off_goes_on_with_another_sender(
     def takes() -> None:
         with (
             member(fabric, 1) as group,
-            closing(cast.receive(group, tmp_path / "copy", missed=missed.append, alone=True)) as objects,
+            closing(
+                cast.receive(group, tmp_path / "copy", missed=missed.append, one_session=True)
+            ) as objects,
         ):
             assert list(objects) == []
 
@@ -152,10 +154,10 @@ def test_a_transfer_that_the_sender_cuts_off_goes_on_with_another_sender(
             cast.send(group, cut(), timeout=BOUND)
         end.result(BOUND)
     part = tmp_path / ".copy.part"
-    assert [one.kept for one in missed] == [part]
+    assert [one.part_file for one in missed] == [part]
     assert stat.S_IMODE(part.stat().st_mode) == 0o1600
     assert DATA.startswith(part.read_bytes())
-    assert sends(fabric, DATA, tmp_path / "copy").spared > 0
+    assert sends(fabric, DATA, tmp_path / "copy").skipped > 0
     assert (tmp_path / "copy").read_bytes() == DATA
 
 

@@ -107,7 +107,7 @@ def test_streams_go_out_of_files_pipes_and_iterators_and_into_pipes_and_files(
         (tmp_path / "file").open("rb") as file,
         os.fdopen(out, "rb") as pipe,
     ):
-        session.gather(2, BOUND)
+        session.wait_for_receivers(2, BOUND)
         assert file.read(8) == b"not this"
         parts = (DATA[at : at + 70_001] for at in range(0, len(DATA), 70_001))
         things: tuple[Sendable, ...] = (file, pipe, parts, [b"", bytearray(b"x"), np.arange(3, dtype="u1")])
@@ -117,7 +117,7 @@ def test_streams_go_out_of_files_pipes_and_iterators_and_into_pipes_and_files(
     sizes = [len(DATA), None, None, None]
     assert [one.offered.size for one in kept] == [one.offered.size for one in piped] == sizes
     assert [one.size for one in reports] == [len(DATA)] * 3 + [4]
-    assert all(report.kept for report in reports)
+    assert all(report.strategy_met for report in reports)
     assert memory.getvalue() == copied[0] == DATA * 3 + b"x\x00\x01\x02"
     assert [(one.data, one.path) for one in kept] == [(None, None)] * 4
 
@@ -126,7 +126,7 @@ def test_a_tensor_is_sent_and_filled_in_its_own_memory(fabric: Fabric) -> None:
     weights = np.random.default_rng(5).random((100, 50))
     copy = np.zeros((100, 50))
     with others(lambda: gets(fabric, 1, 1, OfDevice(copy))) as ends, member(fabric, 0) as group:
-        assert cast.send(group, OfDevice(weights), timeout=BOUND).kept
+        assert cast.send(group, OfDevice(weights), timeout=BOUND).strategy_met
         (got,) = ends[0].result(BOUND)
     assert (copy == weights).all()
     assert got.size == weights.nbytes
@@ -138,11 +138,11 @@ def test_a_large_buffer_is_lent_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(bytes_out, "WORTH_LENDING", 300)
     lent: list[tuple[int, int]] = []
     with open_backend("sim") as backend, mcast.open_endpoint(backend, "10.0.0.1") as endpoint:
-        station, parts = endpoint._session.station, list[Region]()
+        resources, parts = endpoint._core.resources, list[Region]()
 
         def lend(part: memoryview) -> Region | None:
             lent.append((DATA.index(part), len(part)))
-            region = station.lend(part)
+            region = resources.lend(part)
             assert region is not None
             parts.append(region)
             return region
@@ -175,7 +175,7 @@ def test_metadata_has_a_type_and_what_does_not_fit_is_refused(fabric: Fabric) ->
             return [next(objects)]
 
     with others(receives) as ends, member(fabric, 0) as group, cast.open_session(group) as session:
-        session.gather(1, BOUND)
+        session.wait_for_receivers(1, BOUND)
         bad = session.send(DATA, metadata=b'{"number":"many","loss":1}')
         good = session.send(b"weights", metadata=Step(number=7, loss=0.5))
         with pytest.raises(ValueError, match="600 bytes of metadata: at most 512"):
@@ -183,11 +183,11 @@ def test_metadata_has_a_type_and_what_does_not_fit_is_refused(fabric: Fabric) ->
         (got,) = ends[0].result(BOUND)
     assert body(got) == b"weights"
     assert got.offered.read(Step) == Step(number=7, loss=0.5)
-    with pytest.raises(ValueError, match=r"^the metadata is no Step: the text is no JSON: "):
+    with pytest.raises(ValueError, match=r"^the metadata is no Step: the text is not JSON: "):
         got.offered._replace(metadata=b"{").read(Step)
     (one,) = missed
     assert one.why.startswith("the metadata is no Step: number is 'many': give a whole number")
-    assert (bad.kept, good.kept) == (False, True)
+    assert (bad.strategy_met, good.strategy_met) == (False, True)
     assert bad.receivers[0].why.startswith("the metadata is no Step: number is ")
 
 
@@ -203,10 +203,10 @@ def test_an_iterator_that_fails_ends_its_object_alone(fabric: Fabric) -> None:
         member(fabric, 0) as group,
         cast.open_session(group) as session,
     ):
-        session.gather(1, BOUND)
+        session.wait_for_receivers(1, BOUND)
         with pytest.raises(ZeroDivisionError):
             session.send(parts(), name="fails")
-        assert session.send(b"whole").kept
+        assert session.send(b"whole").strategy_met
         (got,) = ends[0].result(BOUND)
     assert body(got) == b"whole"
     assert [one.offered.name for one in missed] in (["fails"], [])
@@ -442,7 +442,7 @@ def test_an_async_iterable_is_asked_as_receivers_take_what_there_is(fabric: Fabr
     with others(lambda: gets(fabric, 1, 1)) as ends:
         report = asyncio.run(sends(fabric, parts()))
         (got,) = ends[0].result(BOUND)
-    assert report.kept
+    assert report.strategy_met
     assert body(got) == DATA + bytes(3 << 20)
     with member(fabric, 0) as group, pytest.raises(TypeError, match=r"mcast\.aio"):
         cast.send(group, parts(), receivers=0)
@@ -488,5 +488,5 @@ def takes_until_quiet(
 ) -> Iterator[cast.Received]:
     with member(fabric, 1) as group:
         yield from cast.receive(
-            group, missed=missed.append, alone=True, progress=lambda offered, size: heard.set()
+            group, missed=missed.append, one_session=True, progress=lambda offered, size: heard.set()
         )

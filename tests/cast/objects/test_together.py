@@ -11,7 +11,7 @@ from blake3 import blake3
 from mcast import McastAddress, TimedOut, cast, open_endpoint
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Delay, Drop, Duplicate, Messages, Reorder
-from mcast.cast.nack.strategy import all_of_them
+from mcast.cast.nack.strategy import all_receivers
 from mcast.cast.objects.calls import MEMORY
 from mcast.cast.objects.sending import ObjectsOut
 from mcast.cast.objects.together import End, ReceivingEnd, SendingEnd, ends, run
@@ -27,7 +27,7 @@ def carried_out(fabric: Fabric, receivers: int = 3) -> Ends:
     """All ends after a transfer of DATA over the fabric."""
     with (
         open_fabric(fabric) as backend,
-        ends(backend, GROUP, receivers, DATA, wait=30.0, silence=10.0) as (sender, takers),
+        ends(backend, GROUP, receivers, DATA, wait=30.0, peer_timeout=10.0) as (sender, takers),
     ):
         run(sender, takers, lambda: None)
     return sender, takers
@@ -81,7 +81,7 @@ def test_a_deaf_receiver_takes_no_part() -> None:
     with (
         fabric.rules.when(Messages(target="roce3"), Drop()),
         open_fabric(fabric) as backend,
-        ends(backend, GROUP, 3, DATA, wait=30.0, silence=10.0) as (sender, takers),
+        ends(backend, GROUP, 3, DATA, wait=30.0, peer_timeout=10.0) as (sender, takers),
     ):
         with pytest.raises(TimedOut, match="2 of 3 receivers take part after 30 s"):
             run(sender, takers, lambda: None)
@@ -98,13 +98,13 @@ def test_nobody_else_takes_part() -> None:
         other.join(GROUP) as offers,
         seated(hears, "a test") as stranger,
         seated(offers, "a test") as liar,
-        ends(backend, GROUP, 3, DATA, wait=30.0, silence=10.0) as (sender, takers),
+        ends(backend, GROUP, 3, DATA, wait=30.0, peer_timeout=10.0) as (sender, takers),
     ):
         taking = ReceivingEnd(hears, stranger, 10.0)
         casting = ObjectsOut(liar, MEMORY, 1e6, 10.0, None)
         strangers: list[End[None] | End[cast.ObjectReport]] = [
             taking,
-            End(offers, liar, casting.send(b"lie", all_of_them(), "lie", b"")),
+            End(offers, liar, casting.send(b"lie", all_receivers(), "lie", b"")),
         ]
         everybody = {end.peer for end in (sender, *takers, *strangers)}
 

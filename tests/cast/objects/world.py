@@ -11,10 +11,10 @@ from math import inf
 from random import Random
 from typing import Any, NamedTuple
 
-from mcast.api import Headed, Series, rows_of
+from mcast.api import HeaderBodyBatch, Series, list_rows
 from mcast.cast.nack.header import number_at
 from mcast.cast.nack.strategy import Strategy
-from mcast.cast.objects.bytes_in import Into, Offered, Target
+from mcast.cast.objects.bytes_in import Offered, ReceiveTarget, Target
 from mcast.cast.objects.receiving import Missed, ObjectsIn, Received
 from mcast.cast.objects.sending import Object, ObjectReport, ObjectsOut
 from mcast.cast.objects.turns import Seat, Turns
@@ -117,7 +117,7 @@ class End:
             self._then(done.value)
             return
         for batch in turn.post:
-            for row in rows_of(batch) if isinstance(batch, memoryview | Headed) else batch:
+            for row in list_rows(batch) if isinstance(batch, memoryview | HeaderBodyBatch) else batch:
                 self.world.say(self, bytes(row))
         assert turn.until is not None
         self._wakes(self.world.now + TURN if self._inbox else max(turn.until, self.world.now + TURN))
@@ -139,18 +139,18 @@ class Sending(End):
         world: World,
         jobs: Sequence[Job],
         receivers: int = 1,
-        silence: float = 10.0,
+        peer_timeout: float = 10.0,
         rate: float = 2e6,
         key: bytes | None = None,
         salt: int = 1,
         address: str = "10.0.0.1",
     ) -> None:
         super().__init__(world, address, salt)
-        self.out = ObjectsOut(self.seat, 1 << 20, rate, silence, key)
+        self.out = ObjectsOut(self.seat, 1 << 20, rate, peer_timeout, key)
         self.reports: list[ObjectReport] = []
         self._jobs, self._receivers = list(jobs), receivers
         self.over = False
-        self.start(self.out.gather(receivers, None), self._next)
+        self.start(self.out.wait_for_receivers(receivers, None), self._next)
 
     def _next(self, _: object) -> None:
         if not self._jobs:
@@ -179,7 +179,7 @@ class Receiving(End):
         self,
         world: World,
         address: str,
-        silence: float = 10.0,
+        peer_timeout: float = 10.0,
         into: Callable[[Offered], Target] | None = None,
         key: bytes | None = None,
         pause: float = 0.0,
@@ -191,8 +191,8 @@ class Receiving(End):
         self.missed: dict[str, str] = {}
         self.twice: list[str] = []
         self._into, self._pause = into, pause
-        place: Into = self._place
-        self.inn = ObjectsIn(self.seat, place, self._misses, 1 << 20, 1 << 20, silence, key, None)
+        place: ReceiveTarget = self._place
+        self.inn = ObjectsIn(self.seat, place, self._misses, 1 << 20, 1 << 20, peer_timeout, key, None)
         self.start(self.inn.next(None), self._takes)
 
     def __del__(self) -> None:

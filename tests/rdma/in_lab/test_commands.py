@@ -17,8 +17,8 @@ import pytest
 
 from mcast.api import Capability, Testbed
 from mcast.backends.net.groups import UNTRUSTED
-from mcast.capture.player import Recorded, messages_of
-from mcast.capture.recorder import recorder_of
+from mcast.capture.recorder import make_recorder
+from mcast.capture.replay import RecordedMessage, read_messages
 from mcast.endpoint.blocking import open_endpoint
 from mcast.wire.addresses import McastAddress
 
@@ -78,9 +78,9 @@ def send(bed: Testbed, group: IPv4Address) -> int:
         return endpoint.qp_num
 
 
-def read(file: Path) -> list[Recorded]:
+def read(file: Path) -> list[RecordedMessage]:
     with file.open("rb") as source:
-        return list(messages_of(source))
+        return list(read_messages(source))
 
 
 def test_record_replay_record_is_the_same(lab_bed: Testbed, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_record_replay_record_is_the_same(lab_bed: Testbed, tmp_path: Path) -> N
     until("record does not leave", lab_bed, group, set())
     with open_endpoint(lab_bed.backend, lab_bed.ports[0], loopback="off") as member:
         member.join(group)
-        recorder = recorder_of(member, again)
+        recorder = make_recorder(member, again)
         with started(*MCAST, "replay", file, "--bind", lab_bed.ports[1], "--members", 1) as process:
             while recorder.messages < COUNT:
                 with member.recv_batch(COUNT, BOUND) as batch:
@@ -104,7 +104,7 @@ def test_record_replay_record_is_the_same(lab_bed: Testbed, tmp_path: Path) -> N
                     recorder.take(batch, 0)
             _, said = process.communicate(timeout=BOUND)
     assert (process.returncode, said) == (0, "")
-    replayed = messages_of(io.BytesIO(again.getvalue()))
+    replayed = read_messages(io.BytesIO(again.getvalue()))
     assert [message[1:] for message in replayed] == [message[1:] for message in found]
 
 

@@ -223,7 +223,7 @@ def test_an_error_for_want_of_locked_memory_tells_the_bytes() -> None:
     assert first.startswith("create_qp(")
     assert ": ENOMEM: " in first
     assert re.match(
-        r"  found: \d{6,} bytes are to be locked, \d{6,} are already, and the limit is 6144000 ", found
+        r"  found: \d{6,} bytes must be locked in addition to \d{6,}, but the limit is 6144000 ", found
     )
 
 

@@ -64,7 +64,7 @@ def test_a_receiver_that_is_killed_is_named_and_one_that_is_interrupted_leaves_w
     killed = start("recv", GROUP, "-o", tmp_path / "killed", "-b", one)
     interrupted = start("recv", GROUP, "-o", tmp_path / "there" / "interrupted", "-b", other)
     patient = start("recv", GROUP, "-o", tmp_path / "copy", "-b", third)
-    sending = start("send", "-", GROUP, "-b", source, "-n", 3, "--patience", 2, stdin=PIPE, stdout=PIPE)
+    sending = start("send", "-", GROUP, "-b", source, "-n", 3, "--peer-timeout", 2, stdin=PIPE, stdout=PIPE)
     try:
         assert sending.stdin is not None
         sending.stdin.write(DATA)  # a part of it: the sender waits for more

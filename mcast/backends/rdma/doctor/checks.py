@@ -1,6 +1,6 @@
-"""What is wrong with this host: a table of checks, each a function of what was found (`host.HostFacts`).
+"""The checks of `mcast doctor`, each a function of the facts that were found (`host.HostFacts`).
 
-A check says nothing where it has no subject: without a device there is no port to check.
+A check without a subject yields no finding: without a device there is no port to check.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from mcast.api import Finding, Level, LinkLayer, PortState
 from mcast.backends.net.firewall import dropping_rule
-from mcast.backends.rdma.availability import HURDLES
+from mcast.backends.rdma.availability import REQUIREMENTS
 from mcast.backends.rdma.doctor.host import HostFacts, PortFacts, gather
-from mcast.backends.rdma.drivers import doubt_of
+from mcast.backends.rdma.drivers import multicast_doubt
 from mcast.backends.rdma.net.ipoib import IpoibInterface
 from mcast.wire.packets import ROCE_HEADERS, ROCE_UDP_PORT
 from mcast.wire.partition import find_pkey
@@ -59,13 +59,13 @@ def _problem(check: str, seen: str, fix: str, subject: str = "") -> Finding:
 # --- what must be right before anything works: availability's hurdles -----------------------
 
 
-def _hurdle(name: str, needs: Sequence[str], well: Callable[[HostFacts], str]) -> _Check:
+def _requirement(name: str, needs: Sequence[str], well: Callable[[HostFacts], str]) -> _Check:
     """The check of one hurdle. It says nothing while one of the hurdles in `needs` is in the way."""
 
     def check(facts: HostFacts) -> Iterator[Finding]:
-        if any(HURDLES[other](facts.available) for other in needs):
+        if any(REQUIREMENTS[other](facts.available) for other in needs):
             return
-        status = HURDLES[name](facts.available)
+        status = REQUIREMENTS[name](facts.available)
         yield _ok(name, well(facts)) if status is None else _problem(name, status.detail, status.fix)
 
     return check
@@ -82,9 +82,9 @@ def _devices(facts: HostFacts) -> Iterator[Finding]:
     One that is left out is no problem while another works: a container sees those of others, too.
     """
     found = facts.available
-    if any(HURDLES[name](found) for name in ("libraries", "verbs")):
+    if any(REQUIREMENTS[name](found) for name in ("libraries", "verbs")):
         return
-    status = HURDLES["device"](found)
+    status = REQUIREMENTS["device"](found)
     if status is not None:
         yield _problem("device", status.detail, status.fix)
     if found.devices:
@@ -98,7 +98,7 @@ def _devices(facts: HostFacts) -> Iterator[Finding]:
 
 
 class Quirk(NamedTuple):
-    """What kernels from `since` to before `before` do differently; `link_layer` None: on both link layers."""
+    """A behaviour of kernels from `since` to before `before`; `link_layer` None: on both link layers."""
 
     since: tuple[int, int]
     before: tuple[int, int]
@@ -155,7 +155,7 @@ def _container(facts: HostFacts) -> Iterator[Finding]:
     if facts.container:
         yield _ok("container", f"{facts.container}: devices, limits and interfaces are those given to it")
     found = facts.available
-    hidden = facts.netns_shared is False and not (found.lack or found.devices or found.unusable)
+    hidden = facts.netns_shared is False and not (found.missing or found.devices or found.unusable)
     if hidden:
         yield _problem(
             "namespace",
@@ -220,7 +220,7 @@ def _link(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
     else:
         fix = "start a subnet manager: systemctl start opensm"
     # A port that nobody gave an address is one that nobody uses.
-    used = info.addresses or HURDLES["link"](facts.available)
+    used = info.addresses or REQUIREMENTS["link"](facts.available)
     make = _problem if used else _warning
     yield make("link", f"the port is {info.state.name}", fix, port.name)
 
@@ -319,8 +319,8 @@ def _limits(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
     if why:
         make = _problem if all(one.why_no_multicast for one in facts.devices) else _warning
         yield make("limits", f"no multicast: {why}", "use another device", port.device)
-    elif doubt := doubt_of(device.driver):
-        seen = f"multicast is tried with a newer rdma-core: {doubt}"
+    elif doubt := multicast_doubt(device.driver):
+        seen = f"multicast may work with this newer rdma-core: {doubt}"
         yield _warning("limits", seen, "join a group; if that fails, use another device", port.device)
     else:
         yield _ok("limits", f"{groups} groups, {qps} QPs in each", port.device)
@@ -433,12 +433,12 @@ def _ipoib(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
 
 
 def _is_outside(port: PortFacts, one: IpoibInterface) -> bool:
-    """Whether the port is not in the partition of its IPoIB interface, as far as both are known."""
+    """Return True if the port is known to be outside the partition of its IPoIB interface."""
     return bool(port.pkeys) and one.pkey is not None and find_pkey(port.pkeys, one.pkey) is None
 
 
 def _partition(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
-    """Whether the port hears all members of the partition of each IPoIB interface (SA-PKEY-2)."""
+    """Check that the port receives from all members of the partition of each IPoIB interface (SA-PKEY-2)."""
     for one in () if port.is_roce else port.ipoib:
         if _is_outside(port, one):
             table = ", ".join(f"{pkey:#06x}" for pkey in port.pkeys)
@@ -456,12 +456,12 @@ def _partition(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
 _Check = Callable[[HostFacts], Iterator[Finding]]
 
 CHECKS: tuple[_Check, ...] = (
-    _hurdle("libraries", (), lambda facts: "librdmacm and libibverbs are loaded"),
-    _hurdle("verbs", ("libraries",), lambda facts: f"{len(facts.ports)} ports answer"),
+    _requirement("libraries", (), lambda facts: "librdmacm and libibverbs are loaded"),
+    _requirement("verbs", ("libraries",), lambda facts: f"{len(facts.ports)} ports answer"),
     _devices,
-    _hurdle("modules", ("libraries", "device"), lambda facts: "the connection manager's file is there"),
-    _hurdle("files", ("libraries", "device", "modules"), lambda facts: "it may be opened"),
-    _hurdle("memlock", ("libraries",), _memlock_well),
+    _requirement("modules", ("libraries", "device"), lambda facts: "the connection manager's file is there"),
+    _requirement("files", ("libraries", "device", "modules"), lambda facts: "this process may open it"),
+    _requirement("memlock", ("libraries",), _memlock_well),
     _kernel,
     _container,
     _cgroup,

@@ -20,14 +20,14 @@ from mcast.backends.rdma import availability
 from mcast.backends.rdma.kernel_devices import SYSFS, kernel_devices
 from mcast.backends.rdma.net.ipoib import IFF_UP, IpoibInterface, interfaces_of
 from mcast.backends.rdma.sa.refusal import broadcast_causes
-from mcast.backends.rdma.sa.umad import NoAnswer, Silent, subnet_administrator
+from mcast.backends.rdma.sa.umad import SaTimeout, SaUnreachable, subnet_administrator
 from mcast.errors.cause import Cause
 from mcast.wire import mad
 
 _CONF = Path("/proc/sys/net/ipv4/conf")
 _CGROUPS = Path("/sys/fs/cgroup")
 SA_SECONDS = 1.0
-"""How long a port's SA may take to answer."""
+"""Maximum number of seconds to wait for the SA of a port."""
 _A_GROUP = "239.255.0.1"
 """Stands for any group when a route is looked up."""
 
@@ -96,7 +96,7 @@ class PortFacts(NamedTuple):
 
 
 class HostFacts(NamedTuple):
-    """What was found on this host.
+    """Facts about this host.
 
     `has_device`   True if the kernel has an RDMA device, in whatever network namespace
     `release`      the kernel's release, as `uname -r` prints it
@@ -180,9 +180,9 @@ def _ask(*command: str) -> Any:
 
 
 def _links() -> dict[str, dict[str, Any]]:
-    """What `ip` says of each interface.
+    """Return the output of `ip` for each interface, by name.
 
-    All are asked for at once: for a missing name the kernel would look for a module.
+    One call lists all: for a name that does not exist the kernel would try to load a module.
     """
     return {link["ifname"]: link for link in _ask("ip", "-j", "-d", "addr", "show") or () if link}
 
@@ -255,7 +255,7 @@ def _bridge(netdev: str, links: Mapping[str, dict[str, Any]]) -> Bridge | None:
 
 
 class _SmSaid(NamedTuple):
-    """What PortFacts has of the SM. Without access to /dev/infiniband/umad* nothing is known."""
+    """Fields of PortFacts about the SM. All are unknown without access to /dev/infiniband/umad*."""
 
     send_only: bool | None = None
     silent: bool = False
@@ -270,8 +270,8 @@ def _ask_sm(device: str, info: PortInfo, ipoib: Iterable[IpoibInterface]) -> _Sm
         with subnet_administrator(device, info.port_num, SA_SECONDS) as sa:
             capabilities = sa.capability_mask2()
             causes = {name: broadcast_causes(sa, mgid, info.active_mtu) for name, mgid in waiting.items()}
-    except Silent as silent:
-        return _SmSaid(silent=isinstance(silent, NoAnswer))
+    except SaUnreachable as silent:
+        return _SmSaid(silent=isinstance(silent, SaTimeout))
     known = None if capabilities is None else bool(capabilities & mad.SEND_ONLY_FULL_MEMBER)
     return _SmSaid(known, refusals=causes)
 

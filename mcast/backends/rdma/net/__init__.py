@@ -1,1 +1,1 @@
-"""What the host's kernel knows of its network."""
+"""Network state of the host's kernel."""

@@ -1,4 +1,4 @@
-"""Whether a network interface has changed, which is the only way to notice an Ethernet port's new MTU."""
+"""Notices changes of network interfaces: the only way to learn of an Ethernet port's new MTU."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from mcast.api import MtuSource
 from mcast.backends.rdma.net.ipoib import ENCAPSULATION, IpoibInterface
-from mcast.backends.rdma.sa.umad import ANSWER_SECONDS, Silent, subnet_administrator
+from mcast.backends.rdma.sa.umad import ANSWER_SECONDS, SaUnreachable, subnet_administrator
 from mcast.wire.addresses import Gid
 from mcast.wire.units import MTU
 
@@ -25,7 +25,7 @@ def mtu_of(
     least = None if interface is None else _broadcast_mtu(interface)
     if least is not None and least >= port_mtu:
         return None
-    with suppress(Silent):
+    with suppress(SaUnreachable):
         asked = ask_sa(mgid, device, port)
         if asked is not None:
             return asked, MtuSource.SA

@@ -7,9 +7,14 @@ from contextlib import suppress
 from ipaddress import IPv4Address, IPv6Address
 
 from mcast.api import PortSpace
-from mcast.backends.rdma.sa.umad import ANSWER_SECONDS, Silent, SubnetAdministrator, subnet_administrator
+from mcast.backends.rdma.sa.umad import (
+    ANSWER_SECONDS,
+    SaUnreachable,
+    SubnetAdministrator,
+    subnet_administrator,
+)
 from mcast.errors.cause import Cause
-from mcast.errors.sa_refusal import PortView, found_causes
+from mcast.errors.sa_refusal import PortView, refusal_causes
 from mcast.wire.addresses import Gid, McastAddress
 from mcast.wire.kernel_join import kernel_join
 from mcast.wire.mapping import infiniband_mgid, mgid_fields
@@ -32,7 +37,7 @@ def find_causes(
     """
     if broadcast is None:
         return ()
-    with suppress(Silent), subnet_administrator(device, port, ANSWER_SECONDS) as sa:
+    with suppress(SaUnreachable), subnet_administrator(device, port, ANSWER_SECONDS) as sa:
         return compare(sa, group, port_space, send_only, broadcast)
     return ()
 
@@ -49,7 +54,7 @@ def compare(
     mask, asked = kernel_join(pattern, mgid, sa.port.gid, port_space, join_state)
     capabilities = sa.capability_mask2() if send_only else None
     view = PortView(sa.port.pkeys, rate=RATE.nearest(sa.port.rate))
-    return found_causes(mask, asked, sa.group(mgid), view, capabilities)
+    return refusal_causes(mask, asked, sa.group(mgid), view, capabilities)
 
 
 def broadcast_causes(sa: SubnetAdministrator, broadcast: Gid, mtu: int) -> tuple[Cause, ...]:
@@ -63,7 +68,7 @@ def broadcast_causes(sa: SubnetAdministrator, broadcast: Gid, mtu: int) -> tuple
     pkey, group = fields.pkey, sa.group(broadcast)
     asked = McMemberRecord(mgid=broadcast, port_gid=sa.port.gid, pkey=pkey, join_state=JoinState.FULL)
     view = PortView(sa.port.pkeys, MTU.code[mtu], RATE.nearest(sa.port.rate))
-    causes = found_causes(int(McMask.PKEY), asked, group, view)
+    causes = refusal_causes(int(McMask.PKEY), asked, group, view)
     if group is None and not causes:
         why = f"the SM has no such group: its partition {pkey:#06x} is not for IPoIB"
         return (Cause(why, "saquery -g", "add the word ipoib to the partition in partitions.conf of the SM"),)

@@ -21,18 +21,18 @@ from mcast.wire.mcmember import RECORD_SIZE, McMask, McMemberRecord, SaMethod, S
 
 LIBRARY = "libibumad.so.3"
 ANSWER_SECONDS = 0.25
-"""How many seconds get_event waits for the SA, which has just answered the join."""
+"""Maximum number of seconds that get_event waits for the SA, which has just answered the join."""
 
 _TID = slice(12, 16)
 """The half of the transaction id that a program may choose; the kernel puts its agent's number into the other
 half."""
 
 
-class Silent(Exception):
+class SaUnreachable(Exception):
     """The SA did not answer in time, or cannot be asked from here."""
 
 
-class NoAnswer(Silent):
+class SaTimeout(SaUnreachable):
     """The question was sent, and nothing came back in time."""
 
 
@@ -73,7 +73,7 @@ def _library() -> Any:
     try:
         library = ctypes.CDLL(LIBRARY, use_errno=True)
     except OSError as error:
-        raise Silent(f"{error}: apt-get install libibumad3") from None
+        raise SaUnreachable(f"{error}: apt-get install libibumad3") from None
     library.umad_size.restype = ctypes.c_size_t
     _check(library.umad_init(), "umad_init")
     return library
@@ -81,7 +81,7 @@ def _library() -> Any:
 
 def _check(result: int, call: str) -> int:
     if result < 0:
-        raise Silent(f"{call}: {os.strerror(-result)}")
+        raise SaUnreachable(f"{call}: {os.strerror(-result)}")
     return result
 
 
@@ -113,19 +113,19 @@ class SubnetAdministrator:
         status, data = self._ask(mad.MC_MEMBER_RECORD, mask, wanted, sm_key)
         return McMemberRecord.unpack(data[:RECORD_SIZE]) if status == SaStatus.OK else None
 
-    def switch_sends(self, switch: int, port: int, mlid: int) -> bool:
-        """Whether the multicast table of the switch, named by its LID, sends the group to a port.
+    def switch_forwards(self, switch: int, port: int, mlid: int) -> bool:
+        """Return True if the multicast table of the switch with that LID forwards the group to a port.
 
-        Raises Silent.
+        Raises SaUnreachable.
         """
-        answer = self._manage(switch, mad.get_multicast_block(next(self._tids), port, mlid))
-        return mad.block_sends(answer[mad.SMP_DATA_AT :], port, mlid)
+        answer = self._manage(switch, mad.get_mft_block(next(self._tids), port, mlid))
+        return mad.mft_block_forwards(answer[mad.SMP_DATA_AT :], port, mlid)
 
     def set_pkeys(self, lid: int, pkeys: Sequence[int]) -> None:
         """Write the P_Key table of an HCA's port, as an SM does. Raises Silent."""
         answer = self._manage(lid, mad.set_pkeys(next(self._tids), pkeys))
         if status := int.from_bytes(answer[4:6]):
-            raise Silent(f"the port with LID {lid} refuses the P_Keys, status {status:#06x}")
+            raise SaUnreachable(f"the port with LID {lid} refuses the P_Keys, status {status:#06x}")
 
     def _manage(self, lid: int, request: bytes) -> bytes:
         """The answer of the subnet management agent at that LID."""
@@ -168,9 +168,9 @@ class SubnetAdministrator:
             answer = back.raw[header:]
             if answer[_TID] == request[_TID]:
                 if status := self._library.umad_status(back):
-                    raise NoAnswer(f"the SA: {os.strerror(status)}")
+                    raise SaTimeout(f"the SA: {os.strerror(status)}")
                 return answer
-        raise NoAnswer("the SA did not answer")
+        raise SaTimeout("the SA did not answer")
 
 
 @contextmanager

@@ -1,1 +1,1 @@
-"""What joins the hosts of a simulated fabric, as state machines: switches, the SA, routes, messages."""
+"""State machines of a simulated fabric between its hosts: switches, the SA, routes, delivery."""

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from mcast.api import Destination, QpState, WcStatus
 from mcast.backends.model.port import Port
 from mcast.backends.model.qp import Burst, Header, Path, Qp, make_burst
-from mcast.backends.model.times import Timeline
-from mcast.backends.sim.core.held_back import Held, HeldBack
+from mcast.backends.model.times import Scheduler
 from mcast.backends.sim.core.message_log import MessageLog
 from mcast.backends.sim.core.receivers import Receivers
+from mcast.backends.sim.core.reorder import HeldMessage, ReorderQueue
 from mcast.backends.sim.core.switching import Switching
 from mcast.backends.sim.faults.rules import (
     HOLD_NS,
@@ -29,11 +29,11 @@ from mcast.wire.probe import is_probe
 _RTS = QpState.RTS
 
 
-class Wire:
+class MessageDelivery:
     """Carries the messages of queue pairs.
 
-    `honours_block` is True if the devices do what QpInit.block_loopback asks for, `is_told` if there is a
-    trace of what happens to each message.
+    `honours_block_loopback` is True if the devices implement QpInit.block_loopback, `is_traced` if each
+    message is recorded in a trace.
     """
 
     def __init__(
@@ -41,15 +41,15 @@ class Wire:
         switching: Switching,
         receivers: Receivers,
         rules: Rules,
-        clock: Timeline,
+        clock: Scheduler,
         log: MessageLog,
-        honours_block: bool,
-        is_told: bool,
+        honours_block_loopback: bool,
+        is_traced: bool,
     ) -> None:
         self._switching, self._receivers, self._rules = switching, receivers, rules
-        self._clock, self._log, self._honours_block = clock, log, honours_block
-        self.is_told = is_told
-        self._held: dict[Qp, HeldBack] = {}
+        self._clock, self._log, self._honours_block_loopback = clock, log, honours_block_loopback
+        self.is_traced = is_traced
+        self._held: dict[Qp, ReorderQueue] = {}
         self._sent = 0
 
     def drop(self) -> None:
@@ -82,7 +82,7 @@ class Wire:
             if longest is None:
                 longest = len(payloads[0]) if count == 1 else max(map(len, payloads), default=0)
             self._carry(qp, path, make_burst((payloads, longest, path.header, imm, self._sent, None)))
-        elif qp.port.is_infiniband and not qp.gone:
+        elif qp.port.is_infiniband and not qp.device_gone:
             self._log.unsent(qp, to, payloads, "the sender's link is down")
         else:
             qp.fail(WcStatus.LOC_QP_OP_ERR)
@@ -102,20 +102,20 @@ class Wire:
             return None
         header = Header(source, qp.number, to.gid, to.dlid, to.qkey, qp.pkey, port.lid)
         targets = self._switching.targets(port, to)
-        if qp.blocks_loopback and self._honours_block and to.gid.is_multicast:
+        if qp.blocks_loopback and self._honours_block_loopback and to.gid.is_multicast:
             targets = [target for target in targets if target is not qp]
         return Path(to, self._receivers.version, header, targets, any(target.stamps for target in targets))
 
     def _carry(self, qp: Qp, path: Path, burst: Burst) -> None:
         """Give the burst to all that the path reaches; faults judge each message for itself."""
         if self._rules.deliveries:
-            if self.is_told:
+            if self.is_traced:
                 self._log.sent(qp, path.to, burst)
             for index in range(len(burst.payloads)):
                 one = burst.part(index, index + 1)
                 for target in path.targets:
                     self._carry_one(qp.port, one, target)
-        elif self.is_told:
+        elif self.is_traced:
             self._log.sent(qp, path.to, burst)
             for target in path.targets:
                 self._deliver(target, burst, 0, len(burst.payloads))
@@ -146,7 +146,7 @@ class Wire:
         elif isinstance(verdict, Delay):
             self._clock.call_later(verdict.ns, lambda: self._deliver_late(qp, burst))
         elif isinstance(verdict, Reorder):
-            held = self._held.setdefault(qp, HeldBack()).add(verdict.after, burst)
+            held = self._held.setdefault(qp, ReorderQueue()).add(verdict.after, burst)
             self._clock.call_later(HOLD_NS, lambda: self._let_go(qp, held))
         else:
             if isinstance(verdict, CorruptQkey):
@@ -161,8 +161,8 @@ class Wire:
         """Deliver a delayed message, if the queue pair is still where the message was sent to."""
         group, lid = burst.header.group, qp.attached.get(burst.header.group)
         attached = lid == burst.header.dlid or (lid is not None and not qp.port.is_infiniband)
-        if not qp.port.up or qp.gone or (group.is_multicast and not attached):
-            self._log.lost(qp, burst, 0, 1, "it came too late")
+        if not qp.port.up or qp.device_gone or (group.is_multicast and not attached):
+            self._log.lost(qp, burst, 0, 1, "it arrived after the membership had ended")
         else:
             self._deliver(qp, burst, 0, 1)
 
@@ -173,7 +173,7 @@ class Wire:
             for held in back.pass_one():
                 self._let_go(qp, held)
 
-    def _let_go(self, qp: Qp, held: Held) -> None:
+    def _let_go(self, qp: Qp, held: HeldMessage) -> None:
         if held.waits:
             held.waits = False
             back = self._held[qp]
@@ -186,7 +186,7 @@ class Wire:
         """Messages start..stop arrive."""
         if qp.stamps:
             burst = burst._replace(at=self._clock.now)
-        if self.is_told:
+        if self.is_traced:
             self._log.deliver(qp, burst, start, stop)
         else:
             qp.deliver(burst, start, stop)

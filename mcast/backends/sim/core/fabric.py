@@ -9,8 +9,8 @@ from random import Random
 from mcast.backends.model.port import Port
 from mcast.backends.model.queue_pairs import QueuePairs
 from mcast.backends.model.sa_client import SaClient
-from mcast.backends.model.times import Timeline
-from mcast.backends.sim.core.delivery import Wire
+from mcast.backends.model.times import Scheduler
+from mcast.backends.sim.core.delivery import MessageDelivery
 from mcast.backends.sim.core.hosts import Hosts
 from mcast.backends.sim.core.igmp import Igmp
 from mcast.backends.sim.core.log import Listener, Log
@@ -24,16 +24,16 @@ from mcast.backends.sim.faults.rules import Rules
 from mcast.backends.sim.trace.events import FabricMade, PortMade, Trace
 
 
-class Parts:
+class FabricCore:
     """One attribute for each part. This class has many, because it only knows which part needs which.
 
     The clock is an argument, and no part reads another one. No part takes a lock or waits; calls return
     errnos.
     """
 
-    def __init__(self, options: Options, clock: Timeline) -> None:
+    def __init__(self, options: Options, clock: Scheduler) -> None:
         self.options: Options = options
-        self.clock: Timeline = clock
+        self.clock: Scheduler = clock
         self.random: Random = Random(options.seed)
         self.seeds: Random = Random(f"{options.seed}")
         """Draws the seeds of endpoints, apart from what the rules draw."""
@@ -53,10 +53,12 @@ class Parts:
         self.queue_pairs: QueuePairs = QueuePairs(self.topology.ports, self.receivers, self.log)
         switching = Switching(members, self.topology, self.queue_pairs, self.receivers)
         messages = MessageLog(self.log, self.topology, self.queue_pairs, switching)
-        honours_block = options.block_loopback == "honoured"
-        is_told = self.log.is_kept
-        self.wire: Wire = Wire(switching, self.receivers, self.rules, clock, messages, honours_block, is_told)
-        if is_told:
+        honours_block_loopback = options.block_loopback == "honoured"
+        is_traced = self.log.is_enabled
+        self.wire: MessageDelivery = MessageDelivery(
+            switching, self.receivers, self.rules, clock, messages, honours_block_loopback, is_traced
+        )
+        if is_traced:
             for event in self.introduction():
                 self.log.write(event)
 
@@ -96,12 +98,12 @@ class Parts:
     def listen(self, listener: Listener) -> None:
         """Tell `listener` what happens on the fabric from now on, with the time in ns."""
         self.log.listen(listener)
-        self.wire.is_told = True
+        self.wire.is_traced = True
 
     def unlisten(self, listener: Listener) -> None:
         """Undo `listen`."""
         self.log.unlisten(listener)
-        self.wire.is_told = self.log.is_kept
+        self.wire.is_traced = self.log.is_enabled
 
     def introduction(self) -> Iterator[FabricMade | PortMade]:
         """The first lines of a trace."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from mcast.backends.model.port import Port
-from mcast.backends.model.times import Timeline
+from mcast.backends.model.times import Scheduler
 from mcast.backends.sim.core.receivers import Receivers
 from mcast.backends.sim.core.sa import SubnetAdmin
 from mcast.backends.sim.core.topology import Topology
@@ -19,7 +19,7 @@ Tables = dict[int, Sequence[int]]
 class Forwarding:
     """The entries of switches: as the SA says, unless a switch lags behind or cannot be reached by the SM."""
 
-    def __init__(self, sa: SubnetAdmin, topology: Topology, receivers: Receivers, clock: Timeline) -> None:
+    def __init__(self, sa: SubnetAdmin, topology: Topology, receivers: Receivers, clock: Scheduler) -> None:
         self._sa, self._topology, self._receivers, self._clock = sa, topology, receivers, clock
         self._delay = 0
         self._late: Tables | None = None  # of all switches, while they lag behind

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from mcast.api import UNREPORTED, GroupInfo, GroupMember, GroupSource, GroupTable
+from mcast.api import NO_IGMP_TABLE, GroupInfo, GroupMember, GroupSource, GroupTable
 from mcast.backends.model.port import Port
-from mcast.backends.sim.core.fabric import Parts
+from mcast.backends.sim.core.fabric import FabricCore
 from mcast.backends.sim.core.port import FabricPort
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import RECEIVING
@@ -18,7 +18,7 @@ SeenMembers = defaultdict[Gid, dict[str, GroupMember]]
 """Group -> port -> its membership."""
 
 
-def group_table(fabric: Parts, hosts: frozenset[int]) -> GroupTable:
+def group_table(fabric: FabricCore, hosts: frozenset[int]) -> GroupTable:
     """The tables of the hosts' ports; a program on every host sees the switches' or the SA's too."""
     seen, everywhere = SeenMembers(dict), hosts == fabric.topology.hosts
     look = _look_at_igmp if fabric.subnet is None else _look_at_sa
@@ -27,12 +27,12 @@ def group_table(fabric: Parts, hosts: frozenset[int]) -> GroupTable:
         GroupInfo(mgid, tuple(member for _, member in sorted(members.items())), mlids.get(mgid, 0))
         for mgid, members in sorted(seen.items())
     )
-    never, elsewhere = ((UNREPORTED,), _ELSEWHERE) if fabric.subnet is None else ((), _UNTRUSTED)
+    never, elsewhere = ((NO_IGMP_TABLE,), _ELSEWHERE) if fabric.subnet is None else ((), _UNTRUSTED)
     return GroupTable(tuple(groups), never if everywhere else (*never, elsewhere))
 
 
 def _look_at_igmp(
-    fabric: Parts, ports: list[FabricPort], everywhere: bool, seen: SeenMembers
+    fabric: FabricCore, ports: list[FabricPort], everywhere: bool, seen: SeenMembers
 ) -> dict[Gid, int]:
     for own in ports:
         for group in own.igmp:
@@ -45,7 +45,7 @@ def _look_at_igmp(
 
 
 def _look_at_sa(
-    fabric: Parts, ports: list[FabricPort], everywhere: bool, seen: SeenMembers
+    fabric: FabricCore, ports: list[FabricPort], everywhere: bool, seen: SeenMembers
 ) -> dict[Gid, int]:
     assert fabric.subnet is not None
     for port in ports:

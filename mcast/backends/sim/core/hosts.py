@@ -1,4 +1,4 @@
-"""What programs on the hosts see of a fabric: devices, addresses, routes."""
+"""Devices, addresses and routes, as programs on the hosts see them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,16 @@
-"""IGMP on a RoCE fabric: the reports of ports, and what the switches learn by snooping."""
+"""IGMP on a RoCE fabric: the reports of ports, and the snooping tables of the switches.
+
+The first full member of a group on a port sends a report, which puts the port into the group's entry of
+`snooping`; the last one to leave takes it out. Send-only members send no report (JEX-10). All switches see
+the same reports, so one table stands for all of them.
+
+With a querier an entry stays, because every port answers its queries; these answers are not modelled one by
+one. Without a querier an entry ages out after MEMBERSHIP_INTERVAL_NS, unless the port reports the group
+again; when a querier starts, every port that is up does. Each change calls `Receivers.forget`, because the
+receivers of the group are cached.
+
+Deliberately not handled: query intervals and elections of queriers, IGMPv1 and v2, and source filters.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +18,11 @@ from collections.abc import Sequence
 from ipaddress import IPv4Address
 
 from mcast.backends.model.port import Port
-from mcast.backends.model.times import NS, Timeline
+from mcast.backends.model.times import NS, Scheduler
 from mcast.backends.sim.core.log import Log
 from mcast.backends.sim.core.receivers import Receivers
 from mcast.backends.sim.core.topology import Topology
-from mcast.backends.sim.trace.events import FaultPlanted, IgmpLeave, IgmpReport
+from mcast.backends.sim.trace.events import FaultInjected, IgmpLeave, IgmpReport
 from mcast.wire.addresses import Gid
 
 MEMBERSHIP_INTERVAL_NS = 260 * NS
@@ -25,7 +37,7 @@ class Igmp:
     querier   True while a querier asks for reports, so that a membership which was reported once does not age
     """
 
-    def __init__(self, topology: Topology, receivers: Receivers, clock: Timeline, log: Log) -> None:
+    def __init__(self, topology: Topology, receivers: Receivers, clock: Scheduler, log: Log) -> None:
         self._topology, self._receivers, self._clock, self._log = topology, receivers, clock, log
         self.snooping: dict[Gid, dict[int, Port]] = {}
         self.reports: dict[Gid, int] = {}
@@ -47,7 +59,7 @@ class Igmp:
         if not members[group]:
             del members[group]
             self._forget(port, group)
-            if self._log.is_kept:
+            if self._log.is_enabled:
                 self._log.note(IgmpLeave, port=port.name, source=_source(port), group=group)
 
     def report(self, port: Port, group: Gid) -> None:
@@ -60,7 +72,7 @@ class Igmp:
             if not self.querier:
                 self._age(port, group)
         self._receivers.forget(group)
-        if self._log.is_kept:
+        if self._log.is_enabled:
             self._log.note(IgmpReport, port=port.name, source=_source(port), group=group)
 
     def stop_querier(self) -> None:
@@ -96,7 +108,7 @@ class Igmp:
         def expire() -> None:
             if self._ages.get((group, port.index)) == end:
                 self._forget(port, group)
-                self._log.note(FaultPlanted, name="igmp-aged-out", port=port.name, detail=str(group))
+                self._log.note(FaultInjected, name="igmp-aged-out", port=port.name, detail=str(group))
 
         self._clock.call_later(MEMBERSHIP_INTERVAL_NS, expire)
 

@@ -1,4 +1,4 @@
-"""What the trace says of messages: sent, delivered, or lost and why."""
+"""Trace events of messages: sent, delivered, or lost and why."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class MessageLog:
 
     def _why_unreached(self, source: Port, member: Qp, to: Destination) -> str:
         target, lid, dlid = member.port, member.attached[to.gid], to.dlid
-        if member.gone:
+        if member.device_gone:
             return "the device is gone"
         if not target.up:
             return "the link is down"
-        if self._topology.parted(source, target):
+        if self._topology.are_separated(source, target):
             return "a switch is cut off"
         if target.is_infiniband and lid != dlid:
             return f"it is attached with MLID {lid:#x}, not {dlid:#x}"

@@ -8,7 +8,7 @@ from mcast.backends.model.qp import Qp
 from mcast.wire.addresses import Gid
 
 Route = int | Gid
-"""What switches know a group by: its MLID on InfiniBand, the group itself on RoCE."""
+"""Key of a group in the switches: its MLID on InfiniBand, the group itself on RoCE."""
 
 
 class Receivers:

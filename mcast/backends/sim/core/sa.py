@@ -5,6 +5,13 @@ traps that the request raises. Sources: IBA vol 1, 15.2.5.17 (o15-0.1.x, o15-0.2
 groups, and what was seen on OpenSM 3.3 (docs/facts/sa.md). Where OpenSM differs from the specification,
 `Quirks` has a switch.
 
+A request is checked as a whole before anything changes: `_Refused` ends it with a status and no effect. A
+group exists from the Set that creates it until its last FULL or SEND_ONLY_FULL membership ends; a well-known
+group of the partition file stays without members. `SubnetAdmin` alone changes groups. The switches are not
+called: they fetch the MLIDs whose ports changed by `drain_changes`.
+
+Deliberately not handled: other attributes of the SA than MCMemberRecord, the delivery of traps, and routing.
+
 GUIDs are ints, GIDs are 16 bytes; MTU, rate and packet lifetime are codes as on the wire.
 """
 
@@ -27,10 +34,10 @@ from mcast.wire.mcmember import (
     McMemberRecord,
     SaMethod,
     SaStatus,
-    fields_of,
+    field_getter,
     make_record,
 )
-from mcast.wire.partition import DEFAULT_PKEY, FULL_MEMBER, PARTITION, partners
+from mcast.wire.partition import DEFAULT_PKEY, FULL_MEMBER, PARTITION, matching_pkeys
 from mcast.wire.units import MTU, PACKET_LIFE, RATE, Quantity, Selector, is_selected
 
 DEFAULT_PREFIX = bytes.fromhex("fe80000000000000")
@@ -95,7 +102,7 @@ Quirks.OPENSM_3_3 = Quirks(**{switch.name: True for switch in fields(Quirks)})
 
 
 class SaPort(NamedTuple):
-    """What the SA knows of an end port: `mtu` is the neighbour MTU, `rate` the link's rate, both as codes."""
+    """An end port as the SA knows it: `mtu` is the neighbour MTU, `rate` the link's rate, both as codes."""
 
     guid: int
     lid: int = 0
@@ -213,7 +220,7 @@ class SaGroup:
 
     @property
     def full_members(self) -> int:
-        """How many full members the SA counts; OpenSM goes on counting those that it drops (SA-LEAVE-6)."""
+        """Number of full members that the SA counts; OpenSM also counts those it dropped (SA-LEAVE-6)."""
         return self._full
 
     @property
@@ -229,7 +236,7 @@ class SaGroup:
 @lru_cache(maxsize=4096)
 def _partitions(pkeys: tuple[int, ...]) -> tuple[frozenset[int], frozenset[int]]:
     """The partitions of a P_Key table, and those in which it makes a full member: one for many ports."""
-    matching = [(pkey & PARTITION, partners(pkey)) for pkey in pkeys]
+    matching = [(pkey & PARTITION, matching_pkeys(pkey)) for pkey in pkeys]
     partitions = frozenset(base for base, others in matching if others)
     # A full member may talk to a limited one.
     return partitions, frozenset(base for base, others in matching if base in others)
@@ -248,8 +255,7 @@ class _Port:
         self.partitions, self.full = _partitions(values.pkeys)
 
     def shares_partition(self, other: _Port) -> bool:
-        """Whether the two ports may talk: they share a partition in which at least one of them is a full
-        member."""
+        """Return True if the ports share a partition in which at least one of them is a full member."""
         return not (self.full.isdisjoint(other.partitions) and self.partitions.isdisjoint(other.full))
 
 
@@ -370,8 +376,10 @@ class SubnetAdmin:
                     self._end(made)
 
     def _in_use(self, group: WellKnownGroup) -> bool:
-        """Whether the partition's groups are kept: all of them before there is any port, and always those of
-        the default partition, which has the SM's own port (SA-PKEY-3)."""
+        """Return True if the SM keeps the groups of this group's partition.
+
+        It keeps all before there is any port, and always those of the default partition, in which its own
+        port is (SA-PKEY-3)."""
         base = group.pkey & PARTITION
         if not self.quirks.purges_empty_partitions or not self._ports or base == DEFAULT_PKEY & PARTITION:
             return True
@@ -611,7 +619,7 @@ class SubnetAdmin:
         )
 
     def _selectors_match(self, mask: int, record: McMemberRecord, group: SaGroup) -> bool:
-        """Whether MTU, rate and packet lifetime are what the masked selectors ask for (SA-JOIN-5)."""
+        """Return True if MTU, rate and packet lifetime satisfy the masked selectors (SA-JOIN-5)."""
         if not mask & _SELECTORS:
             return True
         fields: tuple[Any, ...] = record
@@ -754,11 +762,11 @@ def _may_modify(group: SaGroup, held: int, port: _Port, requester: _Port) -> boo
 
 
 def _fields_match(mask: int, record: McMemberRecord, group: SaGroup) -> bool:
-    """Whether the masked plain fields equal the group's; two limited P_Keys do not match each other."""
-    if mask & _PKEY and record.pkey not in partners(group.values.pkey):
+    """Return True if the masked plain fields match the group's; two limited P_Keys do not match."""
+    if mask & _PKEY and record.pkey not in matching_pkeys(group.values.pkey):
         return False
     if equal := mask & _COMPARED:
-        fields = fields_of(equal)
+        fields = field_getter(equal)
         return fields(record) == fields(group.values)
     return True
 

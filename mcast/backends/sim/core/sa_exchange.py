@@ -1,4 +1,9 @@
-"""A request of a port's SA client: through the rules to the SA, and the answer back, in the fabric's time."""
+"""Transport of SA requests: from a port's SA client through the fault rules to the SA, and the reply back.
+
+A request arrives after SA_LATENCY_NS and any delay of a rule; the reply takes no time of its own. `answered`
+is called exactly once: with the reply, or with None, SA_TIMEOUT_NS after the request, if the SA stays silent
+or the request arrives later than that. A late request still takes effect at the SA.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from functools import partial
 from itertools import count
 
 from mcast.backends.model.port import Port
-from mcast.backends.model.times import NS, Timeline
+from mcast.backends.model.times import NS, Scheduler
 from mcast.backends.sim.core.log import Log
 from mcast.backends.sim.core.sa import SaReply
 from mcast.backends.sim.faults.rules import Delay, Drop, Refuse, Rules, SaRequest, SaVerdict
@@ -20,7 +25,7 @@ SA_TIMEOUT_NS = 3 * NS
 
 Answered = Callable[[SaReply | None], None]
 Serve = Callable[[Port, SaMethod, int, McMemberRecord], SaReply | None]
-"""How a port reaches the SA; None if it does not."""
+"""Function that handles a request of a port at the SA; it returns None if the SA cannot be reached."""
 
 
 class SaExchange:
@@ -28,7 +33,7 @@ class SaExchange:
 
     __slots__ = ("_clock", "_log", "_rules", "_serve", "_transactions")
 
-    def __init__(self, serve: Serve, rules: Rules, clock: Timeline, log: Log) -> None:
+    def __init__(self, serve: Serve, rules: Rules, clock: Scheduler, log: Log) -> None:
         self._serve, self._rules, self._clock, self._log = serve, rules, clock, log
         self._transactions = count(1)
 
@@ -40,7 +45,7 @@ class SaExchange:
         if self._rules.sa_requests:
             verdict = self._rules.judge_sa_request(SaRequest(self._clock.now, port.name, method, record))
             wait += verdict.ns if isinstance(verdict, Delay) else 0
-        if self._log.is_kept:
+        if self._log.is_enabled:
             answered = self._noted(port, method, mask, record, answered)
         arrive = partial(self._arrive, port, method, mask, record, answered, wait, verdict)
         self._clock.call_later(wait, arrive)

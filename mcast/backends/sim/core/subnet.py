@@ -1,4 +1,4 @@
-"""What makes an InfiniBand fabric a subnet: its SM with the SA, and how every port deals with them."""
+"""The subnet of an InfiniBand fabric: its SM with the SA, and the SA clients of the ports."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from functools import partial
 
 from mcast.backends.model.port import Port
 from mcast.backends.model.sa_client import SaClient
-from mcast.backends.model.times import Timeline
+from mcast.backends.model.times import Scheduler
 from mcast.backends.sim.core.forwarding import Forwarding
 from mcast.backends.sim.core.log import Log
 from mcast.backends.sim.core.options import InfinibandOptions
@@ -17,7 +17,7 @@ from mcast.backends.sim.core.topology import Topology
 from mcast.backends.sim.faults.rules import Rules
 from mcast.wire.mapping import ipoib_broadcast_mgid
 from mcast.wire.mcmember import JoinState, McMask, McMemberRecord, SaMethod, SaStatus
-from mcast.wire.partition import FULL_MEMBER, find_pkey, partners
+from mcast.wire.partition import FULL_MEMBER, find_pkey, matching_pkeys
 from mcast.wire.units import MTU, RATE
 
 
@@ -36,7 +36,7 @@ class Subnet:
         topology: Topology,
         receivers: Receivers,
         rules: Rules,
-        clock: Timeline,
+        clock: Scheduler,
         log: Log,
     ) -> None:
         # No port may be kept out of the groups of IPoIB by its MTU.
@@ -70,32 +70,32 @@ class Subnet:
         self.sa.restart()
         self.forwarding.changed()
 
-    def hears(self, port: Port) -> bool:
-        """Whether a request of the port gets to a running SM."""
+    def reaches_sm(self, port: Port) -> bool:
+        """Return True if a request of the port reaches a running SM."""
         topology = self._topology
         return self.up and port.up and not (topology.cut and topology.is_cut_off(port))
 
-    def sees(self, port: Port) -> bool:
-        """Whether the SM knows the port."""
+    def knows(self, port: Port) -> bool:
+        """Return True if the SM knows the port."""
         return port.guid in self._seen
 
     def update(self, port: Port) -> None:
         """The SM has changed values of the port: tell the SA, if the SM sees the port."""
-        if self.sees(port):
+        if self.knows(port):
             self._book(port)
 
     def find(self, port: Port) -> bool:
         """Let the SM see the port; return whether it had lost it."""
-        missed = not self.sees(port) and not self._topology.is_cut_off(port)
+        missed = not self.knows(port) and not self._topology.is_cut_off(port)
         if missed:
             self._book(port)
             self._seen.add(port.guid)
         return missed
 
-    def miss(self, *ports: Port) -> None:
+    def drop_unreachable(self, *ports: Port) -> None:
         """The SM has noticed that ports are gone: their memberships end by the leave rules."""
         for port in ports:
-            if not (port.up and not self._topology.is_cut_off(port)) and self.sees(port):
+            if not (port.up and not self._topology.is_cut_off(port)) and self.knows(port):
                 self.sa.port_down(port.guid)
                 self._seen.remove(port.guid)
         self.forwarding.changed()
@@ -104,7 +104,7 @@ class Subnet:
         """Join the broadcast groups, as IPoIB does by itself when its interfaces come up or the SM has
         forgotten them."""
         for interface in port.interfaces if self._ipoib else ():
-            if find_pkey(port.pkeys, interface.pkey) is not None and port.up and self.hears(port):
+            if find_pkey(port.pkeys, interface.pkey) is not None and port.up and self.reaches_sm(port):
                 interface.broadcast = self._join_broadcast(port, interface.pkey)
         self.forwarding.changed()
 
@@ -112,7 +112,7 @@ class Subnet:
         self.sa.add_port(SaPort(port.guid, port.lid, port.pkeys, MTU.code[port.mtu], RATE.code[port.rate]))
 
     def _serve(self, port: Port, method: SaMethod, mask: int, record: McMemberRecord) -> SaReply | None:
-        if not self.hears(port):
+        if not self.reaches_sm(port):
             return None
         reply = self.sa.handle(port.guid, method, mask, record)
         self.forwarding.changed()
@@ -132,7 +132,7 @@ class Subnet:
 def _add_partitions(options: InfinibandOptions, topology: Topology) -> None:
     """Give the ports their P_Keys, and an interface for each."""
     for number, base in enumerate(options.bases):
-        for pkey in partners(base | FULL_MEMBER):
+        for pkey in matching_pkeys(base | FULL_MEMBER):
             for index in (options.partitions or {}).get(pkey, ()):
                 topology.ports[index].add_interface(number, pkey)
     for port in topology.ports:

@@ -36,7 +36,7 @@ class Switching:
         """The QPs that get a copy of a message from that port."""
         if not to.gid.is_multicast:
             qp = self._queue_pairs.find(to.qp_num)
-            if qp is None or qp.gone or to.gid not in qp.port.gids.values():
+            if qp is None or qp.device_gone or to.gid not in qp.port.gids.values():
                 return []
             if source.is_infiniband and to.dlid != qp.port.lid:  # another's, or an old one (SA-SM-8)
                 return []
@@ -52,5 +52,5 @@ class Switching:
         """The QPs that get a copy, in order of their ports and of their attaching."""
         for port in sorted(self._members(source, group, mlid), key=attrgetter("index")):
             for qp in self._queue_pairs.attached(port).get(group, ()):
-                if not qp.gone and (not port.is_infiniband or qp.attached[group] == mlid):
+                if not qp.device_gone and (not port.is_infiniband or qp.attached[group] == mlid):
                     yield qp

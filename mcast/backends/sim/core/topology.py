@@ -1,4 +1,4 @@
-"""What a fabric is built of: ports on hosts, and switches joined by links."""
+"""Topology of a fabric: ports on hosts, and switches joined by links."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Topology:
         dealt = (self.ports[host :: len(self.hosts)] for host in hosts)
         return sorted((port for ports in dealt for port in ports), key=attrgetter("index"))
 
-    def behind(self, switch: int) -> Iterator[FabricPort]:
+    def ports_of_switch(self, switch: int) -> Iterator[FabricPort]:
         """The ports on that switch."""
         return (port for port in self.ports if port.switch == switch)
 
@@ -52,11 +52,11 @@ class Topology:
         """Return True if the port's switch has lost its link to the root."""
         return self.ports[port.index].switch in self.cut
 
-    def parted(self, one: Port, other: Port) -> bool:
-        """Whether a switch between these two ports is cut off."""
+    def are_separated(self, one: Port, other: Port) -> bool:
+        """Return True if a switch between these two ports is cut off."""
         switches = {self.ports[one.index].switch, self.ports[other.index].switch}
         return len(switches) > 1 and bool(switches & self.cut)
 
     def reaches(self, source: Port, target: Port) -> bool:
-        """Whether a message of one port gets to the other, if the switches forward it there."""
-        return target.up and not target.removed and not self.parted(source, target)
+        """Return True if a message of one port reaches the other, provided the switches forward it there."""
+        return target.up and not target.removed and not self.are_separated(source, target)

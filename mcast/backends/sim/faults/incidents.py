@@ -12,16 +12,16 @@ from collections.abc import Callable, Collection
 from mcast.api import PortEvent, Refused, WcStatus
 from mcast.backends.model.port import Port
 from mcast.backends.model.qp import Qp
-from mcast.backends.model.sa_client import Reset
-from mcast.backends.model.times import NS, ns_of
-from mcast.backends.sim.core.fabric import Parts
+from mcast.backends.model.sa_client import ResetReason
+from mcast.backends.model.times import NS, to_ns
+from mcast.backends.sim.core.fabric import FabricCore
 from mcast.backends.sim.core.options import PKEYS
 from mcast.backends.sim.core.subnet import Subnet
-from mcast.backends.sim.trace.events import DeviceRemoval, FaultPlanted, Link
+from mcast.backends.sim.trace.events import DeviceRemoval, FaultInjected, Link
 from mcast.wire.partition import find_pkey
 
 SWEEP_NS = 50_000_000
-"""How long after its trap the SM knows that a port is gone, about 50 ms (SA-SM-1)."""
+"""Time in ns, about 50 ms, from the trap until the SM has removed the port (SA-SM-1)."""
 
 LIDS = range(1, 0xC000)
 """Unicast LIDs (IBA vol 1, 4.1.3)."""
@@ -30,7 +30,7 @@ LIDS = range(1, 0xC000)
 # --- links and devices ---------------------------------------------------------------------------
 
 
-def set_link(fabric: Parts, port: Port, up: bool) -> None:
+def set_link(fabric: FabricCore, port: Port, up: bool) -> None:
     """Take the port's link down or up. Its queue pairs get PortEvent.ERR or PortEvent.ACTIVE.
 
     RoCE: no CmEvent; the membership stays, and messages flow again with the link (K-DEVICE-2). InfiniBand:
@@ -42,7 +42,7 @@ def set_link(fabric: Parts, port: Port, up: bool) -> None:
     port.up = up
     fabric.topology_changed()
     fabric.log.note(Link, port=port.name, up=up)
-    fabric.queue_pairs.tell(port, PortEvent.ACTIVE if up else PortEvent.ERR)
+    fabric.queue_pairs.notify_port(port, PortEvent.ACTIVE if up else PortEvent.ERR)
     subnet = fabric.subnet
     if subnet is None:
         return
@@ -52,11 +52,11 @@ def set_link(fabric: Parts, port: Port, up: bool) -> None:
     else:
         for interface in port.interfaces:
             interface.broadcast = None
-        subnet.clients[port.index].reset(Reset.PORT_ERR)
-        fabric.clock.call_later(SWEEP_NS, lambda: None if port.up else subnet.miss(port))
+        subnet.clients[port.index].reset(ResetReason.PORT_ERR)
+        fabric.clock.call_later(SWEEP_NS, lambda: None if port.up else subnet.drop_unreachable(port))
 
 
-def remove_device(fabric: Parts, port: Port) -> None:
+def remove_device(fabric: FabricCore, port: Port) -> None:
     """Remove the port's device: DEVICE_REMOVAL for every id on it, and its memberships end (K-DEVICE-1,
     SA-REMOVE-1).
 
@@ -73,27 +73,27 @@ def remove_device(fabric: Parts, port: Port) -> None:
     fabric.topology_changed()
 
 
-def restore_device(fabric: Parts, port: Port) -> None:
+def restore_device(fabric: FabricCore, port: Port) -> None:
     """Bring a removed device back, with its address and nothing else. New ids can be bound to it."""
     if not port.removed:
         return
-    fabric.log.note(FaultPlanted, name="device-restored", port=port.name)
+    fabric.log.note(FaultInjected, name="device-restored", port=port.name)
     port.removed = False
     fabric.topology_changed()
 
 
-def bond_failover(fabric: Parts, port: Port) -> None:
+def bond_failover(fabric: FabricCore, port: Port) -> None:
     """Change the bond below the port to its other link: ADDR_CHANGE for every id on it; memberships stay
     (K-DEVICE-5).
 
     Nothing else causes that event.
     """
-    fabric.log.note(FaultPlanted, name="bond-failover", port=port.name)
+    fabric.log.note(FaultInjected, name="bond-failover", port=port.name)
     for cm_id in list(port.ids):
         cm_id.address_changed()
 
 
-def cut_cable(fabric: Parts, switch: int) -> None:
+def cut_cable(fabric: FabricCore, switch: int) -> None:
     """Cut leaf switch 1, 2, … off the root: no message and no SA request passes, traffic on the leaf does.
 
     The hosts see no event, for their own links are up. On InfiniBand the SA drops the ports behind the cut,
@@ -108,23 +108,23 @@ def cut_cable(fabric: Parts, switch: int) -> None:
         return
     topology.cut.add(switch)
     fabric.topology_changed()
-    fabric.log.note(FaultPlanted, name="cable-cut", detail=f"switch {switch}")
+    fabric.log.note(FaultInjected, name="cable-cut", detail=f"switch {switch}")
     if (subnet := fabric.subnet) is not None:
         subnet.forwarding.keep(switch)
-        fabric.clock.call_later(SWEEP_NS, lambda: subnet.miss(*topology.behind(switch)))
+        fabric.clock.call_later(SWEEP_NS, lambda: subnet.drop_unreachable(*topology.ports_of_switch(switch)))
 
 
-def repair_cable(fabric: Parts, switch: int) -> None:
+def repair_cable(fabric: FabricCore, switch: int) -> None:
     """Undo `cut_cable`. RoCE: traffic resumes. InfiniBand: the SM finds the ports anew and sets
     ClientReregister, so -ENETRESET for every active membership behind the cut.
     """
     if switch not in fabric.topology.cut:
         return
     fabric.topology.cut.remove(switch)
-    fabric.log.note(FaultPlanted, name="cable-repaired", detail=f"switch {switch}")
+    fabric.log.note(FaultInjected, name="cable-repaired", detail=f"switch {switch}")
     if (subnet := fabric.subnet) is not None:
         subnet.forwarding.release(switch)
-        for port in fabric.topology.behind(switch):
+        for port in fabric.topology.ports_of_switch(switch):
             if port.up and subnet.find(port):
                 _reregister(fabric, subnet, port)
     fabric.topology_changed()
@@ -133,7 +133,7 @@ def repair_cable(fabric: Parts, switch: int) -> None:
 # --- the SM --------------------------------------------------------------------------------------
 
 
-def restart_sm(fabric: Parts, outage: float = 0.0) -> None:
+def restart_sm(fabric: FabricCore, outage: float = 0.0) -> None:
     """End the SM; `outage` seconds later it starts again, or another one takes over.
 
     In between requests get no answer, and fail with ETIMEDOUT; messages flow, because the switches keep their
@@ -144,7 +144,7 @@ def restart_sm(fabric: Parts, outage: float = 0.0) -> None:
     subnet, late = _subnet(fabric, "restart_sm"), _ns(outage, "outage")
     subnet.up = False
     subnet.ends += 1
-    fabric.log.note(FaultPlanted, name="sm-down")
+    fabric.log.note(FaultInjected, name="sm-down")
     if late:
         end = subnet.ends
         fabric.clock.call_later(late, lambda: _sm_starts(fabric, subnet) if subnet.ends == end else None)
@@ -152,24 +152,24 @@ def restart_sm(fabric: Parts, outage: float = 0.0) -> None:
         _sm_starts(fabric, subnet)
 
 
-def _sm_starts(fabric: Parts, subnet: Subnet) -> None:
+def _sm_starts(fabric: FabricCore, subnet: Subnet) -> None:
     subnet.up = True
     subnet.sa.restart()
     subnet.forwarding.changed()
-    fabric.log.note(FaultPlanted, name="sm-up", detail="ClientReregister to every port")
+    fabric.log.note(FaultInjected, name="sm-up", detail="ClientReregister to every port")
     for port in fabric.topology.ports:
-        if subnet.sees(port) and port.up:
+        if subnet.knows(port) and port.up:
             _reregister(fabric, subnet, port)
 
 
-def _reregister(fabric: Parts, subnet: Subnet, port: Port) -> None:
+def _reregister(fabric: FabricCore, subnet: Subnet, port: Port) -> None:
     """The port is told to register anew: IPoIB does so by itself, the applications are told."""
     subnet.join_broadcasts(port)
-    fabric.queue_pairs.tell(port, PortEvent.CLIENT_REREGISTER)
-    subnet.clients[port.index].reset(Reset.CLIENT_REREGISTER)
+    fabric.queue_pairs.notify_port(port, PortEvent.CLIENT_REREGISTER)
+    subnet.clients[port.index].reset(ResetReason.CLIENT_REREGISTER)
 
 
-def change_lid(fabric: Parts, port: Port, lid: int | None = None) -> None:
+def change_lid(fabric: FabricCore, port: Port, lid: int | None = None) -> None:
     """Give the port another LID, by default a free one: ENETRESET for every active membership (SA-RESET-1).
 
     What is sent to the LID before arrives nowhere (SA-SM-8). Raises ValueError on RoCE, and for a LID outside
@@ -183,13 +183,13 @@ def change_lid(fabric: Parts, port: Port, lid: int | None = None) -> None:
         raise Refused(ValueError(f"lid is {lid}: give one in 1..0xBFFF that no port has"))
     port.lid = lid
     fabric.topology_changed()
-    fabric.log.note(FaultPlanted, name="lid-change", port=port.name, detail=f"LID {lid}")
+    fabric.log.note(FaultInjected, name="lid-change", port=port.name, detail=f"LID {lid}")
     subnet.update(port)
-    fabric.queue_pairs.tell(port, PortEvent.LID_CHANGE)
-    subnet.clients[port.index].reset(Reset.LID_CHANGE)
+    fabric.queue_pairs.notify_port(port, PortEvent.LID_CHANGE)
+    subnet.clients[port.index].reset(ResetReason.LID_CHANGE)
 
 
-def set_pkeys(fabric: Parts, port: Port, pkeys: Collection[int]) -> None:
+def set_pkeys(fabric: FabricCore, port: Port, pkeys: Collection[int]) -> None:
     """Write another P_Key table into the port, as an SM does.
 
     ENETRESET for the groups whose P_Key moved in the table or vanished from it, and for no others: a port
@@ -203,7 +203,7 @@ def set_pkeys(fabric: Parts, port: Port, pkeys: Collection[int]) -> None:
         raise Refused(ValueError(f"P_Key is {wrong[0]!r}: give numbers of 16 bits"))
     before, port.pkeys = port.pkeys, tuple(pkeys)
     shown = ", ".join(f"{pkey:#06x}" for pkey in port.pkeys)
-    fabric.log.note(FaultPlanted, name="pkey-change", port=port.name, detail=f"P_Keys {shown or 'none'}")
+    fabric.log.note(FaultInjected, name="pkey-change", port=port.name, detail=f"P_Keys {shown or 'none'}")
     subnet.update(port)
     for qp in fabric.queue_pairs:
         if qp.port is port:
@@ -212,33 +212,33 @@ def set_pkeys(fabric: Parts, port: Port, pkeys: Collection[int]) -> None:
         if find_pkey(port.pkeys, interface.pkey) is None:
             interface.broadcast = None
     subnet.join_broadcasts(port)
-    fabric.queue_pairs.tell(port, PortEvent.PKEY_CHANGE)
+    fabric.queue_pairs.notify_port(port, PortEvent.PKEY_CHANGE)
     subnet.clients[port.index].reset(
-        Reset.PKEY_CHANGE,
+        ResetReason.PKEY_CHANGE,
         lambda record: find_pkey(before, record.pkey) != find_pkey(port.pkeys, record.pkey),
     )
     fabric.topology_changed()
 
 
-def program_late(fabric: Parts, delay: float) -> None:
+def program_late(fabric: FabricCore, delay: float) -> None:
     """From now on a switch learns of a change `delay` s after the SA has answered; 0: at once, as normally.
 
     The first messages after a join are lost, because the SA answers before the tables are written (SA-SM-4).
     Raises ValueError on RoCE.
     """
     subnet, late = _subnet(fabric, "program_late"), _ns(delay, "delay")
-    fabric.log.note(FaultPlanted, name="late-switches", detail=f"{late / NS:g} s")
+    fabric.log.note(FaultInjected, name="late-switches", detail=f"{late / NS:g} s")
     subnet.forwarding.set_delay(late)
 
 
 def _ns(seconds: float, what: str) -> int:
     try:
-        return ns_of(seconds, what)
+        return to_ns(seconds, what)
     except (TypeError, ValueError) as error:
         raise Refused(error) from None
 
 
-def _subnet(fabric: Parts, what: str) -> Subnet:
+def _subnet(fabric: FabricCore, what: str) -> Subnet:
     if fabric.subnet is None:
         raise Refused(ValueError(f"{what}: a RoCE fabric has no SM; make one with Fabric.infiniband"))
     return fabric.subnet
@@ -247,7 +247,7 @@ def _subnet(fabric: Parts, what: str) -> Subnet:
 # --- IGMP ----------------------------------------------------------------------------------------
 
 
-def stop_querier(fabric: Parts) -> None:
+def stop_querier(fabric: FabricCore) -> None:
     """Stop the IGMP querier. The switches forget a membership 260 s after its last report.
 
     Then no event comes and the port is still a member, but nothing arrives (docs/pitfalls.md, 22; RFC 3376,
@@ -255,40 +255,42 @@ def stop_querier(fabric: Parts) -> None:
     """
     if fabric.subnet is not None:
         raise Refused(ValueError("stop_querier: InfiniBand has no IGMP; make the fabric with Fabric.roce"))
-    fabric.log.note(FaultPlanted, name="querier-stopped")
+    fabric.log.note(FaultInjected, name="querier-stopped")
     fabric.igmp.stop_querier()
 
 
-def start_querier(fabric: Parts) -> None:
+def start_querier(fabric: FabricCore) -> None:
     """Start the querier again. It asks, every port reports its memberships, and messages flow again."""
-    fabric.log.note(FaultPlanted, name="querier-started")
+    fabric.log.note(FaultInjected, name="querier-started")
     fabric.igmp.start_querier()
 
 
 # --- queue pairs ---------------------------------------------------------------------------------
 
 
-def starve(fabric: Parts, qp: Qp) -> Callable[[], None]:
+def starve(fabric: FabricCore, qp: Qp) -> Callable[[], None]:
     """Take all free receives from the QP; calling the answer gives them back."""
-    fabric.log.note(FaultPlanted, name="starved", port=qp.port.name, detail=f"QP {qp.number}")
-    qp.settle()
+    fabric.log.note(FaultInjected, name="starved", port=qp.port.name, detail=f"QP {qp.number}")
+    qp.reclaim()
     taken, qp.free, qp.low_water = qp.free, 0, 0
 
     def feed() -> None:
-        fabric.log.note(FaultPlanted, name="fed", port=qp.port.name, detail=f"QP {qp.number}")
+        fabric.log.note(FaultInjected, name="fed", port=qp.port.name, detail=f"QP {qp.number}")
         qp.free += taken
 
     return feed
 
 
-def overrun_cq(fabric: Parts, qp: Qp) -> None:
+def overrun_cq(fabric: FabricCore, qp: Qp) -> None:
     """The receive CQ overflows: CQ_ERR, and the QP falls into ERR (K-DATA-19)."""
-    fabric.log.note(FaultPlanted, name="cq-overrun", port=qp.port.name, detail=f"QP {qp.number}")
+    fabric.log.note(FaultInjected, name="cq-overrun", port=qp.port.name, detail=f"QP {qp.number}")
     qp.fail(WcStatus.WR_FLUSH_ERR)
 
 
-def fail_qp(fabric: Parts, qp: Qp, status: WcStatus = WcStatus.LOC_QP_OP_ERR) -> None:
+def fail_qp(fabric: FabricCore, qp: Qp, status: WcStatus = WcStatus.LOC_QP_OP_ERR) -> None:
     """Put the queue pair into ERR, as a device does; its work completes with `status`. reset() brings it
     back."""
-    fabric.log.note(FaultPlanted, name="qp-error", port=qp.port.name, detail=f"QP {qp.number}: {status.name}")
+    fabric.log.note(
+        FaultInjected, name="qp-error", port=qp.port.name, detail=f"QP {qp.number}: {status.name}"
+    )
     qp.fail(status)

@@ -137,7 +137,7 @@ class Messages:
     rate: float = 1.0
 
     def fits(self, message: Delivery) -> bool:
-        """Whether group, ports and time fit."""
+        """Return True if group, ports and time fit."""
         return (
             _within(self.since, self.until, message.now)
             and _among(self.source, message.source)
@@ -163,7 +163,7 @@ class Requests:
     rate: float = 1.0
 
     def fits(self, request: SaRequest) -> bool:
-        """Whether method, port, group and time fit."""
+        """Return True if method, port, group and time fit."""
         return (
             _within(self.since, self.until, request.now)
             and self.method in (None, request.method)
@@ -185,7 +185,7 @@ def _names_in(wanted: Names) -> tuple[str, ...]:
 
 
 class _Picks:
-    """What a rule remembers for `nth` and `rate`."""
+    """Counter and random choice of a rule, for `nth` and `rate`."""
 
     def __init__(self, which: Messages | Requests, random: Random) -> None:
         nth = which.nth
@@ -284,7 +284,7 @@ class Rules:
                 return request_verdict if requests.fits(request) and asks(object()) else None
 
             return self.on_sa_request(on_request)
-        raise TypeError(f"{type(which).__name__} cannot get {verdict!r}")
+        raise TypeError(f"{type(which).__name__} cannot have the verdict {verdict!r}")
 
     def _picks(self, which: Messages | Requests) -> Callable[..., bool]:
         """Return what counts and draws for `which`.

@@ -16,7 +16,7 @@ from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.faults import rules as faults
 from mcast.backends.sim.faults.rules import Installed, Messages, Requests
 from mcast.backends.sim.scenario import model
-from mcast.backends.sim.trace.events import FaultPlanted
+from mcast.backends.sim.trace.events import FaultInjected
 
 Undo = Callable[[], None] | None
 
@@ -26,7 +26,7 @@ def begin(fabric: Fabric, fault: model.ScenarioFault) -> Undo:
     return _BEGIN[type(fault)](fabric, fault)
 
 
-class Planted:
+class FaultScheduler:
     """The faults that users ask of a fabric while time runs, and those of them that last.
 
     `say` is told in a line each what begins and what ends. May be used from several threads.
@@ -36,14 +36,14 @@ class Planted:
         self._fabric, self._say = fabric, say
         self._numbers = count()
         self._running: dict[int, tuple[model.ScenarioFault, Callable[[], None]]] = {}
-        """What lasts; the call that takes an entry out undoes the fault."""
+        """Faults that last; the call that takes an entry out undoes the fault."""
         self._due: set[int] = set()
         """Steps that the clock will do."""
         self._closed = False
 
     @property
     def count(self) -> int:
-        """How many faults last or wait for their time, and ends of faults that wait for theirs."""
+        """Number of faults that are active or scheduled, including scheduled ends of faults."""
         return len(self._running) + len(self._due)
 
     @property
@@ -64,7 +64,7 @@ class Planted:
 
         def due() -> None:
             self._due.discard(number)
-            self._fabric.clock.aside(action)
+            self._fabric.clock.defer(action)
 
         self._due.add(number)
         clock = self._fabric.clock
@@ -74,7 +74,7 @@ class Planted:
         if self._closed:
             return
         undo = begin(self._fabric, fault)
-        self._say(f"fault: {words_of(fault)}")
+        self._say(f"fault: {format_fault(fault)}")
         if undo is None:
             return
         number = next(self._numbers)
@@ -86,7 +86,7 @@ class Planted:
         fault, undone = self._running.pop(number, (None, None))
         if fault is not None and undone is not None:
             undone()
-            self._say(f"ended: {words_of(fault)}")
+            self._say(f"ended: {format_fault(fault)}")
 
     def undo(self, fits: Callable[[model.ScenarioFault], bool] = lambda fault: True) -> int:
         """End these of the faults that last, the latest first; how many there were."""
@@ -101,7 +101,7 @@ class Planted:
         self.undo()
 
 
-def words_of(fault: model.ScenarioFault) -> str:
+def format_fault(fault: model.ScenarioFault) -> str:
     """The fault in the words that `mcast sim ctl` takes."""
     fields = fault.model_dump(exclude={"kind"}, exclude_defaults=True)
     return " ".join([fault.kind, *(f"{name}={_word(value)}" for name, value in fields.items())])
@@ -114,9 +114,9 @@ def _word(value: object) -> str:
 
 
 @contextmanager
-def planted(fabric: Fabric, planned: Iterable[model.ScenarioFault]) -> Iterator[None]:
+def scheduled_faults(fabric: Fabric, planned: Iterable[model.ScenarioFault]) -> Iterator[None]:
     """Each fault happens `at` s from now and is undone at `until`, at the latest when this ends."""
-    with closing(Planted(fabric)) as faults:
+    with closing(FaultScheduler(fabric)) as faults:
         for fault in planned:
             faults.plan(fault)
         yield
@@ -125,7 +125,7 @@ def planted(fabric: Fabric, planned: Iterable[model.ScenarioFault]) -> Iterator[
 def _note(fabric: Fabric, fault: Any, detail: str) -> None:
     """Record in the trace a fault that has no other line there."""
     port = getattr(fault, "port", None)
-    fabric.parts.log.note(FaultPlanted, name=fault.kind, port=_name(fabric, port), detail=detail)
+    fabric.core.log.note(FaultInjected, name=fault.kind, port=_name(fabric, port), detail=detail)
 
 
 def _name(fabric: Fabric, port: int | None) -> str | None:

@@ -1,7 +1,7 @@
-"""What a scenario is, and how it is read from TOML or YAML: the model behind `scenario.run`.
+"""The data model of scenarios, and reading them from TOML or YAML.
 
-Times are in seconds from the start; ports are counted from 0. A stranger may have written the file, so every
-field, the file's size and depth, and the work of a run have bounds.
+Times are in seconds from the start; ports are counted from 0. The file is not trusted: every field, the size
+and depth of the file, and the work of a run have bounds.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from pydantic import (
 
 from mcast.api import McastAddress, WcStatus
 from mcast.errors import install
-from mcast.errors.refused import sentence_of
+from mcast.errors.validation import describe_validation_error
 from mcast.wire.mcmember import MLID_LAST, SaMethod, SaStatus
 
 READY_MADE = files("mcast.backends.sim.scenario") / "ready_made"
 
-MOST_PORTS, MOST_LEAVES = 65_000, 4_095
-MOST_BYTES = 1 << 16
+MAX_FABRIC_PORTS, MAX_LEAVES = 65_000, 4_095
+MAX_FILE_BYTES = 1 << 16
 """Of a file."""
-DEEPEST = 16
+MAX_DEPTH = 16
 """YAML: a scenario needs 5 levels."""
-MOST_DOTS = 1_000
+MAX_DOTS = 1_000
 """The most dots in one line of TOML, because tomllib takes quadratic time for the dots of a key."""
-MOST_STEPS = 1_000_000
+MAX_STEPS = 1_000_000
 """Of a run (`steps_of`): minutes, and some gigabytes of trace."""
-SHORTEST = 1e-6
+MIN_INTERVAL = 1e-6
 """Between two sends of a member, or two reads, in seconds."""
 RETRY_SECONDS = 0.1
-"""How many seconds after a refusal a member with `rejoin` tries again."""
+"""Seconds until a member with `rejoin` tries again after a refusal."""
 
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
-Interval = Annotated[float, Field(ge=SHORTEST, le=1e6)]
-PortNumber = Annotated[int, Field(ge=0, lt=MOST_PORTS)]
+Interval = Annotated[float, Field(ge=MIN_INTERVAL, le=1e6)]
+PortNumber = Annotated[int, Field(ge=0, lt=MAX_FABRIC_PORTS)]
 Positive = Annotated[int, Field(ge=1, le=1 << 63)]
 
 
@@ -69,8 +69,8 @@ GroupText = Annotated[str, BeforeValidator(_group)]
 
 
 def _zero_or_interval(value: float) -> float:
-    if 0 < value < SHORTEST:
-        raise ValueError(f"{value:g} is less than {SHORTEST:g} and not 0")
+    if 0 < value < MIN_INTERVAL:
+        raise ValueError(f"{value:g} is less than {MIN_INTERVAL:g} and not 0")
     return value
 
 
@@ -87,7 +87,7 @@ def _by_name(enum: type[SaStatus] | type[SaMethod] | type[WcStatus], value: obje
     if isinstance(value, enum) or value is None:
         return value
     if not isinstance(value, str) or value not in enum.__members__:
-        raise ValueError(f"{value!r} is none of {', '.join(enum.__members__)}")
+        raise ValueError(f"{value!r} is not one of {', '.join(enum.__members__)}")
     return enum[value]
 
 
@@ -115,8 +115,8 @@ class ScenarioTopology(_Model):
     """The fabric: link layer, ports, leaf switches, and sizes as in `Fabric`."""
 
     link_layer: Literal["roce", "infiniband"] = "roce"
-    ports: int = Field(default=4, ge=1, le=MOST_PORTS)
-    switches: int = Field(default=1, ge=1, le=MOST_LEAVES)
+    ports: int = Field(default=4, ge=1, le=MAX_FABRIC_PORTS)
+    switches: int = Field(default=1, ge=1, le=MAX_LEAVES)
     mtu: Annotated[Mtu | Annotated[tuple[Mtu, ...], Field(strict=False)], WrapValidator(_one_or_several)] = (
         1024
     )
@@ -148,7 +148,7 @@ class Members(_Model):
     """
 
     group: GroupText
-    ports: tuple[PortNumber, ...] = Field(min_length=1, max_length=MOST_PORTS, strict=False)
+    ports: tuple[PortNumber, ...] = Field(min_length=1, max_length=MAX_FABRIC_PORTS, strict=False)
     join: Seconds = 0.0
     leave: Seconds | None = None
     send_only: bool = False
@@ -282,7 +282,7 @@ class CutCable(Lasting):
     """A leaf switch loses its link to the root; its hosts see no event."""
 
     kind: Literal["cut-cable"]
-    switch: int = Field(ge=0, le=MOST_LEAVES)
+    switch: int = Field(ge=0, le=MAX_LEAVES)
 
 
 class LidChange(_Fault):
@@ -382,7 +382,7 @@ FAULTS: dict[str, type[_Fault]] = {
 
 _PORTS = ("port", "source", "target")
 """The fields of faults that name a port."""
-MOST_LIDS = 0xBFFF - 1
+MAX_LIDS = 0xBFFF - 1
 _NEEDS_SA = (SaSilent, SaSlow, SaRefuses, RestartSm, LidChange, PkeyChange, LateSwitches)
 
 
@@ -394,7 +394,7 @@ class Scenario(_Model):
     seconds: float = Field(gt=0, le=1e6)
     seed: int = Field(default=0, ge=0, lt=1 << 64)
     fabric: ScenarioTopology = ScenarioTopology()
-    members: tuple[Members, ...] = Field(min_length=1, max_length=MOST_PORTS, strict=False)
+    members: tuple[Members, ...] = Field(min_length=1, max_length=MAX_FABRIC_PORTS, strict=False)
     traffic: tuple[Traffic, ...] = Field(default=(), max_length=10_000, strict=False)
     faults: tuple[ScenarioFault, ...] = Field(default=(), max_length=10_000, strict=False)
 
@@ -414,17 +414,18 @@ class Scenario(_Model):
                 raise ValueError(f"size {traffic.size} is larger than the MTU, {mtu} bytes")
         for fault in self.faults:
             check_fault(fault, self.fabric)
-        if (steps := steps_of(self)) > MOST_STEPS:
+        if (steps := steps_of(self)) > MAX_STEPS:
             raise ValueError(
-                f"a run would take some {steps:,.0f} steps, at most {MOST_STEPS:,} are played: "
+                f"a run would take some {steps:,.0f} steps, but at most {MAX_STEPS:,} are allowed: "
                 "make it shorter, or give it fewer members, messages or faults"
             )
         return self
 
 
 def steps_of(scenario: Scenario) -> float:
-    """How many steps a run can have at the most: copies of messages, reads, joins, and changes of ports by
-    faults."""
+    """Return an upper bound of the steps of a run.
+
+    Steps are copies of messages, reads, joins, and changes of ports by faults."""
     seconds, faults = scenario.seconds, scenario.faults
     receivers: Counter[str] = Counter()
     readers, actions = 0, float(len(faults))
@@ -453,7 +454,7 @@ def _times(start: float, stop: float, every: float) -> float:
 _FAULT: TypeAdapter[ScenarioFault] = TypeAdapter(ScenarioFault)
 
 
-def fault_of(fields: Mapping[str, object], fabric: ScenarioTopology) -> ScenarioFault:
+def make_fault(fields: Mapping[str, object], fabric: ScenarioTopology) -> ScenarioFault:
     """The fault with these fields, as a scenario has them. Raises BadScenario."""
     _require_fields(fields, fabric.ports)
     try:
@@ -493,8 +494,8 @@ def check_fault(fault: ScenarioFault, fabric: ScenarioTopology) -> None:
             raise ValueError(f"switch {switch}: this fabric has one switch, and no leaf to cut off")
         raise ValueError(f"switch {switch}: the leaves are 1..{fabric.switches - 1}")
     infiniband = fabric.link_layer == "infiniband"
-    if isinstance(fault, LidChange) and fabric.ports > MOST_LIDS:
-        raise ValueError(f"{fault.kind!r} needs a free LID: at most {MOST_LIDS:,} ports leave one")
+    if isinstance(fault, LidChange) and fabric.ports > MAX_LIDS:
+        raise ValueError(f"{fault.kind!r} needs a free LID: the fabric may have at most {MAX_LIDS:,} ports")
     if isinstance(fault, _NEEDS_SA) and not infiniband:
         raise ValueError(f'{fault.kind!r} needs an SM: the fabric must be "infiniband"')
     if isinstance(fault, NoQuerier) and infiniband:
@@ -538,7 +539,7 @@ def load(source: str | Path) -> Scenario:
     path = Path(source)
     if path.suffix not in (".toml", ".yaml", ".yml") and not os.path.lexists(path):
         known = ", ".join(ready_made())
-        raise BadScenario(f"{source} is no file and no ready-made scenario: there are {known}")
+        raise BadScenario(f"{source} is neither a file nor a ready-made scenario: choose one of {known}")
     return _parse(str(path), _text_of(path), _is_yaml(path))
 
 
@@ -549,11 +550,11 @@ def _is_yaml(path: Path) -> bool:
 def _text_of(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         raise BadScenario(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > MOST_BYTES:
-        raise BadScenario(f"{path} is no scenario: it is larger than {MOST_BYTES:,} bytes")
+    if len(data) > MAX_FILE_BYTES:
+        raise BadScenario(f"{path} is no scenario: it is larger than {MAX_FILE_BYTES:,} bytes")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
@@ -585,7 +586,7 @@ def _table(name: str, text: str, yaml: bool) -> dict[str, object]:
 def _sentence(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{_short(sentence_of(first))}{more}"
+    return f"{_short(describe_validation_error(first))}{more}"
 
 
 def _short(text: str) -> str:
@@ -596,8 +597,8 @@ def _short(text: str) -> str:
 
 
 def _from_toml(text: str) -> object:
-    if any(line.count(".") > MOST_DOTS for line in text.splitlines()):
-        raise ValueError(f"a line has more than {MOST_DOTS:,} dots")
+    if any(line.count(".") > MAX_DOTS for line in text.splitlines()):
+        raise ValueError(f"a line has more than {MAX_DOTS:,} dots")
     return tomllib.loads(text)
 
 
@@ -619,11 +620,11 @@ def _from_yaml(text: str) -> object:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             line = 1 + (event.start_mark.line if event.start_mark else 0)
             if isinstance(event, yaml.AliasEvent):
-                raise ValueError(f"line {line} has the alias *{event.anchor}: write out what it stands for")
+                raise ValueError(f"line {line} has the alias *{event.anchor}: write out its value")
             if (tag := getattr(event, "tag", None)) is not None:
                 raise ValueError(f"line {line} has the tag {tag}: write the value alone")
-            if depth > DEEPEST:
-                raise ValueError(f"line {line} is nested more than {DEEPEST} deep")
+            if depth > MAX_DEPTH:
+                raise ValueError(f"line {line} is nested more than {MAX_DEPTH} deep")
         Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("+-0123456789"))
         return yaml.load(text, Loader)
     except yaml.YAMLError as error:

@@ -22,13 +22,13 @@ VARIABLE = "MCAST_SIM"
 """The environment variable with the path of a socket; empty: none."""
 
 _SERVE = "run `mcast sim serve` in another terminal, or name its socket by MCAST_SIM=PATH or socket="
-_CURES = {
+_FIXES = {
     EBUSY: "end a program that is attached, or serve a fabric with more --ports",
     ENODEV: "`mcast info --backend sim-shared` lists the ports",
     EPROTO: "use the same version of mcast at both ends",
     EUSERS: "end a program that is attached, or serve another fabric",
 }
-"""What to do when the server refuses with that errno."""
+"""Errno of a refusal by the server -> next step."""
 _OPTIONS = frozenset({"socket", "host", "bind", "timeout"})
 
 
@@ -38,7 +38,7 @@ def default_socket() -> Path:
     return Path(runtime, "mcast", "sim.sock") if runtime else Path(f"/tmp/mcast-{os.geteuid()}/sim.sock")
 
 
-def make_place(path: Path) -> Path:
+def make_socket_dir(path: Path) -> Path:
     """Make the directory of the user's own socket, if need be. Raises OSError for somebody else's."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = path.parent.lstat()
@@ -47,16 +47,16 @@ def make_place(path: Path) -> Path:
     return path
 
 
-def named_socket() -> Path | None:
+def socket_from_environment() -> Path | None:
     """Return the socket that MCAST_SIM names; None if it names none."""
     named = os.environ.get(VARIABLE)
     return Path(named) if named else None
 
 
-def served_socket() -> Path | None:
+def find_socket() -> Path | None:
     """Return the socket that MCAST_SIM names, or else the user's own if there is one."""
     if VARIABLE in os.environ:
-        return named_socket()
+        return socket_from_environment()
     path = default_socket()
     return path if path.is_socket() and path.parent.stat().st_uid in (0, os.geteuid()) else None
 
@@ -72,21 +72,21 @@ def attach(
     """Attach this process to a served fabric. Raises BackendUnavailable.
 
     layer    what the fabric must be; None: either
-    socket   its path; None: see `served_socket`
+    socket   its path; None: see `find_socket`
     host     the number of the host to be, also one that another process is; None: a free one; "all": all of
              them, to look on
     bind     be the host that has the address
     timeout  seconds that a call waits for a server that does not answer; by default 5
     """
-    from mcast.arguments.seconds import seconds_of
+    from mcast.arguments.seconds import check_seconds
     from mcast.backends.sim.served.client import ServedBackend  # a fabric of one's own needs none of it
     from mcast.backends.sim.served.connection import DEFAULT_TIMEOUT
 
     unavailable = partial(BackendUnavailable, name, UnavailableReason.NO_DEVICE)
-    path = served_socket() if socket is None else Path(socket)
+    path = find_socket() if socket is None else Path(socket)
     if path is None:
         raise unavailable("no fabric is served", _SERVE)
-    seconds = DEFAULT_TIMEOUT if timeout is None else seconds_of(timeout)
+    seconds = DEFAULT_TIMEOUT if timeout is None else check_seconds(timeout)
     is_host = host is None or host == "all" or (type(host) is int and host >= 0)
     try:
         address = None if bind is None else ip_address(str(bind))
@@ -97,13 +97,14 @@ def attach(
     try:
         backend = ServedBackend(path, "free" if host is None else host, address, seconds)
     except McastError as error:
-        raise unavailable(error.detail, _CURES.get(error.errno or ENODEV, _CURES[ENODEV])) from None
+        raise unavailable(error.detail, _FIXES.get(error.errno or ENODEV, _FIXES[ENODEV])) from None
     except PermissionError as error:
-        fix = "run as the user who serves it, or serve it with --group"
+        fix = "run as the user of the server, or start the server with --group"
         raise BackendUnavailable(name, UnavailableReason.NO_PERMISSION, str(error), fix) from None
     except TimeoutError as error:
         raise unavailable(
-            f"{error.strerror} (socket {path})", "let the server go on, or end it and serve again"
+            f"{error.strerror} (socket {path})",
+            "resume the server (kill -CONT), or end it and run `mcast sim serve` again",
         ) from None
     except OSError as error:
         raise unavailable(f"no fabric is served at {path}: {error.strerror or error}", _SERVE) from None
@@ -111,24 +112,24 @@ def attach(
     if layer not in (None, found):
         backend.close()
         other = "sim-shared" if found is LinkLayer.ETHERNET else "sim-shared-ib"
-        raise unavailable(f"the fabric at {path} speaks {found.value}", f"open {other!r}")
+        raise unavailable(f"the fabric at {path} is {found.value}", f"open {other!r}")
     return backend
 
 
 def served_status() -> Status:
     """The provider runs wherever there are Unix sockets; the words say whether a fabric is served now."""
-    return Status(True, served_words() or f"no fabric is served now: {_SERVE}")
+    return Status(True, describe_served() or f"no fabric is served now: {_SERVE}")
 
 
-def served_words() -> str:
+def describe_served() -> str:
     """Return in words which served fabric `sim-shared` attaches to; "" where there is none."""
-    path = served_socket()
+    path = find_socket()
     return "" if path is None else f"the fabric served at {path}"
 
 
-def named_words() -> str:
+def describe_from_environment() -> str:
     """Return in words which served fabric `sim` attaches to, because MCAST_SIM names it; "" for none."""
-    path = named_socket()
+    path = socket_from_environment()
     return "" if path is None else f"the fabric served at {path}"
 
 
@@ -140,7 +141,7 @@ def open_sim(make_own: Any, name: str, **options: Any) -> Backend:
         raise ValueError(
             f"a fabric that is served has its own options: leave out {others}, or {attaching.pop()}"
         )
-    if "socket" in options or ((attaching or not options) and named_socket() is not None):
+    if "socket" in options or ((attaching or not options) and socket_from_environment() is not None):
         return attach(name, **options)
     if attaching:
         raise ValueError(

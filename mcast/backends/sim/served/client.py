@@ -1,8 +1,8 @@
 """The contract over the sockets of a served fabric: each call is a request, and what waits polls descriptors.
 
-A byte lies in the socket of an event channel while an event waits there, and in that of a queue pair while
-it has messages, an error or news of its port. A thread that waits polls these, for at most a second in one
-go, and holds no lock meanwhile; then it asks.
+The socket of an event channel has a byte while an event waits, and that of a queue pair while it has
+messages, an error or unread events of its port. A waiting thread polls these, for at most a second at a time,
+without holding a lock; then it sends the request.
 
 The server's end is the removal of every device: ids report it, queue pairs are dead. `ServedBackend.devices`
 attaches anew, to the same host, once the fabric is served again. A connection that an exception has broken
@@ -32,6 +32,7 @@ from mcast.api import (
     Batch,
     Broken,
     Capability,
+    ClientProcess,
     Closeable,
     Closed,
     CmEvent,
@@ -44,7 +45,6 @@ from mcast.api import (
     DeviceRegion,
     EventChannel,
     GroupTable,
-    Guest,
     JoinAttrEx,
     JoinFlag,
     Leases,
@@ -60,7 +60,7 @@ from mcast.api import (
     QpState,
     QpType,
     QueuePair,
-    Reentered,
+    ReentrantCall,
     Region,
     TimestampClock,
     WcStatus,
@@ -68,12 +68,27 @@ from mcast.api import (
 )
 from mcast.backends.model.qp import Burst, Header
 from mcast.backends.model.times import NS
-from mcast.backends.sim.lease import DeviceSlots, MemorySlots, Packed, SimBatch, Slices, Slots, message_of
+from mcast.backends.sim.lease import (
+    DeviceSlots,
+    MemorySlots,
+    PackedPayloads,
+    SimBatch,
+    Slices,
+    Slots,
+    message_of,
+)
 from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
 from mcast.backends.sim.served import frames
-from mcast.backends.sim.served.connection import DEFAULT_TIMEOUT, ENDED, Connection, Gone, Reply, Unknown
-from mcast.backends.sim.served.listener import keep_host
-from mcast.backends.sim.served.tap import Tapped
+from mcast.backends.sim.served.connection import (
+    DEFAULT_TIMEOUT,
+    ENDED,
+    Connection,
+    Reply,
+    ServerGone,
+    UnknownObject,
+)
+from mcast.backends.sim.served.listener import reserve_host
+from mcast.backends.sim.served.tap import TapReader
 from mcast.wire.addresses import Gid, McastAddress
 from mcast.wire.mapping import infiniband_group, ipoib_broadcast_mgid
 from mcast.wire.partition import FULL_MEMBER
@@ -85,7 +100,7 @@ _SLEEP = 1.0
 """Seconds of one sleep of a call that waits: a descriptor that another thread closes just before wakes
 nobody."""
 _SLEEP_UNSERVED = 0.02
-"""The same once the server has ended, or in SQD, when only another thread's call can change anything."""
+"""Maximum sleep in seconds once the server has ended, or in SQD, where only another thread can act."""
 
 
 def _sleep(fds: Sequence[int], left: float | None, longest: float = _SLEEP) -> None:
@@ -126,15 +141,15 @@ class _Remote(Closeable):
         connection, phase = self._connection, frames.OPERATIONS[name].phase
         try:
             return connection.ask(name, arguments, call, about, tail)
-        except Gone:
+        except ServerGone:
             self._require_open(call or name, phase)
             self._backend.lost(connection)
             if connection.is_broken:
-                what, cure = "connection to the fabric's server", "close the backend and open another one"
-                raise Broken(what, "a request", cure, call or name, phase) from None
+                what, fix = "connection to the fabric's server", "close the backend and open another one"
+                raise Broken(what, "a request", fix, call or name, phase) from None
             errno = E.ENXIO if phase in (Phase.JOIN, Phase.LEAVE) else E.ENODEV
             raise mcast_error(errno, call or name, phase, None, connection.why) from None
-        except Unknown:
+        except UnknownObject:
             raise Closed(type(self).__name__, call or name, phase) from None
 
     def _ask(self, name: str, *arguments: Any, call: str = "", **about: object) -> Any:
@@ -155,7 +170,7 @@ class _Remote(Closeable):
         reply = self._reply(name, *arguments, about=about)
         if reply.file is None:
             self._end_there(getattr(reply.value, "number", reply.value))
-            detail = f"this process has no descriptor left: {os.strerror(E.EMFILE)}"
+            detail = f"this process has no file descriptor left (ulimit -n): {os.strerror(E.EMFILE)}"
             raise mcast_error(E.EMFILE, name, frames.OPERATIONS[name].phase, None, detail)
         connected: socket.SocketType = reply.file
         connected.setblocking(False)
@@ -163,7 +178,7 @@ class _Remote(Closeable):
 
     def _end_there(self, number: int) -> None:
         """End the server's part, as far as the server is there; amid a request of this thread, after that."""
-        if self._connection.is_within:
+        if self._connection.in_request:
             self._connection.tell("close", (number,))
             return
         with suppress(McastError):
@@ -194,8 +209,8 @@ class ServedBackend(_Remote, Backend):
         self.capabilities: frozenset[Capability] = frozenset(self.fabric.capabilities)
         hosts = self.fabric.hosts
         self._host: int | str = "all" if hosts == "all" else int(hosts)
-        self._kept = None if isinstance(self._host, str) else keep_host(path, self._host)
-        """What keeps the host for this process while the fabric is not served."""
+        self._kept = None if isinstance(self._host, str) else reserve_host(path, self._host)
+        """Reservation of the host for this process while the fabric is not served."""
 
     def now(self) -> float:
         return (time.monotonic_ns() - self.fabric.made) / NS
@@ -218,26 +233,28 @@ class ServedBackend(_Remote, Backend):
                 raise
         return tuple(self._ask_or((), "devices"))
 
-    def guests(self) -> tuple[Guest, ...]:
+    def client_processes(self) -> tuple[ClientProcess, ...]:
         return tuple(self._ask_or((), "guests"))
 
     def control(self, words: Sequence[str]) -> tuple[str, ...]:
         """Do to the fabric what the words of `mcast sim ctl` say. Raises McastError (EINVAL) for others."""
         return tuple(self._ask_open("ctl", list(words)))
 
-    def tap(self) -> Tapped:
+    def tap(self) -> TapReader:
         """Return what happens on the fabric from now on, on all its ports. Raises McastError (EBUSY)."""
         introduction: str = self._ask_open("introduction")
         file = self._reply("tap").file
         if file is None:
             self._ask("untap")
-            raise mcast_error(E.EMFILE, "tap", Phase.OPEN, None, "this process has no descriptor left")
-        tapped = Tapped(introduction, file, lambda: int(self._ask_open("untap")))
-        self._connection.handed_over(file)
+            raise mcast_error(
+                E.EMFILE, "tap", Phase.OPEN, None, "this process has no file descriptor left (ulimit -n)"
+            )
+        tapped = TapReader(introduction, file, lambda: int(self._ask_open("untap")))
+        self._connection.detach_or_close(file)
         return tapped
 
     def _port_counters(self, device: str, port_num: int) -> Mapping[str, int]:
-        with suppress(McastError, Reentered):  # the latter in a signal's handler amid a request
+        with suppress(McastError, ReentrantCall):  # the latter in a signal's handler amid a request
             found: dict[str, int] = self._ask_open("port_counters", device, port_num)
             return found
         self._require_open("port_counters", Phase.OPEN)
@@ -277,7 +294,7 @@ class ServedBackend(_Remote, Backend):
             channels = list(self._channels)
         for channel in channels:
             channel._close()
-        with suppress(McastError, Gone, Reentered):  # what it does is done when this returns
+        with suppress(McastError, ServerGone, ReentrantCall):  # what it does is done when this returns
             self._connection.ask("bye", (), "close")
         if self._kept is not None:
             self._kept.close()
@@ -303,10 +320,10 @@ class ServedBackend(_Remote, Backend):
     def lost(self, connection: Connection) -> None:
         """Every id of that connection has lost its device."""
         if os.getpid() == connection.pid:
-            connection.lose(connection.why)
+            connection.mark_lost(connection.why)
             with self.lock:
                 for channel in list(self._channels):
-                    channel.lose(connection)
+                    channel.mark_lost(connection)
 
     def forget(self, channel: ServedEventChannel) -> None:
         """The channel is closed."""
@@ -323,7 +340,7 @@ class ServedEventChannel(_Remote, EventChannel):
         self._local: deque[CmEvent] = deque()
         """Events that no server reports: devices that were removed with it."""
         self._number: int | None = None
-        """What the server calls the channel; None when it has ended."""
+        """Number of the channel at the server; None when it has ended."""
         self._socket: socket.SocketType | None = None
         self._epoll = select.epoll()
 
@@ -339,7 +356,7 @@ class ServedEventChannel(_Remote, EventChannel):
             self._drop_socket()
             self._connection = connection
             self._number, self._socket = self._open_socket("event_channel")
-            connection.handed_over(self._socket)
+            connection.detach_or_close(self._socket)
             self._epoll.register(self._socket, select.EPOLLIN)
         return connection, self._number
 
@@ -404,7 +421,7 @@ class ServedEventChannel(_Remote, EventChannel):
             found.type, found.status, found.errno, context, owner, found.ud, found.detail, found.found
         )
 
-    def lose(self, connection: Connection) -> None:
+    def mark_lost(self, connection: Connection) -> None:
         """The server has ended: as if each device had been removed. Called in the lock."""
         if self._closed or self._number is None or connection is not self._connection:
             return
@@ -464,7 +481,7 @@ class ServedCmId(_Remote, CmId):
         self._backend, self._connection = channel._backend, connection
         self.number: int = number
         self.port_space: PortSpace = port_space
-        self._place = frames.IdPlace()
+        self._place = frames.IdBinding()
         self._qp: ServedQueuePair | None = None
         self.contexts: dict[int, object] = {}
         """Number of a join -> the context that it was given."""
@@ -490,7 +507,7 @@ class ServedCmId(_Remote, CmId):
         place = self._ask("resolve_addr", self.number, dst, src, dst=dst, src=src)
         self._stand(place, "resolve_addr", Phase.RESOLVE)
 
-    def _stand(self, place: frames.IdPlace, call: str, phase: Phase) -> None:
+    def _stand(self, place: frames.IdBinding, call: str, phase: Phase) -> None:
         """The id is bound; if the server has ended meanwhile, no event would report its removal."""
         with self._backend.lock:
             if self._connection.lost:
@@ -508,10 +525,10 @@ class ServedCmId(_Remote, CmId):
         with self._backend.lock:
             if self._closed:  # by another thread, and its queue pair with it
                 connected.close()
-                self._connection.handed_over(connected)
+                self._connection.detach_or_close(connected)
                 raise Closed(type(self).__name__, "create_qp", Phase.CREATE_QP)
             self._qp = ServedQueuePair(self, made, connected, init.qp_type)
-            self._connection.handed_over(connected)
+            self._connection.detach_or_close(connected)
             return self._qp
 
     def look_anew(self) -> None:
@@ -578,7 +595,7 @@ class ServedQueuePair(_Remote, QueuePair):
     """The queue pair of an id; its descriptor is readable also once the server has ended."""
 
     def __init__(
-        self, owner: ServedCmId, made: frames.MadeQp, connected: socket.SocketType, qp_type: QpType
+        self, owner: ServedCmId, made: frames.CreatedQp, connected: socket.SocketType, qp_type: QpType
     ) -> None:
         self._owner, self._made, self._type = owner, made, qp_type
         self._backend, self._connection, self._number = owner._backend, owner._connection, made.number
@@ -591,11 +608,11 @@ class ServedQueuePair(_Remote, QueuePair):
         """True amid a receive, and after one whose answer was not read."""
         self._own: set[Header] = set()
         """Headers of this queue pair's own messages."""
-        self._has_news = False
+        self._port_changed = False
         self._slots: Slots | None = None
         self._leases = Leases(self._give_ended)
         self.attached: dict[Gid, int] | None = None
-        """What it is attached with, as far as that is known here: only this process changes it."""
+        """Attachments as far as they are known here: only this process changes them."""
         self._last = QpState.RTS, QpCounters(0, 0, 0, 0, 0, made.depth, made.depth, dropped_mtu=0)
 
     @property
@@ -640,7 +657,7 @@ class ServedQueuePair(_Remote, QueuePair):
     def _look(self) -> tuple[QpState, QpCounters]:
         """Return state and counters, as they were last seen once the queue pair or the server has ended."""
         if not self._closed and not self._connection.lost:
-            with suppress(McastError, Reentered):  # the latter in a signal's handler amid a request
+            with suppress(McastError, ReentrantCall):  # the latter in a signal's handler amid a request
                 self._last = self._ask("look", self._number)
         return self._last
 
@@ -649,12 +666,12 @@ class ServedQueuePair(_Remote, QueuePair):
 
     def port_events(self) -> tuple[PortEvent, ...]:
         self._require_open("port_events", Phase.EVENT)
-        self._has_news = False
+        self._port_changed = False
         return tuple(self._ask_or((), "port_events", self._number))
 
     @property
     def has_port_events(self) -> bool:
-        return self._has_news
+        return self._port_changed
 
     def _attach_mcast(self, gid: Gid, lid: int) -> None:
         self._ask("attach_mcast", self._number, gid, lid, gid=gid, lid=f"{lid:#x}")
@@ -741,7 +758,7 @@ class ServedQueuePair(_Remote, QueuePair):
                 self._backend.lost(self._connection)
             left = None if end is None else end - time.monotonic()
             if (left is not None and left <= 0) or (
-                events and (self._has_news or self._owner.channel.pending)
+                events and (self._port_changed or self._owner.channel.pending)
             ):
                 return []
             also = [self._owner.channel.descriptor()] if events else []
@@ -764,14 +781,14 @@ class ServedQueuePair(_Remote, QueuePair):
             self._got += 1
             self._is_asking = False
         received: frames.Received = reply.value
-        self._has_news = received.news
+        self._port_changed = received.port_changed
         slices: Slices = []
         begin = 0
         for one in received.bursts:
             header = frames.header_of(one.source, one.group, one.src_qp, one.slid)
             if one.own:
                 self._own.add(header)
-            payloads = Packed(reply.tail, one.lengths, begin)
+            payloads = PackedPayloads(reply.tail, one.lengths, begin)
             begin += sum(one.lengths)
             slices.append((Burst(payloads, 0, header, one.imm, 0, one.at), 0, len(one.lengths)))
         return slices
@@ -782,7 +799,7 @@ class ServedQueuePair(_Remote, QueuePair):
 
     def _give_ended(self) -> None:
         """Give back the receives of batches that have ended."""
-        if count := self._leases.take():
+        if count := self._leases.reclaim():
             self._give_back(self._slots, count)
 
     def _give_back(self, slots: Slots | None, number: int) -> None:

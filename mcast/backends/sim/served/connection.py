@@ -11,8 +11,8 @@ An exception of a signal's handler may end a request at any moment:
 - Between two steps that belong together (bytes that were sent, and are noted as sent), the guard's `amid`
   stays set. The next call finds it, and the connection is lost, as by the server's end.
 
-A descriptor that comes with an answer has an owner at once: what `recvmsg` returns is stored by the same call
-into C, and so is the file or socket that is made of it. The connection keeps these until `handed_over`, and
+A descriptor that comes with an answer has an owner at once: one call into C stores what `recvmsg` returns,
+and another one the file or socket that is made of it. The connection keeps these until `detach_or_close`, and
 closes what is left.
 
 A request that a handler or a finalizer makes amid another one of its thread is refused. What needs no answer
@@ -36,25 +36,25 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mcast.api import Guard, Phase, QpError, Reentered, mcast_error
+from mcast.api import Guard, Phase, QpError, ReentrantCall, mcast_error
 from mcast.backends.sim.served import frames
 from mcast.backends.sim.served.listener import connect, peer_of
 
 DEFAULT_TIMEOUT = 5.0
 """Seconds that a request waits for its answer."""
 
-ENDED = "the fabric is served no more"
+ENDED = "the server of the fabric has ended"
 _BROKEN = "a call was interrupted in the middle of a request to the fabric's server"
 _AMID = "this thread is in the middle of another call of this backend: call it after that"
 
 _ROOM = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
-class Gone(Exception):
+class ServerGone(Exception):
     """The server has ended, or has not answered in time."""
 
 
-class Unknown(Exception):
+class UnknownObject(Exception):
     """The server does not know the object of the request, because another thread has closed it meanwhile."""
 
 
@@ -83,7 +83,7 @@ class Connection:
         self._queued: deque[bytes] = deque()
         self._numbers = count(1)
         self._received: deque[Any] = deque()
-        """What `recvmsg` has returned, until its descriptors are in `_files`."""
+        """Results of `recvmsg`, until their descriptors are in `_files`."""
         self._files: deque[Any] = deque()
         self._kept: dict[Any, None] = {}
         """Files of answers, until they are handed over."""
@@ -92,11 +92,11 @@ class Connection:
                 connect(self._socket, path, timeout)
                 self.fabric: frames.Attached = self.ask("attach", (frames.VERSION, host, bind)).value
             except BlockingIOError:
-                text = f"the server of the fabric accepts nobody: {os.strerror(E.EAGAIN)}"
+                text = f"the server of the fabric does not accept connections: {os.strerror(E.EAGAIN)}"
                 raise TimeoutError(E.ETIMEDOUT, text, str(path)) from None
-            except Gone:
+            except ServerGone:
                 if self.why == ENDED:
-                    text = "the server does not let this process in"
+                    text = "the server closed the connection before it answered"
                     raise ConnectionRefusedError(E.ECONNREFUSED, text, str(path)) from None
                 raise TimeoutError(E.ETIMEDOUT, self.why, str(path)) from None
         except BaseException:
@@ -116,8 +116,8 @@ class Connection:
         """Send a request and return its answer. Raises the McastError that it is, Unknown, and Gone."""
         op, call = frames.OPERATIONS[name], call or name
         self.require_process(call, op.phase)
-        if self.is_within:
-            raise Reentered(_AMID)
+        if self.in_request:
+            raise ReentrantCall(_AMID)
         number = next(self._numbers)
         request = frames.encode_request(name, number, arguments, tail)
         if len(request) > frames.MAX_REQUEST:
@@ -132,11 +132,11 @@ class Connection:
         if refusal.status is not None:
             raise QpError(refusal.status, call, op.phase, about)
         if refusal.errno == E.EBADF:
-            raise Unknown
+            raise UnknownObject
         raise mcast_error(refusal.errno, call, op.phase, about, refusal.detail)
 
     @property
-    def is_within(self) -> bool:
+    def in_request(self) -> bool:
         """Return True in a handler or finalizer amid a request of this thread."""
         found: bool = self.lock._is_owned()
         return found
@@ -157,24 +157,24 @@ class Connection:
                 return frame, file
             if file is not None:  # of an answer that nobody waits for any more
                 file.close()
-                self.handed_over(file)
+                self.detach_or_close(file)
 
     def _wait(self, left: float) -> None:
         """Sleep until the next step can do something. Raises Gone when the time is over."""
         if (fd := self._socket.fileno()) < 0:
-            raise Gone
+            raise ServerGone
         poller = select.poll()
         poller.register(fd, select.POLLIN | (select.POLLOUT if self._out else 0))
         if left <= 0 or not poller.poll(left * 1000):
-            self.lose(self._silence())
-            raise Gone
+            self.mark_lost(self._silence())
+            raise ServerGone
 
     def _step(self, request: bytes, reads: bool) -> frames.Frame | None:
         """Send what the socket takes, and read a frame if it is there. Raises Gone."""
         if self._guard.amid:
-            self.lose(_BROKEN)
+            self.mark_lost(_BROKEN)
         if self.lost:
-            raise Gone
+            raise ServerGone
         self._guard.amid = "a request"
         while self._queued:
             self._out += self._queued.popleft()
@@ -182,11 +182,11 @@ class Connection:
         try:
             self._send()
             frame = self._reader.read() if reads else None
-        except (OSError, EOFError, frames.NoFrame) as error:
+        except (OSError, EOFError, frames.FrameError) as error:
             if isinstance(error, OSError) and error.errno is None:  # of a handler
                 raise
-            self.lose(self.why)
-            raise Gone from error
+            self.mark_lost(self.why)
+            raise ServerGone from error
         self._guard.amid = ""
         return frame
 
@@ -215,7 +215,7 @@ class Connection:
                     fds += array.array("i", found[: len(found) - len(found) % 4])
         return fds
 
-    def handed_over(self, file: Any) -> None:
+    def detach_or_close(self, file: Any) -> None:
         """The file of an answer has another owner, or is closed."""
         self._kept.pop(file, None)
 
@@ -227,8 +227,8 @@ class Connection:
 
     def flush(self) -> None:
         """Send what was queued and what has found no room, but amid a request, which does that itself."""
-        if (self._queued or self._out) and not self.lost and not self.is_within:
-            with self.lock, suppress(Gone):
+        if (self._queued or self._out) and not self.lost and not self.in_request:
+            with self.lock, suppress(ServerGone):
                 self._step(b"", reads=False)
 
     # --- the end -----------------------------------------------------------------------------
@@ -254,12 +254,12 @@ class Connection:
         try:
             stat = Path(f"/proc/{pid}/stat").read_bytes()  # in which its name may be no text
             if stat.rpartition(b")")[2].split()[0] in (b"T", b"t"):
-                return f"{server} is stopped: let it go on by `kill -CONT {pid}`"
+                return f"{server} is stopped: resume it by `kill -CONT {pid}`"
         except OSError:
             pass
         return f"{server} has not answered for {self.timeout:g} s"
 
-    def lose(self, why: str) -> None:
+    def mark_lost(self, why: str) -> None:
         """Nothing can be asked any more; the server ends what is left."""
         if os.getpid() != self.pid:
             return  # the socket is the parent's, too
@@ -276,7 +276,7 @@ class Connection:
 
     def close(self) -> None:
         """Free the descriptors."""
-        self.lose(self.why)
+        self.mark_lost(self.why)
         self.lost = True
         owned = {file.fileno() for file in self._files}
         for fd in self._descriptors():

@@ -21,11 +21,11 @@ from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, TypeAdap
 from mcast.api import (
     Capability,
     Cause,
+    ClientProcess,
     CmEventType,
     Destination,
     DeviceInfo,
     GroupTable,
-    Guest,
     LinkLayer,
     Phase,
     PortEvent,
@@ -48,7 +48,7 @@ MAX_REQUEST, MAX_ANSWER = 64 << 20, 1 << 30
 REQUEST, ANSWER, REFUSAL = range(1, 4)
 """Kinds of frames."""
 
-HEAD = Struct("<BIII")
+FRAME_HEADER = Struct("<BIII")
 """Before the text: the kind, the number of the request, the lengths of text and tail."""
 _MAX_READ = 1 << 18
 """Bytes that are read in one go."""
@@ -129,7 +129,7 @@ class Refusal(NamedTuple):
 
 
 class Attached(NamedTuple):
-    """What a client has to know of the fabric; `made` is when, in ns of the system's monotonic clock."""
+    """Description of the fabric for a client; `made` is its start, in ns of the system's monotonic clock."""
 
     backend: str
     link_layer: LinkLayer
@@ -138,15 +138,15 @@ class Attached(NamedTuple):
     hosts: str
 
 
-class IdPlace(NamedTuple):
-    """What an id is bound to; all None while it is not bound. `pkey` is that of the interface."""
+class IdBinding(NamedTuple):
+    """Device and port of an id; all None while it is not bound. `pkey` is that of the interface."""
 
     device: str | None = None
     link_layer: LinkLayer | None = None
     pkey: int | None = None
 
 
-class MadeQp(NamedTuple):
+class CreatedQp(NamedTuple):
     """A queue pair as it was made; `number` names it in requests."""
 
     number: int
@@ -183,10 +183,10 @@ class Messages(NamedTuple):
 
 
 class Received(NamedTuple):
-    """What a receive has found; `news`: the port has events to report."""
+    """Result of a receive; `port_changed` is True if the port has unread events."""
 
     bursts: list[Messages]
-    news: bool
+    port_changed: bool
 
 
 @lru_cache(maxsize=4096)
@@ -195,7 +195,7 @@ def header_of(source: str, group: str, src_qp: int, slid: int) -> Header:
     return Header(Gid(source), src_qp, Gid(group), 0, 0, 0, slid)
 
 
-def _spelt(table: GroupTable) -> tuple[object, ...]:
+def _gids_as_text(table: GroupTable) -> tuple[object, ...]:
     """Return the table with text in place of GIDs: before 2.14, pydantic writes those in a NamedTuple as
     UTF-8."""
     return [(str(group.mgid), *group[1:]) for group in table.groups], table.unseen
@@ -205,7 +205,7 @@ def _spelt(table: GroupTable) -> tuple[object, ...]:
 
 
 class Operation(NamedTuple):
-    """What a request takes and what its answer has, as types; the phase is that of its errors."""
+    """Types of the arguments and the answer of a request, and the phase of its errors."""
 
     phase: Phase
     arguments: Any
@@ -217,9 +217,9 @@ _TABLE: dict[str, tuple[Phase, Any, Any]] = {
     "bye": (Phase.CLOSE, tuple[()], None),
     "close": (Phase.CLOSE, tuple[Number], None),
     "devices": (Phase.OPEN, tuple[()], tuple[DeviceInfo, ...]),
-    "groups": (Phase.OPEN, tuple[()], Annotated[GroupTable, PlainSerializer(_spelt)]),
+    "groups": (Phase.OPEN, tuple[()], Annotated[GroupTable, PlainSerializer(_gids_as_text)]),
     "new_seed": (Phase.OPEN, tuple[()], int),
-    "guests": (Phase.OPEN, tuple[()], tuple[Guest, ...]),
+    "guests": (Phase.OPEN, tuple[()], tuple[ClientProcess, ...]),
     "port_counters": (Phase.OPEN, tuple[str, Number], dict[str, int]),
     "ctl": (Phase.OPEN, tuple[list[str]], tuple[str, ...]),
     "introduction": (Phase.OPEN, tuple[()], str),
@@ -228,11 +228,11 @@ _TABLE: dict[str, tuple[Phase, Any, Any]] = {
     "event_channel": (Phase.OPEN, tuple[()], int),
     "get_event": (Phase.EVENT, tuple[Number], FetchedEvent | None),
     "create_id": (Phase.OPEN, tuple[Number, PortSpace], int),
-    "bind_addr": (Phase.BIND, tuple[Number, LocalIp], IdPlace),
-    "resolve_addr": (Phase.RESOLVE, tuple[Number, Address, LocalIp | None], IdPlace),
+    "bind_addr": (Phase.BIND, tuple[Number, LocalIp], IdBinding),
+    "resolve_addr": (Phase.RESOLVE, tuple[Number, Address, LocalIp | None], IdBinding),
     "join": (Phase.JOIN, tuple[Number, str, Word, Word, Address | None, Number], None),
     "leave_multicast": (Phase.LEAVE, tuple[Number, Address], None),
-    "create_qp": (Phase.CREATE_QP, tuple[Number, QpInit], MadeQp),
+    "create_qp": (Phase.CREATE_QP, tuple[Number, QpInit], CreatedQp),
     "look": (Phase.EVENT, tuple[Number], tuple[QpState, QpCounters]),
     "attachments": (Phase.ATTACH, tuple[Number], tuple[tuple[Gid, int], ...]),
     "port_events": (Phase.EVENT, tuple[Number], tuple[PortEvent, ...]),
@@ -256,7 +256,7 @@ def adapter(kind: Any) -> TypeAdapter[Any]:
 
 def encode(kind: int, number: int, text: bytes, tail: bytes = b"") -> bytes:
     """Return a frame."""
-    return b"".join((HEAD.pack(kind, number, len(text), len(tail)), text, tail))
+    return b"".join((FRAME_HEADER.pack(kind, number, len(text), len(tail)), text, tail))
 
 
 def encode_request(name: str, number: int, arguments: tuple[Any, ...], tail: bytes = b"") -> bytes:
@@ -282,8 +282,8 @@ def encode_answer(name: str, number: int, value: object, tail: bytes = b"") -> b
 # --- reading ---------------------------------------------------------------------------------
 
 
-class NoFrame(ValueError):
-    """What was read is no frame, or one that is too long."""
+class FrameError(ValueError):
+    """The bytes that were read are no frame, or one that is too long."""
 
 
 class Frame(NamedTuple):
@@ -306,14 +306,14 @@ class FrameReader:
     def read(self) -> Frame | None:
         """Return the next frame; None until all of it is there.
 
-        Raises EOFError at the end of the stream, and NoFrame.
+        Raises EOFError at the end of the stream, and FrameError.
         """
         if self._head is None:
-            if not self._fill(HEAD.size):
+            if not self._fill(FRAME_HEADER.size):
                 return None
-            kind, _, text, tail = self._head = HEAD.unpack(self._got)
+            kind, _, text, tail = self._head = FRAME_HEADER.unpack(self._got)
             if not REQUEST <= kind <= REFUSAL or text + tail > self._max_size:
-                raise NoFrame("this is no frame, or too long")
+                raise FrameError("the bytes are no frame, or the frame is too long")
             self._got = bytearray()
         kind, number, text, tail = self._head
         if not self._fill(text + tail):

@@ -58,7 +58,7 @@ class Listener:
             try:
                 os.link(made, self._path)
             except FileExistsError:
-                text = "this has just appeared, and stays"
+                text = "another file has just appeared there, and is not removed"
                 raise FileExistsError(E.EEXIST, text, str(self._path)) from None
             return os.lstat(self._path)
         finally:
@@ -76,7 +76,9 @@ def _remove_dead(path: Path) -> None:
     """Remove the socket of a server that was killed. Raises FileExistsError for anything else."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode):
-            raise FileExistsError(E.EEXIST, "this is no socket, and stays", str(path))
+            raise FileExistsError(
+                E.EEXIST, "there is a file that is no socket, and is not removed", str(path)
+            )
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX) as probe:
@@ -120,7 +122,7 @@ def peer_of(connection: socket.socket) -> int:
     return int(_CREDENTIALS.unpack(found)[0])
 
 
-def keep_host(path: Path, host: int) -> socket.socket | None:
+def reserve_host(path: Path, host: int) -> socket.socket | None:
     """Keep the host for this process until the socket is closed; None if another process keeps it.
 
     The kernel frees the name with the process. A server in another network namespace cannot see it.
@@ -135,7 +137,7 @@ def keep_host(path: Path, host: int) -> socket.socket | None:
     return kept
 
 
-def is_kept(path: Path, host: int) -> bool:
+def is_host_reserved(path: Path, host: int) -> bool:
     """Return True if a process was this host before the last server ended, and will return."""
     with socket.socket(socket.AF_UNIX) as probe:
         probe.setblocking(False)

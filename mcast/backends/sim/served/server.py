@@ -1,12 +1,15 @@
 """The server of a fabric: which processes are attached, as which hosts, and the loop that serves them.
 
-One thread and one selector. Its turn: do the steps of the fabric that are due, sleep until a socket is ready,
-read requests and answer them. What happens on the fabric in another thread, in a test say, wakes the loop by
-an eventfd.
+One thread and one selector. Each iteration of the loop runs the steps of the fabric that are due, sleeps
+until a socket is ready, reads requests and answers them. Changes of the fabric by another thread, in a test
+for example, wake the loop by an eventfd.
 
-No client holds another one up: each is sent nothing but answers, and one with an unread answer is not read
-either. Clients are processes of the same user: a frame that is none ends its client, with a line that says
-so, and its sizes are bounded.
+States of a client: connected (its first request must be an attach), attached (it has a `ClientSession`, which
+owns all that it opened), ended (its session is closed, its host is free). The loop owns the clients. Other
+threads may only call `client_processes` and `stop`, and queue an answer.
+
+No client can delay another one: the server sends nothing but answers, and does not read from a client with an
+unread answer. A malformed frame ends its client, with a log line, and the sizes of frames are bounded.
 """
 
 from __future__ import annotations
@@ -26,14 +29,14 @@ from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any
 
-from mcast.api import Guest, McastError, Phase, mcast_error
+from mcast.api import ClientProcess, McastError, Phase, mcast_error
 from mcast.backends.sim.clock import WallClock
 from mcast.backends.sim.core.topology import Topology
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.served import frames
 from mcast.backends.sim.served.control import Control
-from mcast.backends.sim.served.listener import Listener, is_kept, peer_of
-from mcast.backends.sim.served.session import ClientSession, Given, Later, refusal_of
+from mcast.backends.sim.served.listener import Listener, is_host_reserved, peer_of
+from mcast.backends.sim.served.session import AnswerWithData, ClientSession, DeferredAnswer, refusal_of
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -55,7 +58,7 @@ class Client:
         self.program: str = program
         self.session: ClientSession | None = None
         self.sees_all: bool = False
-        """Whether it looks at every host, and so takes none."""
+        """True if it looks at every host, and so takes none."""
         self.reader: frames.FrameReader = frames.FrameReader(connection.recv, frames.MAX_REQUEST)
         self._out: deque[tuple[memoryview, int | None]] = deque()
         """Frames that have had no room, and what goes with them."""
@@ -63,7 +66,7 @@ class Client:
     @property
     def name(self) -> str:
         """The program and its process, for people."""
-        return Guest(self.pid, self.program, "", ()).name
+        return ClientProcess(self.pid, self.program, "", ()).name
 
     def answer(self, frame: bytes, fd: int | None = None) -> None:
         """Send a frame now, or when there is room. Raises OSError if nobody can read it any more."""
@@ -121,7 +124,7 @@ class FabricServer:
         self._thread: int | None = None
         self._ends = False
         self._todo: deque[Callable[[], None]] = deque()
-        """What other threads have for the loop."""
+        """Calls that other threads have for the loop."""
         with ExitStack() as undone:
             self._listener = Listener(path, group)
             undone.callback(self._listener.close)
@@ -200,7 +203,7 @@ class FabricServer:
         except BlockingIOError:
             return
         except OSError as error:
-            self._turn_away(error)
+            self._reject_newcomer(error)
             return
         connection.setblocking(False)
         if len(self.clients) >= MAX_CLIENTS:
@@ -208,16 +211,16 @@ class FabricServer:
             return
         try:
             pid = peer_of(connection)
-            self.welcome(Client(connection, pid, _program(pid)))
+            self.add_client(Client(connection, pid, _program(pid)))
         except OSError as error:
             self._refuse(connection, f"the server cannot take another client: {error.strerror}")
 
-    def welcome(self, client: Client) -> None:
+    def add_client(self, client: Client) -> None:
         """Read from now on what the client sends. Raises OSError."""
         self._selector.register(client.socket, selectors.EVENT_READ, partial(self._read, client))
         self.clients[client.socket] = client
 
-    def _turn_away(self, error: OSError) -> None:
+    def _reject_newcomer(self, error: OSError) -> None:
         """EMFILE: accept with the reserve descriptor and refuse, or the selector reports the newcomer for
         ever."""
         if self._reserve >= 0:
@@ -253,16 +256,16 @@ class FabricServer:
                 frame = client.reader.read()
                 if frame is None:
                     break
-                self._obey(client, frame)
+                self._handle_frame(client, frame)
             self._watch(client)
             return
         except ValueError as error:  # of pydantic, too: no client of this package sends that
             why = f"a malformed frame: {str(error).partition(chr(10))[0]}"
         except (OSError, EOFError):  # it has ended
             pass
-        except Exception as error:  # an error of the server: the others go on
-            logger.exception("a request of process %s failed", client.pid)
-            why = f"an error of the server: {error}"
+        except Exception as error:  # a bug of the server ends this session alone
+            logger.exception("a request of process %s failed, and its client is disconnected", client.pid)
+            why = f"internal error of the server: {error}"
         self._end(client, why)
 
     def _watch(self, client: Client) -> None:
@@ -271,10 +274,10 @@ class FabricServer:
         if self._selector.get_key(client.socket).events != events:
             self._selector.modify(client.socket, events, partial(self._read, client))
 
-    def _obey(self, client: Client, frame: frames.Frame) -> None:
+    def _handle_frame(self, client: Client, frame: frames.Frame) -> None:
         """Carry out one request."""
         if frame.kind != frames.REQUEST:
-            raise ValueError("this is no request")
+            raise ValueError("the frame is no request")
         name, arguments = frames.decode_request(frame.text)
         try:
             found = self._do(client, name, arguments, frame.tail)
@@ -282,10 +285,10 @@ class FabricServer:
             if frame.number:
                 client.answer(_refusal(frame.number, error))
             return
-        if isinstance(found, Later):
+        if isinstance(found, DeferredAnswer):
             with self.fabric.clock:
                 found.begin(partial(self._answer_later, client, frame.number, name))
-        elif isinstance(found, Given):
+        elif isinstance(found, AnswerWithData):
             client.answer(frames.encode_answer(name, frame.number, found.value, found.tail), found.fd)
         elif frame.number:
             client.answer(frames.encode_answer(name, frame.number, found))
@@ -294,7 +297,7 @@ class FabricServer:
         if name == "attach":
             return self._attach(client, *arguments)
         if client.session is None:
-            raise ValueError("the first request is not an attach")
+            raise ValueError("the first request must be attach")
         return client.session.handle(name, arguments, tail)
 
     def _answer_later(self, client: Client, number: int, name: str, value: object) -> None:
@@ -330,8 +333,8 @@ class FabricServer:
         self, client: Client, version: int, host: int | str, bind: IPv4Address | IPv6Address | None
     ) -> frames.Attached:
         if client.session is not None:
-            raise ValueError("it has attached before")
-        fabric, topology = self.fabric, self.fabric.parts.topology
+            raise ValueError("it is already attached")
+        fabric, topology = self.fabric, self.fabric.core.topology
         try:
             if version != frames.VERSION:
                 raise LookupError(E.EPROTO, f"the server speaks version {frames.VERSION}, not {version}")
@@ -340,7 +343,7 @@ class FabricServer:
             errno, why = error.args if len(error.args) == 2 else (E.ENODEV, error.args[0])
             raise mcast_error(errno, "attach", Phase.OPEN, None, str(why)) from None
         client.sees_all = host == "all" and bind is None
-        client.session = ClientSession(fabric, self.name, hosts, self.control, self.guests)
+        client.session = ClientSession(fabric, self.name, hosts, self.control, self.client_processes)
         if not client.sees_all:
             places = ", ".join(f"{port.name} {port.addresses[0]}" for port in topology.ports_of(hosts)[:4])
             self._say(f"attached: {client.name} as host {_named(hosts, topology)}: {places}")
@@ -363,7 +366,7 @@ class FabricServer:
         if host == "free":
             taken = {host for hosts in self._taken() for host in hosts}
             untaken = (host for host in sorted(topology.hosts) if host not in taken)
-            free = next((host for host in untaken if not is_kept(self.path, host)), None)
+            free = next((host for host in untaken if not is_host_reserved(self.path, host)), None)
             if free is None:
                 raise LookupError(E.EBUSY, f"all {len(topology.hosts)} hosts of the fabric are taken")
             return frozenset({free})
@@ -376,12 +379,12 @@ class FabricServer:
         sessions = (client.session for client in self.clients.values() if not client.sees_all)
         return [session.hosts for session in sessions if session is not None]
 
-    def guests(self) -> tuple[Guest, ...]:
+    def client_processes(self) -> tuple[ClientProcess, ...]:
         """Return who is attached; from any thread."""
-        topology = self.fabric.parts.topology
+        topology = self.fabric.core.topology
         attached = [(client, client.session) for client in list(self.clients.values())]
         return tuple(
-            Guest(
+            ClientProcess(
                 client.pid,
                 client.program,
                 _named(session.hosts, topology),

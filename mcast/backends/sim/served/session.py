@@ -1,4 +1,4 @@
-"""What the server of a fabric does for one client: its requests, and what it has open.
+"""Server side of one client of a served fabric: its requests and its open objects.
 
 A request is carried out in the fabric's lock and never waits. The session's end is what the kernel does when
 a process ends: every group is left, every object destroyed.
@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
-from mcast.api import Cause, Guest, McastError, Phase, QpError, QpState, Refused, mcast_error
+from mcast.api import Cause, ClientProcess, McastError, Phase, QpError, QpState, Refused, mcast_error
 from mcast.backends.model.cm import QueuedEvent
 from mcast.backends.model.qp import Burst
 from mcast.backends.model.times import NS
@@ -31,23 +31,23 @@ from mcast.backends.sim.backend import (
 )
 from mcast.backends.sim.core.groups import group_table
 from mcast.backends.sim.fabric import Fabric
-from mcast.backends.sim.lease import Packed, Slices
+from mcast.backends.sim.lease import PackedPayloads, Slices
 from mcast.backends.sim.readiness import Readiness
 from mcast.backends.sim.served import frames
 from mcast.backends.sim.served.control import Control
-from mcast.backends.sim.served.tap import TapFeed
+from mcast.backends.sim.served.tap import TapWriter
 from mcast.backends.sim.trace.events import Entry, Trace
 
 T = TypeVar("T", SimEventChannel, SimCmId, SimQueuePair)
 
 
-class Later(NamedTuple):
+class DeferredAnswer(NamedTuple):
     """An answer that is not there yet: `begin` is called with what to call with it."""
 
     begin: Callable[[Callable[[object], None]], None]
 
 
-class Given(NamedTuple):
+class AnswerWithData(NamedTuple):
     """An answer with more than its value: a descriptor, which the server closes once it is sent; payloads."""
 
     value: object
@@ -55,23 +55,23 @@ class Given(NamedTuple):
     tail: bytes = b""
 
 
-class Flag(Readiness):
+class ReadySocket(Readiness):
     """A byte lies in the client's socket while something is there to ask for.
 
     The server has both ends, so that it can take the byte back; the client has another descriptor of its end.
     """
 
-    def __init__(self, look: Callable[[], bool]) -> None:
+    def __init__(self, is_ready: Callable[[], bool]) -> None:
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._theirs.setblocking(False)
-        self._look, self._shown = look, False
+        self._is_ready, self._readable = is_ready, False
         try:
             self.fd: int = self._theirs.dup().detach()  # closed by whoever sends it
         except OSError:
             self.close()
             raise
-        self.show()
+        self.update()
 
     def _mark(self, readable: bool) -> None:
         try:
@@ -88,12 +88,12 @@ class Flag(Readiness):
 
 
 class _Qp:
-    """What the session knows of a queue pair, besides."""
+    """State of the session for one queue pair."""
 
-    def __init__(self, flag: Flag) -> None:
+    def __init__(self, flag: ReadySocket) -> None:
         self.flag = flag
         self.answered = 0
-        """How many receives were answered with messages, or with none."""
+        """Number of receives answered with messages, or with none."""
         self.last: Slices = []
         """The messages of the last one, which the client may not have read."""
 
@@ -107,7 +107,7 @@ class ClientSession:
         name: str,
         hosts: frozenset[int],
         control: Control,
-        guests: Callable[[], tuple[Guest, ...]],
+        guests: Callable[[], tuple[ClientProcess, ...]],
     ) -> None:
         self.fabric: Fabric = fabric
         self.hosts: frozenset[int] = hosts
@@ -118,10 +118,10 @@ class ClientSession:
         """By number. None is used again: a late request must not meet the next object."""
         self._number_of: dict[SimCmId, int] = {}
         self._answers: dict[SimQueuePair, _Qp] = {}
-        self._tap: TapFeed | None = None
+        self._tap: TapWriter | None = None
 
     def handle(self, name: str, arguments: tuple[Any, ...], tail: bytes) -> object:
-        """Carry out a request; return the value of its answer, `Given`, or `Later`.
+        """Carry out a request; return the value of its answer, `AnswerWithData`, or `DeferredAnswer`.
 
         Raises McastError, and ValueError for what no client of this package sends.
         """
@@ -147,7 +147,7 @@ class ClientSession:
         return self.backend.devices()
 
     def _do_groups(self) -> object:
-        return group_table(self.fabric.parts, self.hosts)
+        return group_table(self.fabric.core, self.hosts)
 
     def _do_new_seed(self) -> object:
         return self.backend.new_seed()
@@ -156,28 +156,34 @@ class ClientSession:
         return self._guests()
 
     def _do_ctl(self, words: list[str]) -> object:
-        return self._control.obey(words)
+        return self._control.execute(words)
 
     def _do_port_counters(self, device: str, port_num: int) -> object:
         return self.backend.port_counters(device, port_num)
 
     def _do_introduction(self) -> object:
-        return str(Trace(Entry(0, event) for event in self.fabric.parts.introduction()))
+        return str(Trace(Entry(0, event) for event in self.fabric.core.introduction()))
 
-    def _do_tap(self) -> Given:
+    def _do_tap(self) -> AnswerWithData:
         if self._tap is not None:
-            raise mcast_error(E.EBUSY, "tap", Phase.OPEN, None, "this process taps the fabric already")
+            raise mcast_error(
+                E.EBUSY,
+                "tap",
+                Phase.OPEN,
+                None,
+                "this process already has a tap of the fabric: close that first",
+            )
         with _descriptors("tap", Phase.OPEN):
-            self._tap = TapFeed(self.fabric.clock)
-        self.fabric.parts.listen(self._tap.note)
-        return Given(None, self._tap.give())
+            self._tap = TapWriter(self.fabric.clock)
+        self.fabric.core.listen(self._tap.note)
+        return AnswerWithData(None, self._tap.open_reader())
 
     def _do_untap(self) -> int:
         """Return how many packets had no room."""
         tap, self._tap = self._tap, None
         if tap is None:
             return 0
-        self.fabric.parts.unlisten(tap.note)
+        self.fabric.core.unlisten(tap.note)
         tap.close()
         return tap.lost
 
@@ -203,13 +209,13 @@ class ClientSession:
         elif isinstance(closed, SimQueuePair):
             self._answers.pop(closed, None)
 
-    def _do_event_channel(self) -> Given:
+    def _do_event_channel(self) -> AnswerWithData:
         channel = self.backend.event_channel()
         assert isinstance(channel, SimEventChannel)
         with _descriptors("event_channel", Phase.OPEN, channel):
-            flag = Flag(lambda: bool(channel.unread))
-        channel.show_by(flag)
-        return Given(self._put(channel), flag.fd)
+            flag = ReadySocket(lambda: bool(channel.unread))
+        channel.attach_readiness(flag)
+        return AnswerWithData(self._put(channel), flag.fd)
 
     def _do_get_event(self, number: int) -> object:
         """Return the next event. If the SA has refused, the answer waits for the reason that it gives."""
@@ -224,12 +230,12 @@ class ClientSession:
                     answers.append(found)
                     answer(self._fetched(event, found))
 
-            if not event.errno or not event.id.ask_why(event, once):
+            if not event.errno or not event.id.query_refusal(event, once):
                 once(())
             elif not answers:
                 self.fabric.clock.call_later(round(ASK_WHY_SECONDS * NS), lambda: once(()))
 
-        return Later(begin)
+        return DeferredAnswer(begin)
 
     def _fetched(self, event: QueuedEvent, found: tuple[Cause, ...]) -> frames.FetchedEvent:
         context: Any = None if event.membership is None else event.membership.context
@@ -245,16 +251,16 @@ class ClientSession:
         number = self._number_of[cm_id] = self._put(cm_id)
         return number
 
-    def _place_of(self, cm_id: SimCmId) -> frames.IdPlace:
+    def _place_of(self, cm_id: SimCmId) -> frames.IdBinding:
         interface = cm_id.core.interface
-        return frames.IdPlace(cm_id.device, cm_id.link_layer, None if interface is None else interface.pkey)
+        return frames.IdBinding(cm_id.device, cm_id.link_layer, None if interface is None else interface.pkey)
 
-    def _do_bind_addr(self, number: int, src: Any) -> frames.IdPlace:
+    def _do_bind_addr(self, number: int, src: Any) -> frames.IdBinding:
         cm_id = self._get(SimCmId, number)
         cm_id._bind_addr(src)
         return self._place_of(cm_id)
 
-    def _do_resolve_addr(self, number: int, dst: Any, src: Any) -> frames.IdPlace:
+    def _do_resolve_addr(self, number: int, dst: Any, src: Any) -> frames.IdBinding:
         cm_id = self._get(SimCmId, number)
         cm_id._resolve_addr(dst, src, 0)
         return self._place_of(cm_id)
@@ -265,16 +271,16 @@ class ClientSession:
     def _do_leave_multicast(self, number: int, addr: Any) -> None:
         self._get(SimCmId, number)._leave_multicast(addr)
 
-    def _do_create_qp(self, number: int, init: Any) -> Given:
+    def _do_create_qp(self, number: int, init: Any) -> AnswerWithData:
         qp = self._get(SimCmId, number)._create_qp(init)
         assert isinstance(qp, SimQueuePair)
         core = qp.core
         with _descriptors("create_qp", Phase.CREATE_QP, qp):
-            flag = Flag(lambda: core.readable or core.news)
-        qp.show_by(flag)
+            flag = ReadySocket(lambda: core.readable or core.port_changed)
+        qp.attach_readiness(flag)
         self._answers[qp] = _Qp(flag)
-        answer = frames.MadeQp(self._put(qp), core.number, core.port.mtu, core.depth, core.stamps)
-        return Given(answer, flag.fd)
+        answer = frames.CreatedQp(self._put(qp), core.number, core.port.mtu, core.depth, core.stamps)
+        return AnswerWithData(answer, flag.fd)
 
     def _do_look(self, number: int) -> object:
         core = self._get(SimQueuePair, number).core
@@ -300,26 +306,26 @@ class ClientSession:
     def _do_send(self, number: int, to: str, lengths: list[int], imm: int | None, tail: bytes) -> None:
         qp = self._get(SimQueuePair, number)
         if sum(lengths) != len(tail):
-            raise ValueError(f"payloads of {sum(lengths)} bytes came as {len(tail)}")
+            raise ValueError(f"the lengths of the payloads sum to {sum(lengths)} bytes, but {len(tail)} came")
         if (longest := max(lengths, default=0)) > qp.core.port.mtu:
             raise mcast_error(E.EMSGSIZE, "send", Phase.SEND, {"bytes": longest})
-        payloads: Any = [tail] if len(lengths) == 1 else Packed(tail, lengths)
+        payloads: Any = [tail] if len(lengths) == 1 else PackedPayloads(tail, lengths)
         qp._send(frames.destination_of(to), payloads, imm, 0, longest)
 
-    def _do_recv(self, number: int, limit: int, got: int) -> Given:
+    def _do_recv(self, number: int, limit: int, got: int) -> AnswerWithData:
         """Return the next messages; the last ones again if the client has not got their answer."""
         qp = self._get(SimQueuePair, number)
         core, known = qp.core, self._answers[qp]
         if got == known.answered:
-            known.last = core.take(limit)
+            known.last = core.lease(limit)
             if not known.last and core.error is not None:
                 raise QpError(core.error, "recv", Phase.RECV)
             known.answered += 1
-        core.news = core.news and bool(known.last)
-        known.flag.show()
+        core.port_changed = core.port_changed and bool(known.last)
+        known.flag.update()
         messages = [_messages(core.is_own(one[0].header), *one) for one in known.last]
         tail = b"".join(_payloads(*one) for one in known.last)
-        return Given(frames.Received(messages, bool(core.port_events)), tail=tail)
+        return AnswerWithData(frames.Received(messages, bool(core.port_events)), tail=tail)
 
     def _do_give_back(self, number: int, count: int) -> None:
         core = self._get(SimQueuePair, number).core
@@ -337,7 +343,9 @@ class ClientSession:
 def _messages(own: bool, burst: Burst, start: int, stop: int) -> frames.Messages:
     source, src_qp, group, _, _, _, slid = burst.header
     payloads = burst.payloads
-    lengths = payloads.lengths if isinstance(payloads, Packed) else [len(payload) for payload in payloads]
+    lengths = (
+        payloads.lengths if isinstance(payloads, PackedPayloads) else [len(payload) for payload in payloads]
+    )
     return frames.Messages(
         str(source), str(group), src_qp, slid, burst.imm, own, burst.at, list(lengths[start:stop])
     )
@@ -345,7 +353,9 @@ def _messages(own: bool, burst: Burst, start: int, stop: int) -> frames.Messages
 
 def _payloads(burst: Burst, start: int, stop: int) -> bytes | memoryview:
     payloads = burst.payloads
-    return payloads.part(start, stop) if isinstance(payloads, Packed) else b"".join(payloads[start:stop])
+    return (
+        payloads.part(start, stop) if isinstance(payloads, PackedPayloads) else b"".join(payloads[start:stop])
+    )
 
 
 def refusal_of(error: McastError) -> frames.Refusal:
@@ -364,5 +374,5 @@ def _descriptors(
     except OSError as error:
         if made is not None:
             made._close()
-        detail = f"the server has no descriptor left: {os.strerror(error.errno or E.EMFILE)}"
+        detail = f"the server has no file descriptor left (ulimit -n): {os.strerror(error.errno or E.EMFILE)}"
         raise mcast_error(error.errno or E.EMFILE, call, phase, None, detail) from None

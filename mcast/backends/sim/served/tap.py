@@ -1,7 +1,7 @@
-"""What happens on a served fabric, as lines of a trace in a pipe: the server's end and a client's.
+"""Live trace of a served fabric, as lines in a pipe: the server's end and a client's.
 
-The server never waits for the reader. What finds no room in the pipe waits in the server, up to a bound;
-beyond it packets are lost and counted, and the next line that has room says how many.
+The server never waits for the reader. Lines that do not fit into the pipe are queued in the server, up to a
+bound; beyond it packets are dropped and counted, and the next line that is written has the count.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from mcast.backends.sim.trace.events import (
 from mcast.backends.sim.trace.pcapng import Packets
 from mcast.pcapng.writer import Writer
 
-SHOWN = (Send, MessagesLost, IgmpReport, IgmpLeave, SaAsked, SaAnswered)
+TAPPED_EVENTS = (Send, MessagesLost, IgmpReport, IgmpLeave, SaAsked, SaAnswered)
 """The events that packets are made of."""
 
-MOST_WAITING = 4 << 20
+MAX_QUEUED_BYTES = 4 << 20
 """Bytes that wait in the server at most."""
-PIPE = 1 << 20
+PIPE_BYTES = 1 << 20
 """Bytes that the pipe holds, if the system lets it."""
-AGAIN_NS = NS // 100
-"""How long after a full pipe the server tries again."""
+FLUSH_RETRY_NS = NS // 100
+"""Time in ns until the server writes to a full pipe again."""
 MISSED = "missed"
 """The field of a line that says how many packets there was no room for."""
 
 
-class TapFeed:
+class TapWriter:
     """The server's end; each call is made in the fabric's lock."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._theirs, self._ours = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            fcntl.fcntl(self._ours, fcntl.F_SETPIPE_SZ, PIPE)
+            fcntl.fcntl(self._ours, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         except OSError:  # the user has many pipes: this one is as small as they come
             pass
         self._waiting = bytearray()
@@ -64,19 +64,19 @@ class TapFeed:
         self.lost: int = 0
         """Packets for which there was no room."""
 
-    def give(self) -> int:
+    def open_reader(self) -> int:
         """Return the reader's end of the pipe, which is the caller's from now on."""
         given, self._theirs = self._theirs, -1
         return given
 
     def note(self, now: int, event: TraceEvent) -> None:
         """Take an event. It leaves once the running call into the fabric is over, with what becomes of it."""
-        if not isinstance(event, SHOWN):
+        if not isinstance(event, TAPPED_EVENTS):
             return
         line = b'{"t":%d,%b\n' % (now, event.model_dump_json().encode()[1:])
         if self._unsaid:
             line = b'{"%b":%d}\n%b' % (MISSED.encode(), self._unsaid, line)
-        if len(self._waiting) + len(line) > MOST_WAITING:
+        if len(self._waiting) + len(line) > MAX_QUEUED_BYTES:
             missed = len(event.payloads) if isinstance(event, Send) else not isinstance(event, MessagesLost)
             self._unsaid += missed
             self.lost += missed
@@ -96,7 +96,7 @@ class TapFeed:
             while self._waiting:
                 del self._waiting[: os.write(self._ours, self._waiting)]
         except BlockingIOError:
-            self._flush_in(AGAIN_NS)
+            self._flush_in(FLUSH_RETRY_NS)
         except OSError:  # nobody reads any more, or it is closed
             self._waiting.clear()
 
@@ -110,17 +110,17 @@ class TapFeed:
             os.close(self._theirs)
 
 
-class TapPiece(NamedTuple):
-    """What a reader gets in one go: entries of the trace, and how many packets before them were lost."""
+class TapChunk(NamedTuple):
+    """Entries of the trace that were read at once, and the number of packets lost before them."""
 
     entries: tuple[Entry, ...]
     missed: int
 
 
-class Tapped:
-    """A client's end: `introduction` has the fabric and its ports, iterating gives what happens, in pieces.
+class TapReader:
+    """Reader of a live trace: `introduction` has the fabric and its ports, iteration yields `TapChunk`s.
 
-    Iteration waits, and ends when the fabric is served no more. Close it, or use `with`. `output` is the
+    Iteration waits, and ends when the server has ended. Close it, or use `with`. `output` is the
     descriptor that the packets go to; iterating raises BrokenPipeError once nobody reads there any more.
     """
 
@@ -140,7 +140,7 @@ class Tapped:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __iter__(self) -> Iterator[TapPiece]:
+    def __iter__(self) -> Iterator[TapChunk]:
         rest, seen, ended = b"", 0, False
         poller = select.poll()
         poller.register(self._pipe, select.POLLIN)
@@ -159,11 +159,11 @@ class Tapped:
                     entries.append(parse(number, line.decode()))
             seen += len(lines)
             if entries or missed:
-                yield TapPiece(tuple(entries), missed)
+                yield TapChunk(tuple(entries), missed)
 
     def _read(self) -> tuple[bytes, bool]:
-        """What there is now, up to a pipe's worth, and whether that is the end."""
-        blocks, room = list[bytes](), PIPE
+        """Return the lines in the pipe, up to its size, and True at the end of the stream."""
+        blocks, room = list[bytes](), PIPE_BYTES
         try:
             while room > 0:
                 block = os.read(self._pipe.fileno(), 1 << 16)
@@ -186,7 +186,7 @@ class Tapped:
 
 
 def write_pcapng(
-    tapped: Tapped, file: BinaryIO, link_layer: LinkLayer, made: int, most: int | None = None
+    tapped: TapReader, file: BinaryIO, link_layer: LinkLayer, made: int, most: int | None = None
 ) -> Iterator[int]:
     """Write packets as they come, at most `most`; yields how many are written, each time the file has all.
 

@@ -207,7 +207,7 @@ class DeviceRemoval(LogEvent):
     port: str
 
 
-class FaultPlanted(LogEvent):
+class FaultInjected(LogEvent):
     """A fault that a user of the fabric asked for; `port` if it is one of a port, `detail` in words."""
 
     what: Literal["fault"] = "fault"
@@ -230,7 +230,7 @@ TraceEvent: TypeAlias = (
     | MessagesLost
     | Link
     | DeviceRemoval
-    | FaultPlanted
+    | FaultInjected
 )
 
 KINDS: dict[str, type[LogEvent]] = {kind.model_fields["what"].default: kind for kind in get_args(TraceEvent)}

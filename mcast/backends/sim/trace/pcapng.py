@@ -33,11 +33,11 @@ from mcast.wire.addresses import Gid
 from mcast.wire.mapping import group_mac
 from mcast.wire.mcmember import McMemberRecord, SaMethod, SaStatus
 
-MOST_ASKED = 1 << 17
-"""How many requests to the SA are remembered, because an answer may carry the record of its request."""
+MAX_PENDING_REQUESTS = 1 << 17
+"""Maximum number of unanswered SA requests that are remembered, because an answer may need its request."""
 
-_MOST_NAMED = 100
-"""How many ports a comment names that did not get a message; of further ones it gives the number."""
+_MAX_NAMED_PORTS = 100
+"""Maximum number of ports that the comment of a lost message names; of the rest it has the number."""
 
 
 def write(trace: Trace, file: BinaryIO) -> None:
@@ -91,7 +91,7 @@ class Packets:
                 yield event.port, Direction.OUT, self._igmp(event, event.group.ipv4), ""
         elif isinstance(event, SaAsked):
             self._asked[event.tid] = event.record
-            if len(self._asked) > MOST_ASKED:
+            if len(self._asked) > MAX_PENDING_REQUESTS:
                 del self._asked[next(iter(self._asked))]
             method = SaMethod[event.method]
             data = packets.sa_request(method, event.tid, event.mask, event.record, event.lid)
@@ -156,7 +156,7 @@ def _losses(events: Sequence[TraceEvent]) -> Iterator[tuple[int, str]]:
         while ends and ends[0][0] <= message:
             del covering[heappop(ends)[1]]
         if covering:
-            first = islice(covering.values(), _MOST_NAMED)
+            first = islice(covering.values(), _MAX_NAMED_PORTS)
             named = [f"lost at {e.port} QP {e.qp}: {e.reason}" for e in first]
             more = len(covering) - len(named)
             yield message, "\n".join(named + [f"lost at {more:,} more"] * (more > 0))

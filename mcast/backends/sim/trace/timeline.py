@@ -1,7 +1,7 @@
 """A trace as one HTML page that needs no other file: the memberships over time, the lost messages, and the
 reason of each loss.
 
-`story.py` decides what the page shows, and this file draws it. Times are virtual.
+`timeline_data.py` decides what the page shows, and this file draws it. Times are virtual.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from string import Template
 from typing import NamedTuple
 
 from mcast.backends.sim.trace.events import Trace
-from mcast.backends.sim.trace.story import Lane, Mark, Note, State, Story, story
+from mcast.backends.sim.trace.timeline_data import Lane, Mark, Note, State, TimelineData, timeline_data
 from mcast.wire.addresses import Gid
 
-MOST_LANES, MOST_NOTES = 300, 1_000
-"""What one page draws and lists; its numbers and its table of losses count everything."""
+MAX_LANES, MAX_NOTES = 300, 1_000
+"""Maximum number of lanes and notes that a page draws; its totals count everything."""
 COLUMNS = 400
-"""How many columns a page has; marks in the same column become one."""
+"""Number of columns of a page; marks in the same column become one."""
 IDLE_SHARE = 0.25
 """A time in which nothing happens is cut short if it is more than this share of the rest."""
 BREAK_WIDTH = 2.5
@@ -30,7 +30,7 @@ BREAK_WIDTH = 2.5
 LETTER_WIDTH = 1.25
 """The width of a letter of a fault's name where the page is narrowest, in percent."""
 NAME_ROWS = 6
-"""How many names of faults stand above each other; a fault that finds no room has its name in its title."""
+"""Maximum number of rows of fault names; a fault without room has its name in its title alone."""
 
 
 _COUNTED = (
@@ -40,9 +40,9 @@ _COUNTED = (
 
 
 class Count(NamedTuple):
-    """What was counted of a group's messages, or of a member's.
+    """Message counts of a group, or of a member.
 
-    `lost` has how many, for each reason; `expected` is 0 where nobody has said what was due.
+    `lost` maps each reason to a count; `expected` is 0 where it is not known.
     """
 
     sent: int
@@ -68,39 +68,39 @@ class Counted(NamedTuple):
 
 def page(trace: Trace, title: str, counted: Counted | None = None) -> str:
     """The page. The same trace, and the same count, give the same page."""
-    told = story(trace)
-    axis = Axis(told.times)
-    counts = {id(lane): _count(lane, counted) for lane in told.lanes}
+    data = timeline_data(trace)
+    axis = Axis(data.times)
+    counts = {id(lane): _count(lane, counted) for lane in data.lanes}
     total = _sum(counts.values())
     lost = total.lost.total()
     groups: dict[Gid, list[Lane]] = defaultdict(list)
-    for lane in told.lanes:
+    for lane in data.lanes:
         groups[lane.group].append(lane)
-    drawn = {id(lane) for lane in islice(chain.from_iterable(groups.values()), MOST_LANES)}
+    drawn = {id(lane) for lane in islice(chain.from_iterable(groups.values()), MAX_LANES)}
     template = Template(files("mcast.backends.sim.trace").joinpath("timeline.html").read_text("utf-8"))
     return template.substitute(
         title=escape(title),
         verdict=f"{lost:,} lost" if lost else "nothing lost",
         verdict_class="bad" if lost else "good",
         details=escape(
-            f"{told.link_layer}, {len(told.ports)} ports, seed {told.seed}, "
-            f"{f'{counted.seconds:g} s' if counted else duration(told.end)} of virtual time, "
+            f"{data.link_layer}, {len(data.ports)} ports, seed {data.seed}, "
+            f"{f'{counted.seconds:g} s' if counted else duration(data.end)} of virtual time, "
             f"{len(trace):,} events"
         ),
-        cards="".join(_cards(told, total)),
+        cards="".join(_cards(data, total)),
         ticks="".join(_ticks(axis)),
-        lines="".join(_lines(axis, told.faults)),
-        faults=_faults(axis, told.faults),
-        control=_row("control", "SA, IGMP, events", _notes(axis, told.control)),
+        lines="".join(_lines(axis, data.faults)),
+        faults=_faults(axis, data.faults),
+        control=_row("control", "SA, IGMP, events", _notes(axis, data.control)),
         groups="".join(
-            _group(axis, told, group, [(lane, counts[id(lane)]) for lane in lanes], drawn)
+            _group(axis, data, group, [(lane, counts[id(lane)]) for lane in lanes], drawn)
             for group, lanes in groups.items()
         ),
         caption=_COUNTED if counted else "",
-        undrawn=_undrawn(len(told.lanes) - len(drawn)),
+        undrawn=_undrawn(len(data.lanes) - len(drawn)),
         members=_members(counted),
-        losses=_losses(told, counts, counted is None),
-        notes=_note_table(sorted([*told.faults, *told.control], key=lambda note: note.t)),
+        losses=_losses(data, counts, counted is None),
+        notes=_note_table(sorted([*data.faults, *data.control], key=lambda note: note.t)),
     )
 
 
@@ -190,8 +190,8 @@ def _round_step(ns: float) -> int:
 # --- parts of the page -------------------------------------------------------------------
 
 
-def _cards(told: Story, total: Count) -> Iterator[str]:
-    members = [lane for lane in told.lanes if lane.id is not None]
+def _cards(data: TimelineData, total: Count) -> Iterator[str]:
+    members = [lane for lane in data.lanes if lane.id is not None]
     lost = total.lost.total()
     due = ((total.expected, "copies expected", ""),) if total.expected else ()
     groups = len({lane.group for lane in members})
@@ -202,7 +202,7 @@ def _cards(told: Story, total: Count) -> Iterator[str]:
         *due,
         (total.received, "copies received", "good"),
         (lost, "copies lost", "bad" if lost else ""),
-        (len(told.faults), "faults", "fault" if told.faults else ""),
+        (len(data.faults), "faults", "fault" if data.faults else ""),
     ):
         yield f'<article class="{kind}"><b>{number:,}</b><span>{words}</span></article>'
 
@@ -264,25 +264,25 @@ def _listed(notes: Sequence[Note], most: int = 12) -> str:
 
 
 def _group(
-    axis: Axis, told: Story, group: Gid, everyone: Sequence[tuple[Lane, Count]], drawn: Container[int]
+    axis: Axis, data: TimelineData, group: Gid, everyone: Sequence[tuple[Lane, Count]], drawn: Container[int]
 ) -> str:
     sent, received, lost, _ = _sum(count for _, count in everyone)
-    name = told.names.get(group, "") if group.is_multicast else "to one port"
+    name = data.names.get(group, "") if group.is_multicast else "to one port"
     bad = f' · <b class="bad">{lost.total():,} lost</b>' if lost else ""
     heading = (
         f'<div class="row group"><div class="label"><b>{escape(name)}</b> <code>{escape(str(group))}</code>'
         f'<span class="soft">{len(everyone)} members · {sent:,} sent · {received:,} received{bad}</span>'
         f"</div></div>\n"
     )
-    lanes = (_lane(axis, told, lane, count.lost.total()) for lane, count in everyone if id(lane) in drawn)
+    lanes = (_lane(axis, data, lane, count.lost.total()) for lane, count in everyone if id(lane) in drawn)
     return f"<section>{heading}{''.join(lanes)}</section>"
 
 
-def _lane(axis: Axis, told: Story, lane: Lane, lost: int) -> str:
+def _lane(axis: Axis, data: TimelineData, lane: Lane, lost: int) -> str:
     who = "attached only" if lane.id is None else f"id {lane.id}"
     qp = "no QP" if lane.qp is None else f"QP {lane.qp}"
     count = f'<em class="bad">{lost:,} lost</em>' if lost else ""
-    address = escape(told.ports.get(lane.port, ""))
+    address = escape(data.ports.get(lane.port, ""))
     label = f'<b title="{address}">{escape(lane.port)}</b> <span class="soft">{who} · {qp}</span>{count}'
     bars = "".join(
         f'<i class="span {_css(span.state)}" style="{_extent(axis, span.start, span.end)}" '
@@ -292,12 +292,12 @@ def _lane(axis: Axis, told: Story, lane: Lane, lost: int) -> str:
     down = "".join(
         f'<i class="down" style="{_extent(axis, start, stop)}" '
         f'title="link down: {duration(start)} to {duration(stop)}"></i>'
-        for start, stop in told.down.get(lane.port, ())
+        for start, stop in data.down.get(lane.port, ())
     )
     marks = "".join(
         part for what in ("sent", "received", "lost") for part in _marks(axis, what, getattr(lane, what))
     )
-    words = escape(f"{lane.port} {lane.group} {told.names.get(lane.group, '')} {who} {qp}".lower())
+    words = escape(f"{lane.port} {lane.group} {data.names.get(lane.group, '')} {who} {qp}".lower())
     return _row("member", label, bars + down + marks, f' data-lost="{lost}" data-words="{words}"')
 
 
@@ -343,7 +343,7 @@ def _members(counted: Counted | None) -> str:
     head, *rows = counted.table
     return (
         '<h2>Members</h2><div class="table"><table><thead>'
-        f"{_cells('th', head)}</thead><tbody>{''.join(_cells('td', row) for row in rows[:MOST_NOTES])}"
+        f"{_cells('th', head)}</thead><tbody>{''.join(_cells('td', row) for row in rows[:MAX_NOTES])}"
         "</tbody></table></div>"
     )
 
@@ -352,18 +352,18 @@ def _cells(tag: str, cells: Iterable[str]) -> str:
     return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
 
-def _losses(told: Story, counts: dict[int, Count], timed: bool) -> str:
+def _losses(data: TimelineData, counts: dict[int, Count], timed: bool) -> str:
     """The losses by reason. `timed`: the trace has all of them, and so says when the first and last were."""
     totals = _sum(counts.values()).lost
     if not totals:
         return '<p class="soft">Every copy that was due arrived.</p>'
     parts = []
     for reason, total in totals.most_common():
-        lanes = [lane for lane in told.lanes if counts[id(lane)].lost[reason]]
+        lanes = [lane for lane in data.lanes if counts[id(lane)].lost[reason]]
         lanes.sort(key=lambda lane: -counts[id(lane)].lost[reason])
         body = "".join(
-            _cells("td", _loss(told, lane, counts[id(lane)].lost[reason], reason, timed))
-            for lane in lanes[:MOST_NOTES]
+            _cells("td", _loss(data, lane, counts[id(lane)].lost[reason], reason, timed))
+            for lane in lanes[:MAX_NOTES]
         )
         share = total * 100 / totals.total()
         parts.append(
@@ -376,10 +376,10 @@ def _losses(told: Story, counts: dict[int, Count], timed: bool) -> str:
     return "".join(parts)
 
 
-def _loss(told: Story, lane: Lane, lost: int, reason: str, timed: bool) -> Iterator[str]:
+def _loss(data: TimelineData, lane: Lane, lost: int, reason: str, timed: bool) -> Iterator[str]:
     yield lane.port
     yield "" if lane.qp is None else f"QP {lane.qp}"
-    yield told.names.get(lane.group) or str(lane.group)
+    yield data.names.get(lane.group) or str(lane.group)
     yield f"{lost:,}"
     if timed:
         times = [mark.t for mark in lane.lost if mark.reason == reason]
@@ -391,9 +391,9 @@ def _note_table(notes: Sequence[Note]) -> str:
     rows = "".join(
         f'<tr class="{note.kind}"><td>{duration(note.t)}</td><td>{escape(note.port or "")}</td>'
         f"<td>{escape(note.text)}</td></tr>"
-        for note in notes[:MOST_NOTES]
+        for note in notes[:MAX_NOTES]
     )
-    more = len(notes) - MOST_NOTES
+    more = len(notes) - MAX_NOTES
     cut = f"<tr><td></td><td></td><td>… and {more:,} more, in the trace</td></tr>" if more > 0 else ""
     return (
         f'<div class="table"><table><thead><tr><th>time</th><th>port</th><th>what</th></tr></thead>'

@@ -9,7 +9,7 @@ import pytest
 from mcast.api import Testbed
 from mcast.backends.net import hostnet
 from mcast.backends.rdma.infiniband_bed import SM_KEY, InfinibandTestbed, cables, trusted_records
-from mcast.conformance.peers import Application, new_group
+from mcast.conformance.helpers import Application, new_group
 
 
 def multicast_table(said: str) -> dict[int, frozenset[int]]:
@@ -39,7 +39,7 @@ def test_saquery_and_ibroute_say_the_same(lab_bed: Testbed, send_only: bool) -> 
             assert (ours.mlid, ours.join_state) == (theirs.mlid, theirs.join_state)
             assert ours.mlid == destination.dlid
         switch, number = cables()[where.lid]
-        routed = lab_bed._sa.switch_sends(switch, number, destination.dlid)
+        routed = lab_bed._sa.switch_forwards(switch, number, destination.dlid)
         assert routed == (number in tables[switch].get(destination.dlid, ())) == (ours is not None)
 
 

@@ -36,7 +36,7 @@ from mcast.backends.net import hostnet
 from mcast.backends.rdma import PROVIDER
 from mcast.backends.rdma.infiniband_bed import SM_KEY, InfinibandTestbed, pkeys_of, trusted_records
 from mcast.backends.rdma.net.ipoib import interfaces_of
-from mcast.conformance.peers import Application, eventually, new_group, raw_address, readable
+from mcast.conformance.helpers import Application, eventually, new_group, raw_address, readable
 from mcast.wire.addresses import Gid, McastAddress, Mgid
 from mcast.wire.kernel_join import kernel_join
 from mcast.wire.mapping import infiniband_mgid

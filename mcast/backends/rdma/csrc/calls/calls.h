@@ -7,8 +7,8 @@
  * and BEGIN_GUARDED where there is none; below, the lock of the QP guards all. No code here holds that lock while it
  * runs Python code or waits for the GIL.
  *
- * Files include this alone, and call only those above them: arguments, signals; room, message; lease; send, receive,
- * events; queue_pair; module. */
+ * Files include this alone, and call only those above them: arguments, signals; record_buffer, message; lease; send,
+ * receive, events; queue_pair; module. */
 #ifndef MCAST_CALLS_H
 #define MCAST_CALLS_H
 
@@ -19,7 +19,7 @@
 enum { KEPT_GIDS = 64 };
 
 /* The records of the messages of a batch. */
-struct room {
+struct record_buffer {
 	struct mcast_message *records;
 	uint32_t size;
 };
@@ -45,7 +45,7 @@ struct calls {
 	int64_t limit_until;
 	int on_device; /* whether messages arrive in the memory of a device */
 
-	struct room spare; /* of the last batch that is gone, for the next */
+	struct record_buffer spare; /* of the last batch that is gone, for the next */
 
 	PyObject *memories; /* generation -> the buffer that payloads arrive in, or a DeviceRegion */
 	PyObject *sources;  /* GIDs the QP has sent from */
@@ -148,10 +148,10 @@ PyObject *calls_fail(struct calls *self, const char *call, int result, uint32_t 
 /* Until when calls on the QP look before they sleep. */
 int64_t calls_spin_until(const struct calls *self);
 
-/* --- room.c --- */
+/* --- record_buffer.c --- */
 
 /* Keep the room for the next batch, or free it. */
-void calls_give_room(struct calls *self, struct room room);
+void calls_return_buffer(struct calls *self, struct record_buffer buffer);
 
 /* Post the receives of these messages again. */
 void calls_give_back(struct calls *self, const struct mcast_message *messages, uint32_t count);
@@ -173,8 +173,8 @@ PyObject *calls_copy_message(struct calls *self, const struct mcast_message *fro
 extern PyType_Spec lease_spec;
 int lease_make_types(void);
 
-/* A batch of the messages in the room, which it takes. Without one the messages are lost, their receives are not. */
-PyObject *lease_new(struct calls *self, struct room room, uint32_t count);
+/* A batch of the messages in the buffer, which it takes. Without one the messages are lost, their receives are not. */
+PyObject *lease_new(struct calls *self, struct record_buffer buffer, uint32_t count);
 
 /* --- queue_pair.c --- */
 
@@ -185,7 +185,7 @@ extern PyType_Spec calls_spec;
 PyObject *calls_send(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *calls_send_one(PyObject *object, PyObject *const *args, Py_ssize_t count, PyObject *names);
 PyObject *calls_post(PyObject *object, PyObject *args);
-PyObject *calls_post_headed(PyObject *object, PyObject *args);
+PyObject *calls_post_header_body(PyObject *object, PyObject *args);
 PyObject *calls_flush(PyObject *object, PyObject *given);
 
 /* --- receive.c --- */

@@ -16,7 +16,7 @@ struct window {
 struct lease {
 	PyObject_HEAD
 	struct calls *owner;
-	struct room room;
+	struct record_buffer buffer;
 	uint32_t count; /* of messages in it */
 	char released;	 /* atomic */
 	struct guard guard; /* of all below but the region */
@@ -66,23 +66,23 @@ static PyType_Spec window_spec = {
 	.slots = window_slots,
 };
 
-PyObject *lease_new(struct calls *self, struct room room, uint32_t count)
+PyObject *lease_new(struct calls *self, struct record_buffer buffer, uint32_t count)
 {
 	struct lease *lease = (struct lease *)PyType_GenericAlloc((PyTypeObject *)known.batch, 0);
 
-	if (!lease || (count && calls_open_memory(self, room.records[0].generation, &lease->memory, &lease->region))) {
+	if (!lease || (count && calls_open_memory(self, buffer.records[0].generation, &lease->memory, &lease->region))) {
 		if (count)
-			calls_give_back(self, room.records, count);
+			calls_give_back(self, buffer.records, count);
 		Py_XDECREF((PyObject *)lease);
-		calls_give_room(self, room);
+		calls_return_buffer(self, buffer);
 		return NULL;
 	}
 	lease->owner = (struct calls *)Py_NewRef((PyObject *)self);
 	lease->count = count;
 	if (count)
-		lease->room = room;
+		lease->buffer = buffer;
 	else
-		calls_give_room(self, room);
+		calls_return_buffer(self, buffer);
 	return (PyObject *)lease;
 }
 
@@ -97,7 +97,7 @@ static int give_back(struct lease *self)
 	if (self->given_back)
 		return GIVEN_BACK;
 	if (self->count)
-		calls_give_back(self->owner, self->room.records, self->count);
+		calls_give_back(self->owner, self->buffer.records, self->count);
 	self->given_back = 1;
 	return GIVEN_BACK_NOW;
 }
@@ -255,7 +255,7 @@ static PyObject *view_of(struct lease *self, uint64_t offset, Py_ssize_t length)
 
 static PyObject *message_at(struct lease *self, uint32_t place)
 {
-	const struct mcast_message *record = &self->room.records[place];
+	const struct mcast_message *record = &self->buffer.records[place];
 
 	return calls_make_message(self->owner, record, view_of(self, record->offset, record->length), self->region);
 }
@@ -371,7 +371,7 @@ static PyObject *lease_lengths(PyObject *object, void *unused)
 	PyObject *lengths = PyList_New(self->count);
 
 	for (uint32_t i = 0; lengths && i < self->count; i++)
-		PyList_SetItem(lengths, i, PyLong_FromUnsignedLong(self->room.records[i].length));
+		PyList_SetItem(lengths, i, PyLong_FromUnsignedLong(self->buffer.records[i].length));
 	return lengths;
 }
 
@@ -379,8 +379,8 @@ static PyObject *lease_records(PyObject *object, void *unused)
 {
 	struct lease *self = (struct lease *)object;
 
-	return PyBytes_FromStringAndSize((const char *)self->room.records,
-					 (Py_ssize_t)(self->count * sizeof(*self->room.records)));
+	return PyBytes_FromStringAndSize((const char *)self->buffer.records,
+					 (Py_ssize_t)(self->count * sizeof(*self->buffer.records)));
 }
 
 static PyObject *lease_memory(PyObject *object, void *unused)
@@ -429,7 +429,7 @@ static PyObject *lease_stretches(PyObject *object, PyObject *unused)
 	PyObject *found = PyList_New(0);
 
 	for (uint32_t at = 0; found && at < self->count;) {
-		const struct mcast_message *first = &self->room.records[at];
+		const struct mcast_message *first = &self->buffer.records[at];
 		uint64_t step;
 		uint32_t count = end_of_stretch(first, self->count - at, &step);
 		int is_new = !last || last->src_qp != first->src_qp ||
@@ -468,7 +468,7 @@ static void lease_dealloc(PyObject *object)
 	Py_XDECREF(self->region);
 	Py_XDECREF((PyObject *)self->window);
 	if (self->owner)
-		calls_give_room(self->owner, self->room);
+		calls_return_buffer(self->owner, self->buffer);
 	Py_XDECREF(self->views);
 	Py_XDECREF((PyObject *)self->owner);
 	((freefunc)PyType_GetSlot(type, Py_tp_free))(object);

@@ -119,7 +119,7 @@ static PyMethodDef calls_methods[] = {
 	{ "recv_one", FAST(calls_recv_one), "QueuePair.recv_one" },
 	{ "_recv", calls_receive, METH_VARARGS, "QueuePair._recv" },
 	{ "_post", calls_post, METH_VARARGS, "send a list to an address handle" },
-	{ "_post_headed", calls_post_headed, METH_VARARGS, "the same with rows of two parts" },
+	{ "_post_header_body", calls_post_header_body, METH_VARARGS, "the same with rows of two parts" },
 	{ "_flush", calls_flush, METH_O, "QueuePair._flush" },
 	{ "_has_port_events", calls_has_port_events, METH_NOARGS, "whether port_events finds something, or raises" },
 	{ "_arm", calls_arm, METH_VARARGS, "the address of the place that the QP is to be made in" },

@@ -56,40 +56,40 @@ PyObject *calls_recv_one(PyObject *object, PyObject *const *args, Py_ssize_t cou
 }
 
 /* Room for the records of `max` messages, or of as many as there are receives. No records: with an error. */
-static struct room take_room(struct calls *self, uint32_t max)
+static struct record_buffer take_buffer(struct calls *self, uint32_t max)
 {
-	struct room room = { NULL, 0 };
+	struct record_buffer buffer = { NULL, 0 };
 
 	if (max > self->qp->init.recv_depth)
 		max = self->qp->init.recv_depth;
 	BEGIN_ALONE((PyObject *)self);
 	if (self->spare.size >= max) {
-		room = self->spare;
-		self->spare = (struct room){ NULL, 0 };
+		buffer = self->spare;
+		self->spare = (struct record_buffer){ NULL, 0 };
 	}
 	END_ALONE();
-	if (room.records)
-		return room;
-	room.records = PyMem_Malloc(max * sizeof(*room.records));
-	room.size = max;
-	if (!room.records)
+	if (buffer.records)
+		return buffer;
+	buffer.records = PyMem_Malloc(max * sizeof(*buffer.records));
+	buffer.size = max;
+	if (!buffer.records)
 		PyErr_NoMemory();
-	return room;
+	return buffer;
 }
 
 static PyObject *recv_fast(struct calls *self, uint32_t max, int events, int64_t timeout)
 {
-	struct room room = take_room(self, max);
+	struct record_buffer buffer = take_buffer(self, max);
 	int got;
 
-	if (!room.records)
+	if (!buffer.records)
 		return NULL;
-	if (max > room.size)
-		max = room.size;
-	got = wait_for_messages(self, (struct mcast_receive_job){ room.records, max, NULL }, events, timeout);
+	if (max > buffer.size)
+		max = buffer.size;
+	got = wait_for_messages(self, (struct mcast_receive_job){ buffer.records, max, NULL }, events, timeout);
 	if (got >= 0 || got == -EAGAIN)
-		return lease_new(self, room, got > 0 ? (uint32_t)got : 0);
-	calls_give_room(self, room);
+		return lease_new(self, buffer, got > 0 ? (uint32_t)got : 0);
+	calls_return_buffer(self, buffer);
 	return got == RAISED ? NULL : calls_fail(self, "recv", got, 0, 0);
 }
 

@@ -404,7 +404,7 @@ static PyObject *post_rows(struct calls *self, struct mcast_send_job *job, const
 	return post_result(self, &payloads, job, result);
 }
 
-PyObject *calls_post_headed(PyObject *object, PyObject *args)
+PyObject *calls_post_header_body(PyObject *object, PyObject *args)
 {
 	struct mcast_send_job job = { .count = 0 };
 	PyObject *heads, *bodies, *imm, *given, *sent = NULL;

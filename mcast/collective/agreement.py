@@ -1,0 +1,218 @@
+"""Agreement of the ranks of a job between two steps: all take the same one, and none has failed.
+
+One reduction of some words over MPI says so; only where the ranks differ does a second exchange say how.
+
+No call of MPI here waits without a bound, because a rank may stand still or die at any line, also between
+two exchanges that belong together. So each is nonblocking and has a deadline (`wait_for`). What is not
+complete by then is abandoned: neither ended, which could take for ever, nor freed, because MPI goes on.
+
+A rank that has abandoned an exchange takes part in no later one, but for one more reduction, by which it
+says LEAVE. MPI matches the exchanges on a communicator by their order alone, so that reduction must not meet
+another kind of exchange. Hence three communicators: one for the reductions, one for what the ranks tell each
+other when they differ, and one for what they do when they agree.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from ctypes import py_object, pythonapi
+from enum import IntEnum
+from pickle import dumps, loads
+from time import monotonic, sleep
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+_MAX_PAUSE = 0.001
+"""The longest pause between two looks at whether all ranks have come, in seconds."""
+
+
+class CallKind(IntEnum):
+    """Steps that ranks agree on."""
+
+    MAKE = 1
+    BROADCAST = 2
+    ALLGATHER = 3
+    DONE = 4
+    CLOSE = 5
+    LEAVE = 6
+
+
+class Intent(NamedTuple):
+    """Next step of a rank, with its root and size where all ranks need the same."""
+
+    kind: CallKind
+    root: int = 0
+    size: int = 0
+
+    def __str__(self) -> str:
+        return _WORDS[self.kind].format(self)
+
+
+_WORDS = {
+    CallKind.MAKE: "makes the collective",
+    CallKind.BROADCAST: "broadcasts {0.size} bytes from rank {0.root}",
+    CallKind.ALLGATHER: "calls allgather",
+    CallKind.DONE: "has ended its part",
+    CallKind.CLOSE: "closes the collective",
+    CallKind.LEAVE: "leaves the collective by an error",
+}
+
+
+class Statement(NamedTuple):
+    """Step of one rank, and the reason why it cannot take it; None if it can."""
+
+    step: Intent
+    trouble: str | None
+
+
+class RankFailed(RuntimeError):
+    """A rank has failed, and so has the call, on every rank.
+
+    failed  rank -> in words, what went wrong there
+    """
+
+    def __init__(self, failed: Mapping[int, str]) -> None:
+        self.failed: dict[int, str] = dict(failed)
+        super().__init__(self.failed)  # as in a pickle, which calls the class with `args`
+
+    def __str__(self) -> str:
+        return "; ".join(f"rank {rank}: {words}" for rank, words in self.failed.items())
+
+
+def wait_for(request: MPI.Request, bound: float, *memory: object, max_pause: float = _MAX_PAUSE) -> None:
+    """Wait until a request is complete, which uses that memory; at most `bound` seconds.
+
+    Raises TimeoutError; the request is abandoned then, and when something else is raised meanwhile.
+    """
+    # Blocking calls of MPI would keep a core busy until the last rank comes.
+    end, pause = monotonic() + bound, 0.0
+    try:
+        while not request.Test():
+            if monotonic() > end:
+                raise TimeoutError(
+                    f"not all ranks have come to agree within {bound:.3g} s: one has died, stands still "
+                    "or is late"
+                )
+            sleep(pause)
+            pause = min(max_pause, pause + max_pause / 64)
+    except BaseException:
+        # MPI sends from the memory, and writes there, as long as the process lives: also in MPI_Finalize,
+        # after Python has freed all else. Other ranks take what is there for the word of this one, and
+        # mpi4py keeps no reference to it (4.1.2).
+        pythonapi.Py_IncRef(py_object((request, memory)))
+        raise
+
+
+class Ranks:
+    """The ranks of a communicator, with communicators of their own.
+
+    Raises TimeoutError if not all ranks have come to make these within `bound` seconds.
+    """
+
+    def __init__(self, comm: MPI.Comm, bound: float) -> None:
+        self._reducing: MPI.Comm = _copied(comm, bound)
+        self._telling: MPI.Comm = _copied(self._reducing, bound)
+        self.comm: MPI.Comm = _copied(self._reducing, bound)
+        """For what all have agreed to do."""
+        self.rank: int = self.comm.Get_rank()
+        self.size: int = self.comm.Get_size()
+        self.agreed: float = monotonic()
+        """When the ranks have agreed last: what they do since then, they have begun together."""
+
+    def agree(self, step: Intent, trouble: str | None, bound: float, more: float) -> Sequence[Statement]:
+        """Wait for all ranks. Empty if all take the same step and none has trouble; else what each has said.
+
+        Raises TimeoutError if not all have come within `bound` seconds. If one has trouble, and not all have
+        said so within `more` seconds, raises RankFailed without the reason.
+        """
+        from mpi4py import MPI
+
+        troubled = 0 if trouble is None else 1 + self.rank
+        mine = array("q", [*step, *(-value for value in step), troubled])
+        most = array("q", bytes(8 * len(mine)))
+        request = self._reducing.Iallreduce([mine, MPI.INT64_T], [most, MPI.INT64_T], MPI.MAX)
+        wait_for(request, bound, mine, most)
+        self.agreed = monotonic()
+        half = len(step)
+        if not most[-1] and all(most[at] == -most[half + at] for at in range(half)):
+            return ()
+        try:
+            told = _gathered(self._telling, dumps(Statement(step, trouble)), more)
+            return [loads(said) for said in told]
+        except TimeoutError as late:  # another rank waits no more
+            if not most[-1]:
+                raise
+            raise RankFailed({most[-1] - 1: f"has failed, and why was not heard: {late}"}) from None
+
+    def exchange(self, mine: bytes, bound: float) -> list[bytes]:
+        """The bytes that each rank gives, in the order of the ranks.
+
+        Raises TimeoutError if not all have come within `bound` seconds.
+        """
+        return _gathered(self.comm, mine, bound)
+
+    def reasons(self, mine: str | None, bound: float, more: float) -> str:
+        """Why a rank cannot do something, one of the reasons that there are; empty if all can.
+
+        Raises as `agree` does, and RankFailed if a rank has left.
+        """
+        told = self.agree(Intent(CallKind.DONE), mine, bound, more)
+        if any(one.step.kind is not CallKind.DONE for one in told):
+            raise outcome(told)
+        troubled = [(rank, one.trouble) for rank, one in enumerate(told) if one.trouble is not None]
+        if not troubled:
+            return ""
+        rank, why = troubled[0]
+        others = f" (and {len(troubled) - 1} other ranks)" if len(troubled) > 1 else ""
+        return f"rank {rank}: {why}{others}"
+
+    def local_rank(self, bound: float) -> int:
+        """The number of this rank among those of its host, from 0. Raises TimeoutError as `exchange` does."""
+        from mpi4py import MPI
+
+        here = MPI.Get_processor_name().encode()
+        return self.exchange(here, bound)[: self.rank].count(here)
+
+    def first(self, value: Any, bound: float) -> Any:
+        """Return the value of rank 0. Raises TimeoutError as `exchange` does."""
+        return loads(self.exchange(dumps(value) if self.rank == 0 else b"", bound)[0])
+
+    def free(self) -> None:
+        """Free the communicators, on which nothing is under way."""
+        for comm in (self.comm, self._telling, self._reducing):
+            comm.Free()
+
+
+def _gathered(comm: MPI.Comm, mine: bytes, bound: float) -> list[bytes]:
+    from mpi4py import MPI
+
+    end = monotonic() + bound
+    size, sizes = array("q", [len(mine)]), array("q", bytes(8 * comm.Get_size()))
+    wait_for(comm.Iallgather([size, MPI.INT64_T], [sizes, MPI.INT64_T]), bound, size, sizes)
+    # All of one width, because MPI would need the list of sizes until the end, and mpi4py frees that at once.
+    width = max(sizes)
+    mine, whole = mine.ljust(width), bytearray(width * len(sizes))
+    request = comm.Iallgather([mine, MPI.BYTE], [whole, MPI.BYTE])
+    wait_for(request, max(0.0, end - monotonic()), mine, whole)
+    return [bytes(whole[rank * width :][:size]) for rank, size in enumerate(sizes)]
+
+
+def _copied(comm: MPI.Comm, bound: float) -> MPI.Comm:
+    copy, request = comm.Idup()
+    wait_for(request, bound, copy)
+    return copy
+
+
+def outcome(told: Sequence[Statement]) -> Exception:
+    """The error that each rank raises which has no error of its own."""
+    failed = {rank: one.trouble for rank, one in enumerate(told) if one.trouble is not None}
+    if failed:
+        return RankFailed(failed)
+    by_step: dict[Intent, list[int]] = {}
+    for rank, one in enumerate(told):
+        by_step.setdefault(one.step, []).append(rank)
+    said = "; ".join(f"rank {', '.join(map(str, ranks[:8]))} {step}" for step, ranks in by_step.items())
+    return ValueError(f"the ranks do not call the same: {said}")
