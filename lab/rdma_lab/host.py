@@ -139,7 +139,7 @@ INFINIBAND: tuple[tuple[str, str, Callable[[], str | None]], ...] = (
     ("InfiniBand: libc's headers", "libc6-dev", _header("dlfcn.h")),
     ("InfiniBand: OpenSM", "opensm", _tools("opensm")),
 )
-"""Return the needs of an InfiniBand fabric besides the headers of its kernel."""
+"""Needs of an InfiniBand fabric besides the headers of its kernel."""
 
 
 def needs(fabric: str | None = None) -> tuple[Need, ...]:

@@ -55,13 +55,14 @@ from mcast.api import (
 from mcast.backends.model import cm
 from mcast.backends.model.port import COMP_VECTORS, PORT_COUNTERS
 from mcast.backends.model.qp import Burst, Qp
+from mcast.backends.model.region import HostRegion
 from mcast.backends.model.times import NS
 from mcast.backends.sim.clock import VirtualClock
 from mcast.backends.sim.core.groups import group_table
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.lease import DeviceSlots, MemorySlots, PackedPayloads, SimBatch, Slots, message_of
 from mcast.backends.sim.readiness import Readiness
-from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
+from mcast.backends.sim.region import SimDeviceRegion, bytes_of
 from mcast.wire.addresses import Gid, McastAddress
 
 ASK_WHY_SECONDS = 0.25
@@ -675,9 +676,9 @@ class SimQueuePair(QueuePair):
         self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool, constant: bool
     ) -> Region:
         if recv_slot is None:
-            return SimRegion(self._guard, buffer, lambda: None)
+            return HostRegion(self._guard, buffer, lambda: None)
         end = self._receive_into(MemorySlots(buffer, recv_slot), buffer.nbytes // recv_slot, recv_slot)
-        return SimRegion(self._guard, buffer, end)
+        return HostRegion(self._guard, buffer, end)
 
     def _register_dmabuf(
         self, fd: int, nbytes: int, offset: int, recv_slot: int | None, relaxed_ordering: bool

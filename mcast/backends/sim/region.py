@@ -1,4 +1,4 @@
-"""Memory that is registered with a simulated queue pair: the program's own, and that of other devices."""
+"""Memory of other devices that is registered with a simulated queue pair."""
 
 from __future__ import annotations
 
@@ -6,27 +6,7 @@ import errno
 import mmap
 from collections.abc import Callable
 
-from mcast.api import DeviceBytes, DeviceRegion, Guard, Phase, Refused, Region, mcast_error
-
-
-class SimRegion(Region):
-    """Memory of the program. `end` stops its use as receive memory."""
-
-    _strict = True
-
-    def __init__(self, guard: Guard, buffer: memoryview, end: Callable[[], None]) -> None:
-        self._guard, self._buffer, self._end = guard, buffer, end
-
-    @property
-    def buffer(self) -> memoryview:
-        self._require_open("buffer", Phase.REGISTER)
-        return self._buffer
-
-    def _close(self) -> None:
-        if not self._freed:
-            if not self._guard.was_broken:
-                self._end()
-            self._closed = self._freed = True
+from mcast.api import DeviceBytes, DeviceRegion, Guard, Phase, Refused, mcast_error
 
 
 class SimDeviceRegion(DeviceRegion):

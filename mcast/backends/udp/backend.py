@@ -55,6 +55,7 @@ from mcast.api import (
 )
 from mcast.backends.model import cm
 from mcast.backends.model.qp import Qp
+from mcast.backends.model.region import HostRegion
 from mcast.backends.net.groups import group_table
 from mcast.backends.udp import _native, sockets
 from mcast.backends.udp.availability import why_refused
@@ -336,26 +337,6 @@ class UdpCmId(CmId):
         if self._qp is not None:
             self._qp._close()
         self.channel.ids.pop(self, None)
-
-
-class UdpRegion(Region):
-    """Memory of the program. `end` stops its use as receive memory."""
-
-    _strict = True
-
-    def __init__(self, guard: Guard, buffer: memoryview, end: Callable[[], None]) -> None:
-        self._guard, self._buffer, self._end = guard, buffer, end
-
-    @property
-    def buffer(self) -> memoryview:
-        self._require_open("buffer", Phase.REGISTER)
-        return self._buffer
-
-    def _close(self) -> None:
-        if not self._freed:
-            if not self._guard.was_broken:
-                self._end()
-            self._closed = self._freed = True
 
 
 class UdpQueuePair(QueuePair):
@@ -659,7 +640,7 @@ class UdpQueuePair(QueuePair):
         self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool, constant: bool
     ) -> Region:
         if recv_slot is None:
-            return UdpRegion(self._guard, buffer, lambda: None)
+            return HostRegion(self._guard, buffer, lambda: None)
         core, path = self.core, self.path
         if core.error is not None:
             raise Refused(QpError(core.error, "register", Phase.REGISTER))
@@ -678,7 +659,7 @@ class UdpQueuePair(QueuePair):
                 path.post_own()
                 path.readiness.show()
 
-        return UdpRegion(self._guard, buffer, end)
+        return HostRegion(self._guard, buffer, end)
 
     def _close(self) -> None:
         if self._freed:

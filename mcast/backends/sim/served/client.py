@@ -67,6 +67,7 @@ from mcast.api import (
     mcast_error,
 )
 from mcast.backends.model.qp import Burst, Header
+from mcast.backends.model.region import HostRegion
 from mcast.backends.model.times import NS
 from mcast.backends.sim.lease import (
     DeviceSlots,
@@ -77,7 +78,7 @@ from mcast.backends.sim.lease import (
     Slots,
     message_of,
 )
-from mcast.backends.sim.region import SimDeviceRegion, SimRegion, bytes_of
+from mcast.backends.sim.region import SimDeviceRegion, bytes_of
 from mcast.backends.sim.served import frames
 from mcast.backends.sim.served.connection import (
     DEFAULT_TIMEOUT,
@@ -812,9 +813,9 @@ class ServedQueuePair(_Remote, QueuePair):
         self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool, constant: bool
     ) -> Region:
         if recv_slot is None:
-            return SimRegion(self._guard, buffer, lambda: None)
+            return HostRegion(self._guard, buffer, lambda: None)
         end = self._receive_into(MemorySlots(buffer, recv_slot), buffer.nbytes // recv_slot)
-        return SimRegion(self._guard, buffer, end)
+        return HostRegion(self._guard, buffer, end)
 
     def _register_dmabuf(
         self, fd: int, nbytes: int, offset: int, recv_slot: int | None, relaxed_ordering: bool
