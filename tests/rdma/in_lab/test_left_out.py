@@ -75,7 +75,8 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("case", ["closed file", pytest.param("no file", marks=pytest.mark.long)])
+@pytest.mark.long  # an emulated process needs seconds to import the package
+@pytest.mark.parametrize("case", PLANTED)
 def test_one_device_is_left_out_alone(case: str) -> None:
     """In a process without root's rights.
 
