@@ -61,7 +61,7 @@ def main(role: str, address: str, backend: str = "rdma", period: str = str(PERIO
             for version in range(1, sys.maxsize):
                 weights += 1
                 report = publish(session, weights, version, seconds)
-                late = [account.name for account in report.receivers if not account.whole]
+                late = [account.name for account in report.receivers if not account.complete]
                 print(f"{report.name}: {session.receivers} replicas, {report.seconds:.3f} s, without: {late}")
                 session.wait_for_receivers(timeout=max(0.0, seconds - report.seconds))
 

@@ -22,13 +22,13 @@ from typing import Any, NamedTuple
 
 from blake3 import blake3
 
-from mcast.cast.nack import parity
-from mcast.cast.nack.strategy import all_receivers
-from mcast.cast.objects.bytes_in import ReceiveTarget
-from mcast.cast.objects.calls import MEMORY
-from mcast.cast.objects.receiving import ObjectsIn, Received
-from mcast.cast.objects.sending import ObjectReport, ObjectsOut
-from mcast.cast.objects.turns import HEARD, Seat, Turns, seated
+from mcast.cast.io.driver import MAX_RX_BATCH, SessionContext, SessionSteps, exclusive
+from mcast.cast.io.receiving import Received, ReceivingSession
+from mcast.cast.io.sending import ObjectReport, SendingSession
+from mcast.cast.io.session import DEFAULT_MEMORY
+from mcast.cast.io.sinks import ReceiveTarget
+from mcast.cast.protocol import fec
+from mcast.cast.protocol.strategy import all_receivers
 from mcast.endpoint.blocking import Membership, open_endpoint
 from mcast.endpoint.waiting import Step
 from tests.card.build import build as build_card
@@ -46,12 +46,16 @@ class End:
     """One end, and the processor time of its turns."""
 
     def __init__(
-        self, group: Membership, seat: Seat, turns: Turns[Any], profile: cProfile.Profile | None
+        self,
+        group: Membership,
+        context: SessionContext,
+        steps: SessionSteps[Any],
+        profile: cProfile.Profile | None,
     ) -> None:
-        self.group, self.seat, self.turns, self.profile = group, seat, turns, profile
+        self.group, self.context, self.steps, self.profile = group, context, steps, profile
         self.seconds = 0.0
-        self.over = False
-        self.turn: Step | None = None
+        self.finished = False
+        self.step: Step | None = None
 
     def go(self) -> None:
         """Take a turn, if it is due or there is something to hear: a program would sleep until then."""
@@ -59,19 +63,19 @@ class End:
             self.profile.enable()
         begun = thread_time()
         try:
-            if self.turn is None:
-                self.turn = next(self.turns)
+            if self.step is None:
+                self.step = next(self.steps)
                 return
-            for batch in self.turn.post:
+            for batch in self.step.post:
                 self.group.send_batch(batch)
-            self.turn = self.turn._replace(post=[])
-            with self.group.recv_batch(HEARD, 0.0) as heard:
-                if not heard and self.seat.now() < (self.turn.until or inf):
+            self.step = self.step._replace(post=[])
+            with self.group.recv_batch(MAX_RX_BATCH, 0.0) as heard:
+                if not heard and self.context.now() < (self.step.until or inf):
                     begun = thread_time()
                     return
-                self.turn = self.turns.send(heard.series())
+                self.step = self.steps.send(heard.series())
         except StopIteration:
-            self.over = True
+            self.finished = True
         finally:
             self.seconds += thread_time() - begun
             if self.profile is not None:
@@ -126,28 +130,32 @@ class Pair:
             for address in ADDRESSES
         ]
         self.groups, self.profile, self.whose = groups, profile, whose
-        self.seats: list[Seat] = [stack.enter_context(seated(group, "objects")) for group in groups]
+        self.seats: list[SessionContext] = [
+            stack.enter_context(exclusive(group, "objects")) for group in groups
+        ]
 
     def send(self, data: memoryview, place: ReceiveTarget) -> tuple[float, float]:
         """Send it once; the processor time of sender and receiver."""
         reports: list[ObjectReport] = []
         found: list[Received] = []
-        out = ObjectsOut(self.seats[0], MEMORY, float("inf"), 60.0, None)
-        into = ObjectsIn(self.seats[1], place, None, 0, MEMORY, 60.0, None, None, one_session=True)
+        out = SendingSession(self.seats[0], DEFAULT_MEMORY, float("inf"), 60.0, None)
+        into = ReceivingSession(
+            self.seats[1], place, None, 0, DEFAULT_MEMORY, 60.0, None, None, one_session=True
+        )
 
-        def sends() -> Turns[None]:
+        def sends() -> SessionSteps[None]:
             yield from out.wait_for_receivers(1, 60.0)
             ends[0].seconds = ends[1].seconds = 0.0
             reports.append((yield from out.send(data, all_receivers(), "", b"")))
             yield from out.close("")
 
-        def takes() -> Turns[None]:
+        def takes() -> SessionSteps[None]:
             while (one := (yield from into.next(None))) is not None:
                 found.append(one)
 
         profiles = [self.profile if self.whose == end else None for end in ("sender", "receiver")]
         ends = [End(*one) for one in zip(self.groups, self.seats, (sends(), takes()), profiles, strict=True)]
-        while busy := [end for end in ends if not end.over]:
+        while busy := [end for end in ends if not end.finished]:
             for end in busy:
                 end.go()
         (report,) = reports
@@ -157,34 +165,34 @@ class Pair:
         return ends[0].seconds, ends[1].seconds
 
 
-def measured(size: int, rounds: int, profile: cProfile.Profile | None, whose: str) -> list[Cost]:
+def measured(size: int, cycles: int, profile: cProfile.Profile | None, whose: str) -> list[Cost]:
     data, place = memoryview(os.urandom(size)), memoryview(bytearray(size))
     with ExitStack() as stack:
         pair = Pair(stack, profile, whose)
-        found = [Cost(*pair.send(data, place), *floor(data, place)) for _ in range(rounds + 1)]
+        found = [Cost(*pair.send(data, place), *floor(data, place)) for _ in range(cycles + 1)]
     return found[1:]  # the first warms all up
 
 
 def show(size: int, found: list[Cost]) -> None:
-    pieces = size / PIECE
-    print(
-        f"{size / 1e6:g} MB, parity {'on' if parity.available() else 'not installed'}, {len(found)} rounds\n"
-    )
+    segments = size / PIECE
+    print(f"{size / 1e6:g} MB, parity {'on' if fec.available() else 'not installed'}, {len(found)} rounds\n")
     print(f"{'processor time of':20}{'us a piece':>12}{'least':>8}{'Gbit/s':>9}{'/ floor':>9}")
     for name in Cost._fields:
         each = [getattr(one, name) for one in found]
         ratio = median(getattr(one, name) / (one.copied + one.hashed) for one in found)
         gbits = size * 8e-9 / median(each)
-        row = f"{median(each) / pieces * 1e6:12.2f}{min(each) / pieces * 1e6:8.2f}{gbits:9.1f}{ratio:9.2f}"
+        row = (
+            f"{median(each) / segments * 1e6:12.2f}{min(each) / segments * 1e6:8.2f}{gbits:9.1f}{ratio:9.2f}"
+        )
         print(f"{name:20}{row}")
 
 
 def main() -> None:
-    words = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    words.add_argument("--size", type=lambda text: int(float(text)), default=256_000_000, help="bytes")
-    words.add_argument("--rounds", type=int, default=7)
-    words.add_argument("--profile", choices=("sender", "receiver"), help="print what cProfile sees there")
-    asked = words.parse_args()
+    reason = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    reason.add_argument("--size", type=lambda text: int(float(text)), default=256_000_000, help="bytes")
+    reason.add_argument("--rounds", type=int, default=7)
+    reason.add_argument("--profile", choices=("sender", "receiver"), help="print what cProfile sees there")
+    asked = reason.parse_args()
     profile = cProfile.Profile(thread_time) if asked.profile else None
     show(asked.size, measured(asked.size, asked.rounds, profile, asked.profile))
     if profile is not None:

@@ -33,9 +33,9 @@ from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
     from mcast.api import Backend
-    from mcast.cast.nack.sender import ReceiverReport
-    from mcast.cast.objects.sending import ObjectReport
-    from mcast.cast.objects.together import ReceivingEnd
+    from mcast.cast.io.one_thread import ReceivingEnd
+    from mcast.cast.io.sending import ObjectReport
+    from mcast.cast.protocol.sender import ReceiverReport
     from mcast.endpoint.settings import Settings
 
 _JOIN_TIMEOUT, _PEER_TIMEOUT = 30.0, 60.0
@@ -136,8 +136,8 @@ def _transfer(
     """Send the file from the first port to receivers on the others in turn; return what happened, for
     JSON."""
     from mcast.api import TimedOut
-    from mcast.cast.nack.messages import piece_size
-    from mcast.cast.objects.together import ends, run
+    from mcast.cast.io.one_thread import ends, run
+    from mcast.cast.protocol.packets import segment_size
     from mcast.cli.send import SendWatch
 
     finished: dict[int, float] = {}
@@ -152,9 +152,9 @@ def _transfer(
         def look() -> None:
             for taker in takers:
                 if taker.received is not None:
-                    finished.setdefault(taker.seat.number, watch.seconds)
+                    finished.setdefault(taker.context.number, watch.seconds)
 
-        here, pieces = sender.group.endpoint, piece_size(sender.group.max_message_size)
+        here, pieces = sender.group.endpoint, segment_size(sender.group.max_message_size)
         try:
             run(sender, takers, look)
         except TimedOut:
@@ -178,7 +178,7 @@ def _transfer(
         "messages": report.segments,
         "sent_again": report.repairs,
         "receivers": [
-            _outcome(taker, sender.account_of(taker), finished.get(taker.seat.number, 0.0), report)
+            _outcome(taker, sender.report_of(taker), finished.get(taker.context.number, 0.0), report)
             for taker in takers
         ],
     }
@@ -190,16 +190,17 @@ def _outcome(
     endpoint, received = taker.group.endpoint, taker.received
     size = received.size if received is not None else 0
     verified = received is not None and received.digest == report.digest
+    reason = account.reason if account is not None else "did not take part"
     return {
         "device": endpoint.device.name,
         "port": endpoint.port.port_num,
         "address": str(endpoint.address),
         "bytes": size,
-        "lost": account.asked if account is not None else 0,
+        "lost": account.requested if account is not None else 0,
         "seconds": seconds,
         "bytes_per_second": size / seconds if seconds > 0 else 0.0,
         "blake3": received.digest.hex() if received is not None else None,
-        "outcome": "verified" if verified else (account.why if account is not None else "did not take part"),
+        "outcome": "verified" if verified else reason,
         "verified": verified,
     }
 

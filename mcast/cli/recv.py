@@ -29,8 +29,8 @@ from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
     from mcast.cast import Missed, Offered, Received
-    from mcast.cast.bundle import Folder, OneFile
-    from mcast.cast.files import Sink
+    from mcast.cast.io.bundle import Folder, OneFile
+    from mcast.cast.io.files import Sink
     from mcast.endpoint.blocking import Membership
     from mcast.endpoint.settings import Settings
 
@@ -78,7 +78,7 @@ def recv(
     otherwise 1.
     """
     from mcast.cast import receive
-    from mcast.cast.objects.turns import BOUND
+    from mcast.cast.io.driver import IO_TIMEOUT
 
     apart = json_output.on_stderr = output == STANDARD
     refuse_in_process(backend, "send")
@@ -86,7 +86,7 @@ def recv(
         stack.enter_context(interruptible())
         target = _target(stack, output, overwrite)
         endpoint = stack.enter_context(endpoint_at(backend, bind, device, settings))
-        member = endpoint.join(group, timeout=BOUND)
+        member = endpoint.join(group, timeout=IO_TIMEOUT)
         where = f"{group} as {endpoint.address} ({endpoint.device.name})"
         watch = stack.enter_context(ReceiveWatch(f"listening to {where}"))
         came = TransferResult(target)
@@ -125,7 +125,7 @@ def recv(
 
 def _target(stack: ExitStack, output: str, overwrite: bool) -> Folder | OneFile:
     """Where the files go; the stack closes it, whenever a signal comes."""
-    from mcast.cast.bundle import Folder, OneFile
+    from mcast.cast.io.bundle import Folder, OneFile
 
     if not output:  # of a shell's variable that is not set; as a path it would be the folder here
         raise UsageError(f"cannot write '': {os.strerror(errno.ENOENT)}")
@@ -149,7 +149,7 @@ class ReceiveWatch(Watch):
 
     def look(self, offered: Offered, done: int) -> None:
         """Show how far an object is."""
-        from mcast.cast.bundle import Label
+        from mcast.cast.io.bundle import Label
 
         label = Label.of(offered.metadata)
         self.show("receiving", self.before + done, offered.size if label is None else label.size)
@@ -176,7 +176,7 @@ class TransferResult:
 
     def offered(self, offered: Offered) -> Sink | None:
         """Where an object goes."""
-        from mcast.cast.bundle import Label
+        from mcast.cast.io.bundle import Label
 
         if self.sender is None:
             label = Label.of(offered.metadata)
@@ -202,15 +202,15 @@ class TransferResult:
         return ""
 
     def _named(self, missed: Missed) -> tuple[str, str]:
-        from mcast.cast.bundle import ONE_ALONE, ONE_NAME
+        from mcast.cast.io.bundle import ONE_FILE_ONLY, SAME_NAME
 
         hints = {
-            ONE_ALONE: "name a folder, such as -o in/",
-            ONE_NAME: "rename one of them at the sender",
+            ONE_FILE_ONLY: "name a folder, such as -o in/",
+            SAME_NAME: "rename one of them at the sender",
             os.strerror(errno.EACCES): "the file or its folder is read-only here",
             os.strerror(errno.EEXIST): "--overwrite replaces it",
         }
-        words = [missed.why, hints.get(missed.why)]
+        words = [missed.reason, hints.get(missed.reason)]
         if missed.part_file is not None:
             words.append(
                 f"what has come stays in {missed.part_file.name}, and the next recv goes on from there"
@@ -219,7 +219,7 @@ class TransferResult:
 
     def name_of(self, offered: Offered) -> str:
         """Return the name that the user knows an object by."""
-        from mcast.cast.bundle import Label
+        from mcast.cast.io.bundle import Label
 
         label = Label.of(offered.metadata)
         return self._target.name or (label.name if label is not None else offered.name)
@@ -248,7 +248,7 @@ def outcome_of(
             {"name": came.name_of(one.offered), "size": one.size, "blake3": one.digest.hex()}
             for one in came.whole
         ],
-        "missed": {came.name_of(one.offered): one.why for one in came.lacks},
+        "missed": {came.name_of(one.offered): one.reason for one in came.lacks},
         "rejected": came.whole[-1].refused if came.whole else {},
     }
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from mcast.cast import ObjectReport, ObjectSession, Progress, ReceiverReport
-    from mcast.cast.bundle import Bundle, Item
+    from mcast.cast.io.bundle import Bundle, Item
     from mcast.endpoint.blocking import Membership
     from mcast.endpoint.settings import Settings
 
@@ -81,7 +81,7 @@ def send(
     and send nothing; the command then waits for receivers only if --receivers is given.
     """
     from mcast.cast import open_session
-    from mcast.cast.objects.turns import BOUND
+    from mcast.cast.io.driver import IO_TIMEOUT
 
     refuse_in_process(backend, "receive")
     with ExitStack() as stack:
@@ -92,7 +92,7 @@ def send(
         for path, why in bundle.skipped.items():
             say(f"mcast: {path} is not sent: {why}", err=True)
         endpoint = stack.enter_context(endpoint_at(backend, bind, device, settings))
-        member = endpoint.join(group, timeout=BOUND)
+        member = endpoint.join(group, timeout=IO_TIMEOUT)
         watch = stack.enter_context(SendWatch(receivers, bundle.size))
         most = inf if rate is None else rate / 8
         with open_session(
@@ -133,7 +133,7 @@ class SendWatch(Watch):
 
 
 def _bundle(files: list[str]) -> Bundle:
-    from mcast.cast.bundle import bundle_of
+    from mcast.cast.io.bundle import bundle_of
 
     try:
         return bundle_of(files)
@@ -160,8 +160,8 @@ def _wait_for_receivers(session: ObjectSession, receivers: int | None, wait: flo
 
 def _sent(session: ObjectSession, bundle: Bundle, strategy: Any, watch: SendWatch) -> Iterator[ObjectReport]:
     from mcast.api import McastError
-    from mcast.cast.bundle import Content
-    from mcast.cast.files import Source
+    from mcast.cast.io.bundle import Content
+    from mcast.cast.io.files import Source
 
     for path, label in bundle.items:
         try:
@@ -181,8 +181,8 @@ def _sent_around(
 ) -> Iterable[ObjectReport]:
     from mcast.api import McastError
     from mcast.cast import Object
-    from mcast.cast.bundle import Content
-    from mcast.cast.files import STANDARD, Source
+    from mcast.cast.io.bundle import Content
+    from mcast.cast.io.files import STANDARD, Source
 
     def data_of(item: Item) -> bytes | Path | Source:
         if item.label.kind is Content.FOLDER:
@@ -252,7 +252,7 @@ def _receivers_of(reports: dict[str, ObjectReport]) -> list[dict[str, Any]]:
     rows = []
     for accounts in found.values():
         last = [*accounts.values()][-1]
-        missed = {name: one.why for name, one in accounts.items() if not one.whole}
+        missed = {name: one.reason for name, one in accounts.items() if not one.complete}
         missed |= {name: "joined later, or had left" for name in reports if name not in accounts}
         rows.append(
             {
@@ -260,7 +260,7 @@ def _receivers_of(reports: dict[str, ObjectReport]) -> list[dict[str, Any]]:
                 "address": last.address,
                 "verified": not missed,
                 "outcome": "verified" if not missed else next(iter(missed.values())),
-                "asked": sum(one.asked for one in accounts.values()),
+                "asked": sum(one.requested for one in accounts.values()),
                 "missed": missed,
             }
         )

@@ -34,12 +34,12 @@ def cast(
 ) -> None:
     """Play a transfer from one sender to N receivers in virtual time, and print what it cost.
 
-    The ends are those of mcast.cast.nack, the protocol of objects. Losses are independent. The exit status is
-    1 if a receiver does not have the object that the strategy promises.
+    The ends are those of mcast.cast.protocol. Losses are independent. The exit status
+    is 1 if a receiver does not have the object that the strategy promises.
     """
-    from mcast.cast.nack import parity as coding
-    from mcast.cast.nack.play import Play, Setup
+    from mcast.cast.protocol import fec as coding
     from mcast.cli.progress import Watch
+    from mcast.testing.transfer import SimulatedTransfer, TransferSetup
 
     if strategy.carousel:
         raise UsageError("a carousel has no answers to count: choose another strategy")
@@ -49,10 +49,10 @@ def cast(
             "installed: pip install 'rdma-mcast[fec]'",
             err=True,
         )
-    setup = Setup(receivers, loss, bytes_, strategy, seed, rate / 1e9, parity=parity)
+    setup = TransferSetup(receivers, loss, bytes_, strategy, seed, rate / 1e9, parity=parity)
     try:
         with interruptible(), Watch("receivers join") as watch:
-            costs = Play(setup, lambda done: watch.show("playing", done, bytes_)).run()
+            costs = SimulatedTransfer(setup, lambda done: watch.show("playing", done, bytes_)).run()
     except RuntimeError as error:
         raise Failure(str(error)) from None
     if as_json:

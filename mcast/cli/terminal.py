@@ -268,7 +268,7 @@ def sentence(error: ValueError) -> str:
 
 def output_file(path: Path | None) -> Path | None:
     """Check before the work that the file can be written, without creating it."""
-    from mcast.cast.files import open_sink
+    from mcast.cast.io.files import open_sink
 
     if path is not None and str(path) != STANDARD:
         try:
@@ -348,7 +348,7 @@ def require_one_stdout(*outputs: Path | str | bool | None) -> bool:
 def write_file(path: Path, data: bytes) -> None:
     """Write the whole file or nothing, STANDARD for stdout; one sentence if it cannot be written."""
     from mcast.arguments.file_objects import FileWriter
-    from mcast.cast.files import open_sink
+    from mcast.cast.io.files import open_sink
 
     if str(path) == STANDARD:
         sys.stdout.flush()

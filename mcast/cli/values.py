@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from mcast.cast.nack.strategy import Strategy
+    from mcast.cast.protocol.strategy import Strategy
 
 MAX_SECONDS = 604_800.0
 """The longest time that an option takes, in seconds: a week, which each timer of the system can wait for."""
@@ -176,7 +176,7 @@ def _rate(text: str, ending: str) -> float:
 
 def strategy(text: str) -> Strategy:
     """Parse a strategy for slow receivers; the error names the choices."""
-    from mcast.cast.nack.strategy import Strategy
+    from mcast.cast.protocol.strategy import Strategy
 
     try:
         found = Strategy.of(text)
@@ -191,11 +191,11 @@ def key_file(path: str) -> bytes:
     """The key in a file; one sentence says why the file has none."""
     from pathlib import Path
 
-    from mcast.cast.nack.closed import letters_of
+    from mcast.cast.protocol.auth import authenticator_for
 
     try:
         key = Path(path).read_bytes()
-        letters_of(key)
+        authenticator_for(key)
     except OSError as error:
         raise typer.BadParameter(f"cannot read {path}: {error.strerror}") from None
     except ValueError as error:

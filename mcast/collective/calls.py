@@ -23,8 +23,8 @@ from typing_extensions import Buffer
 
 from mcast.api import Backend, BackendError, Handle, McastAddress, McastError
 from mcast.arguments.buffers import flat_bytes, writable_bytes
-from mcast.cast.nack.members import MOST_OF_ADDRESS
-from mcast.cast.nack.sender import Manners
+from mcast.cast.protocol.members import MAX_MEMBERS_PER_ADDRESS
+from mcast.cast.protocol.sender import Timers
 from mcast.collective import mpi_fallback
 from mcast.collective.agreement import CallKind, Intent, RankFailed, Ranks, outcome
 from mcast.collective.job import JobTerms, checked, group_of, opened
@@ -41,7 +41,7 @@ T = TypeVar("T")
 DEFAULT_PEER_TIMEOUT = 30.0
 """Default time in seconds that a rank may be silent in a call that all have begun."""
 
-STALL_TIMEOUT = Manners().stall
+STALL_TIMEOUT = Timers().stall
 """Seconds without progress after which the root gives up a rank."""
 
 MAX_ROOT_GROUPS = 64
@@ -361,9 +361,10 @@ class Collective(Handle):
 
 
 def _require_room(address: str, ranks: int) -> None:
-    if ranks > MOST_OF_ADDRESS:
+    if ranks > MAX_MEMBERS_PER_ADDRESS:
         raise ValueError(
-            f"{ranks} ranks send from the address {address}, and a sender admits {MOST_OF_ADDRESS} receivers "
+            f"{ranks} ranks send from the address {address}, and a sender admits "
+            f"{MAX_MEMBERS_PER_ADDRESS} receivers "
             "at one address: start fewer ranks for each port, or bind them to several"
         )
 

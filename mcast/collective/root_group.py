@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing
 from typing import Protocol
 
 from mcast.cast import Missed, Offered, Received, open_session, receive
-from mcast.cast.objects.calls import MEMORY
+from mcast.cast.io.session import DEFAULT_MEMORY
 from mcast.collective.job import JobTerms
 from mcast.endpoint.blocking import Endpoint, Membership
 from mcast.wire.addresses import McastAddress
@@ -50,9 +50,9 @@ class RootSender:
             self._session.wait_for_receivers(self._receivers, self._terms.peer_timeout)
         report = self._session.send(view, metadata=_ticket(self._terms, self._number))
         self._number += 1
-        without = [one for one in report.receivers if not one.whole]
+        without = [one for one in report.receivers if not one.complete]
         if without or len(report.receivers) < self._receivers:
-            said = "; ".join(f"{one.name} ({one.address}) {one.why}" for one in without[:8])
+            said = "; ".join(f"{one.name} ({one.address}) {one.reason}" for one in without[:8])
             have = len(report.receivers) - len(without)
             raise IncompleteError(f"{have} of {self._receivers} ranks have the bytes of this one: {said}")
 
@@ -99,7 +99,7 @@ class RootReceiver:
 
     def _missed(self, missed: Missed) -> None:
         if self._expects(missed.offered):
-            raise IncompleteError(f"the bytes did not arrive whole: {missed.why}")
+            raise IncompleteError(f"the bytes did not arrive whole: {missed.reason}")
 
     def _expects(self, offered: Offered) -> bool:
         return offered.metadata == _ticket(self._terms, self._number)
@@ -112,7 +112,7 @@ def _ticket(terms: JobTerms, number: int) -> bytes:
 
 def _room(endpoint: Endpoint, group: Membership) -> int:
     """Return the bytes that may be under way to this rank: three quarters of its receive queue."""
-    return min(MEMORY, endpoint.stats().receive_depth * group.max_message_size * 3 // 4)
+    return min(DEFAULT_MEMORY, endpoint.stats().receive_depth * group.max_message_size * 3 // 4)
 
 
 def open_root_group(

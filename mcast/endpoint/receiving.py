@@ -38,8 +38,8 @@ from mcast.wire.probe import PROBE_SIZES
 class LowWater:
     """Low-water mark of a receive queue of `depth` receives, and the number of messages between two checks.
 
-    An eighth: a sender of objects keeps three quarters of a queue filled (`mcast.cast.nack.rate.Window`), to
-    which some answers of the other members come. That is as it should be.
+    An eighth: a sender of objects keeps three quarters of a queue filled
+    (`mcast.cast.protocol.rate.Window`), to which some answers of the other members come.
     """
 
     def __init__(self, depth: int) -> None:

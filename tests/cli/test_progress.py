@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from mcast.cast.nack import parity
+from mcast.cast.protocol import fec
 from mcast.cli import SUMMARIES, load, progress
 from mcast.cli.progress import PlainLines, Watch
 from mcast.endpoint.policy import ReceiveQueueLow
@@ -73,7 +73,7 @@ def test_a_long_measurement_says_how_it_goes(here: Run, monkeypatch: pytest.Monk
 
 def test_without_fec_a_play_says_what_it_lacks(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The README's command runs without the extra, and names it before the work begins."""
-    monkeypatch.setattr(parity, "available", lambda: False)
+    monkeypatch.setattr(fec, "available", lambda: False)
     arguments = ("sim", "cast", "--receivers", "3", "--loss", "0.01", "--size", "256k")
     done = here(*arguments)
     assert done.returncode == 0

@@ -19,10 +19,10 @@ from typing import Any, cast
 import pytest
 from blake3 import blake3
 
-from mcast.cast.bundle import bundle_of
-from mcast.cast.nack.messages import MOST_MEMBERS
-from mcast.cast.nack.strategy import all_receivers
-from mcast.cast.objects.turns import told_of
+from mcast.cast.io.bundle import bundle_of
+from mcast.cast.io.driver import error_text
+from mcast.cast.protocol.packets import MAX_MEMBERS
+from mcast.cast.protocol.strategy import all_receivers
 from mcast.cli.recv import _target
 from mcast.cli.send import _sent
 from mcast.cli.terminal import Failure
@@ -211,7 +211,7 @@ NAMES = (b"gr\xc3\xbcn", b"inv\xff\xfe", b"\xe5\xad\x97" * 85)
 
 SENDS_NAMES = """
 def sending(group):
-    from mcast.cast.bundle import Content, bundle_of
+    from mcast.cast.io.bundle import Content, bundle_of
     with cast.open_session(group, peer_timeout=60.0) as session:
         session.wait_for_receivers(1, 60)
         for path, label in bundle_of(["many"]).items:
@@ -256,15 +256,15 @@ def test_names_and_times_survive_every_locale(
 
 
 REFUSES = """
-import mcast.cast.objects.bytes_in as bytes_in
-before = bytes_in.ToNew.__init__
+import mcast.cast.io.sinks as bytes_in
+before = bytes_in.NewMemorySink.__init__
 def make(self, size):
     if not taken:
         taken.append(1)
         raise OSError(28, "No space left on device", "/secret/path")
     before(self, size)
 taken = []
-bytes_in.ToNew.__init__ = make
+bytes_in.NewMemorySink.__init__ = make
 """
 """The first of the receivers has no room."""
 
@@ -298,7 +298,7 @@ def test_a_carousel_goes_round_without_receivers_and_with_them(with_others: Run)
 
 GOES_ROUND = """
 def sending(group):
-    from mcast.cast.bundle import Content, bundle_of
+    from mcast.cast.io.bundle import Content, bundle_of
     given = [
         cast.Object(b"" if label.kind is Content.FOLDER else Path(path), metadata=label.pack())
         for path, label in bundle_of(["many", "file"]).items
@@ -382,7 +382,7 @@ def test_receivers_are_told_what_the_sender_could_not_read(tmp_path: Path) -> No
     sent = _sent(cast(Any, Fails()), bundle_of([str(tmp_path / "file")]), all_receivers(), cast(Any, None))
     with pytest.raises(Failure, match="file: Input/output error") as caught:
         list(sent)
-    assert told_of(caught.value) == "Input/output error"
+    assert error_text(caught.value) == "Input/output error"
 
 
 def test_send_without_enough_receivers_is_status_1(with_others: Run) -> None:
@@ -623,6 +623,6 @@ def test_stdout_by_its_path_is_the_pipe_that_it_is(with_others: Run, tmp_path: P
 
 
 def test_more_receivers_than_a_transfer_takes_are_refused(here: Run) -> None:
-    done = here("send", __file__, "239.1.1.1", "--receivers", MOST_MEMBERS + 1)
+    done = here("send", __file__, "239.1.1.1", "--receivers", MAX_MEMBERS + 1)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.endswith(f": {MOST_MEMBERS + 1}: give a whole number from 1 to {MOST_MEMBERS:,}\n")
+    assert done.stderr.endswith(f": {MAX_MEMBERS + 1}: give a whole number from 1 to {MAX_MEMBERS:,}\n")

@@ -180,7 +180,7 @@ def test_ctrl_c_in_a_transfer_is_one_sentence_at_both_ends(tmp_path: Path, role:
                     progress=look,
                 )
                 assert list(objects) == []
-                assert ["interrupted" in one.why for one in missed] == [True]
+                assert ["interrupted" in one.reason for one in missed] == [True]
             _, said = process.communicate()
         finally:
             process.kill()

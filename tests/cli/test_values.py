@@ -19,7 +19,7 @@ from typer.core import TyperArgument, TyperCommand, TyperOption
 from mcast.backends.sim.scenario.fault_syntax import parse_fault
 from mcast.backends.sim.scenario.model import MAX_FABRIC_PORTS, BadScenario
 from mcast.cast import Strategy
-from mcast.cast.nack.messages import MOST_MEMBERS
+from mcast.cast.protocol.packets import MAX_MEMBERS
 from mcast.cli import SUMMARIES, load
 from mcast.cli.values import (
     MAX_PORTS,
@@ -211,7 +211,7 @@ def test_a_loss_below_all_numbers_is_refused(here: Run) -> None:
 
 
 def test_as_many_as_there_can_be_may_be_asked_for() -> None:
-    assert (MAX_RECEIVERS, MAX_PORTS) == (MOST_MEMBERS, MAX_FABRIC_PORTS)
+    assert (MAX_RECEIVERS, MAX_PORTS) == (MAX_MEMBERS, MAX_FABRIC_PORTS)
     (ports,) = (one for name, one in parameters() if (name, one.name) == ("sim serve", "ports"))
     assert ports.type_descriptor.parameter_info.max == MAX_PORTS
 

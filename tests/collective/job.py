@@ -16,10 +16,10 @@ from mpi4py import MPI
 
 from examples.mpi_weights import train
 from mcast import collective, open_endpoint
-from mcast.cast.nack.messages import ALL, Bye, packed
-from mcast.cast.nack.sender import Manners
-from mcast.cast.objects.bytes_in import ToBuffer
-from mcast.cast.objects.bytes_out import FromMemory
+from mcast.cast.io.sinks import BufferSink
+from mcast.cast.io.sources import MemorySource
+from mcast.cast.protocol.packets import ALL_MEMBERS, Bye, encode
+from mcast.cast.protocol.sender import Timers
 from mcast.collective import Collective, RankFailed, agreement, calls, job
 from mcast.collective.root_group import open_root_group
 
@@ -128,7 +128,11 @@ def payloads_alone_are_carried(ranks: Collective) -> None:
 
 
 def a_rank_that_fails_in_the_middle_ends_the_call_on_all(ranks: Collective) -> None:
-    broken = patch.object(ToBuffer, "place", side_effect=MemoryError("no room")) if RANK == 3 else ExitStack()
+    broken = (
+        patch.object(BufferSink, "buffer_at", side_effect=MemoryError("no room"))
+        if RANK == 3
+        else ExitStack()
+    )
     with all_raise(3, MemoryError, "no room"), broken:
         ranks.broadcast(bytearray(100_000))
     with all_raise(None, RuntimeError, "this collective has ended"):
@@ -172,7 +176,7 @@ def a_key_closes_the_groups_to_all_but_the_ranks() -> None:
         buffer = bytearray(data if RANK == 0 else len(data))
         if RANK == 0:
             root_group: Any = ranks._root_groups[0]
-            lies = packed(Bye(root_group._session._sending.core.session, ALL, "a lie"))
+            lies = encode(Bye(root_group._session._sending.core.session, ALL_MEMBERS, "a lie"))
             group = job.group_of(ranks._terms, 0)
             assert ranks.endpoint is not None
             with (
@@ -192,7 +196,7 @@ def a_rank_that_is_gone_in_a_call_ends_it_on_the_others() -> None:
     ranks._peer_timeout = 0.1
     if RANK == 0:
         root_group: Any = ranks._root_groups[0]
-        root_group._session._sending.core._manners = Manners(peer_timeout=0.1)
+        root_group._session._sending.core._manners = Timers(peer_timeout=0.1)
     gone = patch.object(Collective, "_carry", side_effect=EOFError) if RANK == 3 else ExitStack()
     expected = {0: RankFailed, 3: EOFError}.get(RANK, (RankFailed, TimeoutError))
     with patch.object(calls, "STALL_TIMEOUT", 0.1), gone, pytest.raises(expected):
@@ -249,7 +253,7 @@ def single_calls_share_a_collective() -> None:
             collective.broadcast(buffer, backend=SIM)
             assert buffer == bytes([turn + 1]) * 9
     assert opening.call_count == 1
-    broken = patch.object(FromMemory, "read", side_effect=OSError("no more")) if RANK == 0 else ExitStack()
+    broken = patch.object(MemorySource, "read", side_effect=OSError("no more")) if RANK == 0 else ExitStack()
     with all_raise(0, OSError, "no more"), broken:
         collective.broadcast(bytearray(9), backend=SIM)
 

@@ -47,15 +47,15 @@ from mcast.backends.sim.trace import timeline
 from mcast.backends.sim.trace.events import Trace
 from mcast.bench.echo import Answerer, Pinger
 from mcast.capture.replay import COPY_REASON, summarize
-from mcast.cast.bundle import Folder, Label
-from mcast.cast.nack import header, messages
-from mcast.cast.nack.receiver import TOGETHER, ObjectReceiver, Self
-from mcast.cast.nack.sender import ObjectSender
-from mcast.cast.nack.strategy import all_receivers
-from mcast.cast.objects.bytes_in import Offered
-from mcast.cast.objects.receiving import ObjectsIn, Received
-from mcast.cast.objects.sending import ObjectsOut
-from mcast.cast.objects.turns import Seat, Turns
+from mcast.cast.io.bundle import Folder, Label
+from mcast.cast.io.driver import SessionContext, SessionSteps
+from mcast.cast.io.receiving import Received, ReceivingSession
+from mcast.cast.io.sending import SendingSession
+from mcast.cast.io.sinks import Offered
+from mcast.cast.protocol import packets
+from mcast.cast.protocol.receiver import MAX_PARTIAL_OBJECTS, ObjectReceiver, ReceiverConfig
+from mcast.cast.protocol.sender import ObjectSender
+from mcast.cast.protocol.strategy import all_receivers
 from mcast.cli import mgid, options, terminal, values
 from mcast.endpoint import sequence
 from mcast.endpoint.ports import choose
@@ -72,7 +72,7 @@ MOST = 4096
 """Bytes of an input: what one MTU carries, and more than any text needs."""
 
 _KEY = bytes(range(32))
-_OFFER = messages.packed(messages.Offer(0, 0, 0, 0, 0, 0, ""))[4]
+_OFFER = packets.encode(packets.Offer(0, 0, 0, 0, 0, 0, ""))[4]
 _HOSTS = ("10.0.0.1", "10.0.0.2", "10.0.0.3")
 _SENDER, _RECEIVER, _STRANGER = _HOSTS
 _PEER = Peer(Gid("::ffff:10.0.0.2"), 17)
@@ -88,9 +88,9 @@ def _chunks(data: bytes) -> Iterator[bytes]:
 
 def cast_object(data: bytes) -> None:
     """A message of the protocol of objects is rejected, or is written again as it was read."""
-    with suppress(header.Rejected):
-        spoken = messages.unpacked(data)
-        assert messages.unpacked(messages.packed(spoken)) == spoken
+    with suppress(packets.Rejected):
+        spoken = packets.decode(data)
+        assert packets.decode(packets.encode(spoken)) == spoken
 
 
 def cast_objects(data: bytes) -> None:
@@ -98,13 +98,15 @@ def cast_objects(data: bytes) -> None:
 
     Each chunk: the speaker and whether time passes, the kind, the body, to which the number is added.
     """
-    salts = {host: header.number_at(host, 1) for host in _HOSTS}
+    salts = {host: packets.number_at(host, 1) for host in _HOSTS}
     session = salts[_SENDER]
     sender = ObjectSender(session, "sender", 1024, 0.0)
-    receiver = ObjectReceiver(session, Self(salts[_RECEIVER], "receiver", 8, 1024, True), Random(1), 0.0)
-    sender.hears(messages.Enter(session, salts[_RECEIVER], 8, 1024, 1, 0, 0, 0, "receiver"), _RECEIVER, 0.0)
-    receiver.hears(messages.Admit(session, {salts[_RECEIVER]: (0, 0)}), 0.0)
-    receiver.hears(sender.begin(0.0, all_receivers(), 20_000, width=4), 0.0)
+    receiver = ObjectReceiver(
+        session, ReceiverConfig(salts[_RECEIVER], "receiver", 8, 1024, True), Random(1), 0.0
+    )
+    sender.on_packet(packets.Join(session, salts[_RECEIVER], 8, 1024, 1, 0, 0, 0, "receiver"), _RECEIVER, 0.0)
+    receiver.on_packet(packets.Admit(session, {salts[_RECEIVER]: (0, 0)}), 0.0)
+    receiver.on_packet(sender.begin(0.0, all_receivers(), 20_000, k=4), 0.0)
     now = 0.0
     for chunk in _chunks(data):
         if len(chunk) < 2:
@@ -112,40 +114,40 @@ def cast_objects(data: bytes) -> None:
         who, kind, body = chunk[0], chunk[1], chunk[2:]
         now += (who >> 2) ** 2 / 64
         host = _HOSTS[who % 3]
-        speaks = messages.OF_MEMBERS.get(kind, 0)
+        speaks = packets.MEMBER_KINDS.get(kind, 0)
         body = (
-            body[:speaks] + salts[host].to_bytes(8) + body[speaks:] if kind in messages.OF_MEMBERS else body
+            body[:speaks] + salts[host].to_bytes(8) + body[speaks:] if kind in packets.MEMBER_KINDS else body
         )
-        message = header.HEADER.pack(messages.SIGN, kind, session) + body
-        with suppress(header.Rejected):
-            spoken = messages.told(message, host)
-            sender.hears(spoken, host, now)
-            if isinstance(spoken, messages.Piece):
-                receiver.takes(spoken.object, spoken.block, spoken.place, 1, now)
+        message = packets.HEADER.pack(packets.MAGIC, kind, session) + body
+        with suppress(packets.Rejected):
+            spoken = packets.decode_from(message, host)
+            sender.on_packet(spoken, host, now)
+            if isinstance(spoken, packets.Data):
+                receiver.on_data(spoken.object, spoken.block, spoken.esi, 1, now)
             else:
-                receiver.hears(spoken, now)
+                receiver.on_packet(spoken, now)
         said = len(sender.messages(now))
         for end in [*receiver.all_receivers()]:
-            for ready in end.ready():
+            for ready in end.take_ready():
                 end.checked(ready.block, False, now)
             end.ended.clear()
             said += len(end.messages(now))
         assert said < 2000
     assert len(sender.members) <= 3
-    assert len(receiver.beside) <= TOGETHER
+    assert len(receiver.others) <= MAX_PARTIAL_OBJECTS
     for _ in range(400):  # nobody speaks any more: both come to an end
         now += 1.0
         sender.end(bytes(32))
         sender.messages(now)
         receiver.messages(now)
-    assert receiver.over
-    assert not sender.members.owing
+    assert receiver.finished
+    assert not sender.members.pending
 
 
 class _ClosedEnd:
     """An end of a closed group, in virtual time. `forged` messages are those that it has to refuse."""
 
-    def __init__(self, host: str, at: ObjectsOut | ObjectsIn, turns: Turns[None]) -> None:
+    def __init__(self, host: str, at: SendingSession | ReceivingSession, turns: SessionSteps[None]) -> None:
         self.host, self.at, self._turns = host, at, turns
         self.said: list[bytes] = []
         self.until = 0.0
@@ -180,18 +182,18 @@ def closed_messages(data: bytes) -> None:
     clock, rule, body = [0.0], iter(data), Random(5).randbytes(9000)
     found: list[Received] = []
     hosts = (_SENDER, _RECEIVER)
-    seats = [Seat(header.number_at(host, 1), host, 1024, lambda: clock[0], host) for host in hosts]
-    out = ObjectsOut(seats[0], 1 << 20, inf, 5.0, _KEY)
-    into = ObjectsIn(seats[1], None, lambda _: None, 1 << 20, 1 << 20, 5.0, _KEY, None)
+    seats = [SessionContext(packets.number_at(host, 1), host, 1024, lambda: clock[0], host) for host in hosts]
+    out = SendingSession(seats[0], 1 << 20, inf, 5.0, _KEY)
+    into = ReceivingSession(seats[1], None, lambda _: None, 1 << 20, 1 << 20, 5.0, _KEY, None)
 
-    def sends() -> Turns[None]:
+    def sends() -> SessionSteps[None]:
         with suppress(TimedOut):
             yield from out.wait_for_receivers(1, 20.0)
             yield from out.send(body, all_receivers(), "", b"")
         sender.leaves = True
         yield from out.close("")
 
-    def takes() -> Turns[None]:
+    def takes() -> SessionSteps[None]:
         while (one := (yield from into.next(30.0))) is not None:
             found.append(one)
         receiver.leaves = True
@@ -236,7 +238,7 @@ def closed_messages(data: bytes) -> None:
     assert all(bytes(one.data or b"") == body for one in found)
     assert len(found) <= 1
     assert sum(out.core.rejected.values()) >= sender.forged
-    assert sum(into.rejected.values()) + len(into._held) >= receiver.forged
+    assert sum(into.rejected.values()) + len(into._deferred) >= receiver.forged
 
 
 def cast_labels(data: bytes) -> None:
@@ -245,7 +247,7 @@ def cast_labels(data: bytes) -> None:
     Its name leads to a place inside the receiver's folder, or is refused.
     """
     label = Label.of(data)
-    if label is not None and len(data) <= messages.MOST_METADATA:
+    if label is not None and len(data) <= packets.MAX_METADATA:
         assert Label.of(label.pack()) == label
     with suppress(OSError):
         found = Folder(_folder()).path_of(Offered(data.decode(errors="replace")[:64], 1, data, "", "", 0))

@@ -1,0 +1,1 @@
+"""Sources, sinks and sessions: the drivers of `mcast.cast.protocol`, blocking and awaiting."""

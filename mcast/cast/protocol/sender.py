@@ -1,0 +1,789 @@
+"""The sender of objects to a group, without I/O and clock: messages and times go in, messages come out.
+
+What comes out is bytes, or a `Run`: pieces whose bytes the driver has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
+from math import inf
+from typing import NamedTuple
+
+from mcast.cast.protocol.backoff import RoundTrip, backoff_round_trips
+from mcast.cast.protocol.members import BEHIND, Member, MemberStatus, MemberTable
+from mcast.cast.protocol.outgoing import FlushTimer, OutgoingObject, Terms
+from mcast.cast.protocol.packets import (
+    ALL_MEMBERS,
+    COMPLETE,
+    COMPLETE_LEFT,
+    LEFT,
+    MAX_ADMITTED,
+    MAX_CAROUSEL,
+    MAX_K,
+    MAX_METADATA,
+    MAX_PARITY,
+    MAX_ROUND_TRIP,
+    MAX_WINDOW,
+    MEMBER_PACKETS,
+    MIN_MESSAGE_SIZE,
+    STORED,
+    UNKNOWN_SIZE,
+    Ack,
+    Admit,
+    Behind,
+    BlockInfo,
+    Bye,
+    Describe,
+    Done,
+    Join,
+    Nack,
+    Offer,
+    Packet,
+    encode,
+    micros,
+    printable,
+    segment_size,
+)
+from mcast.cast.protocol.rate import MAX_BURST, SMALL_GROUP, TOLERABLE_LOSS, Rate, Window
+from mcast.cast.protocol.repairs import SegmentRange
+from mcast.cast.protocol.stragglers import Stragglers
+from mcast.cast.protocol.strategy import Strategy, TransferState
+
+_REPEATS = 3
+"""How often what nobody confirms is said."""
+
+_CAROUSEL_REPEATS = 2
+"""The same of objects that go round together, of which most are small, and whose next round says it again."""
+
+_ADMIT_DELAY = 0.002
+"""Seconds in which receivers are admitted together."""
+
+_DESCRIBE_INTERVAL = 8
+"""An object is described again every so many blocks, for those that have lost the description."""
+
+_INFOS_PER_SEAL = 4
+"""So many blocks the SEAL after a block describes: so many in a row must be lost before a receiver has to
+ask for one."""
+
+_OFFER_SHARE = 4
+"""At most one message in so many invites, however slow the pace is: the others bring the object."""
+
+_SILENT_FLUSHES = 4
+"""Few receivers, which are asked often, are asked so often in vain before their silence counts."""
+
+_MIN_BUDGET, _BUDGET_FACTOR = 4096, 8
+"""On account of one receiver so many pieces are repaired, and so many times what has been sent."""
+
+_BITMAP_SIZE = (MIN_MESSAGE_SIZE - 64) * 8 // 2
+"""How many receivers one message has bits for."""
+
+
+class Timers(NamedTuple):
+    """How a sender deals with time, in seconds.
+
+    offer    between two invitations
+    silence  for which a receiver that is asked may be silent
+    stall    for which a receiver may stand still while others wait for it
+    trip     the longest round trip that is believed
+    """
+
+    offer: float = 0.1
+    peer_timeout: float = 10.0
+    stall: float = 60.0
+    max_round_trip: float = 0.25
+
+
+class ObjectInfo(NamedTuple):
+    """What is said of an object before its bytes: `size` is None where only the end tells."""
+
+    size: int | None = None
+    name: str = ""
+    metadata: bytes = b""
+
+
+class ReceiverReport(NamedTuple):
+    """What became of one object at one receiver.
+
+    name, address  the receiver's
+    whole    whether it has the object
+    seconds  when it said so, since the object was begun; inf if it did not
+    asks     how many requests it sent
+    asked    for how many pieces
+    why      why it does not have the object; empty if it has
+    number   the receiver's, by which several objects of a session are told to be one receiver's
+    """
+
+    name: str
+    address: str
+    complete: bool
+    seconds: float
+    nacks: int
+    requested: int
+    reason: str
+    number: int
+
+
+class ObjectResult(NamedTuple):
+    """How one object ended: its number, whether the strategy's promise was kept, and each receiver's account.
+
+    pieces  of the object
+    repairs  how many pieces, of data and of parity, were sent to repair losses
+    parity  whether parity could be sent
+    spared  how many pieces were not sent, because all receivers had them from an earlier run
+    rounds  how often a carousel has sent the whole object
+    digest  the object's, as the receivers were told; None if they were not, because it was cut short
+    """
+
+    object: int
+    strategy_met: bool
+    segments: int
+    repairs: int
+    parity: bool
+    receivers: tuple[ReceiverReport, ...]
+    skipped: int = 0
+    cycles: int = 0
+    digest: bytes | None = None
+
+
+class ObjectSender:
+    """One end: invites receivers, and sends them one object after another."""
+
+    def __init__(
+        self,
+        session: int,
+        name: str,
+        max_message: int,
+        now: float,
+        timers: Timers = Timers(),  # noqa: B008  (immutable)
+        limit: float = inf,
+        nonce: int = 0,
+    ) -> None:
+        self.session: int = session
+        self.max_message: int = max_message
+        self.nonce: int = nonce
+        self.members: MemberTable = MemberTable()
+        self.rate: Rate = Rate(limit)
+        self.outgoing: OutgoingObject | None = None
+        """The object on its way; of those that go round together, the one whose turn it is."""
+        self._carousel: list[OutgoingObject] = []
+        self.results: list[ObjectResult] = []
+        """Objects that have ended; the driver takes them away."""
+        self.rejected: Counter[str] = Counter[str]()
+        self._timers = timers
+        self._measured_round_trip = RoundTrip(min(timers.max_round_trip, MAX_ROUND_TRIP))
+        self._flush_timer = FlushTimer()
+        self._window = Window()
+        self._stragglers: Stragglers | None = None
+        """Of the object on its way, unless it goes round: nobody holds that up."""
+        self._queue = _SendQueue(now, printable(name))
+
+    # --- what the driver does --------------------------------------------------------------------
+
+    def begin(
+        self,
+        now: float,
+        strategy: Strategy,
+        size: int | None = None,
+        name: str = "",
+        metadata: bytes = b"",
+        k: int = MAX_K,
+        parity: int = MAX_PARITY,
+    ) -> Describe:
+        """Begin the next object, of `size` bytes or of a length that is not known.
+
+        Returns how it is cut. Without parity, which `spare` 0 means, pieces are repeated. Raises ValueError
+        if an object is on its way, if the metadata is too long, or for a carousel of unknown length.
+        """
+        (about,) = self.begin_all(now, strategy, [ObjectInfo(size, name, metadata)], k, parity)
+        return about
+
+    def begin_all(
+        self,
+        now: float,
+        strategy: Strategy,
+        infos: Sequence[ObjectInfo],
+        k: int = MAX_K,
+        parity: int = MAX_PARITY,
+    ) -> list[Describe]:
+        """As `begin`; of a carousel several objects, which go round together, each in its turn."""
+        if self.outgoing is not None:
+            raise ValueError("the object before is still on its way")
+        if not 0 < len(infos) <= (MAX_CAROUSEL if strategy.carousel else 1):
+            raise ValueError(f"{len(infos):,} objects in a carousel: from 1 to {MAX_CAROUSEL:,}")
+        for info in infos:
+            if len(info.metadata) > MAX_METADATA:
+                raise ValueError(f"{len(info.metadata)} bytes of metadata: at most {MAX_METADATA}")
+            if strategy.carousel and info.size is None:
+                raise ValueError("a carousel sends the object again and again: its size must be known before")
+        self.members.begin(now, not strategy.carousel)
+        max_message = min(
+            [self.max_message, *(member.max_message for member in self.members if member.active)]
+        )
+        abouts = [
+            Describe(
+                self.session,
+                self._queue.objects + place,
+                UNKNOWN_SIZE if info.size is None else info.size,
+                segment_size(max_message),
+                k,
+                parity,
+                len(infos) if strategy.carousel else 0,
+                place,
+                printable(info.name),
+                info.metadata,
+            )
+            for place, info in enumerate(infos)
+        ]
+        self._queue.objects += len(abouts)
+        if strategy.carousel:
+            self.rate.pace = self.rate.limit  # nobody reports losses
+        self._queue.checked = False
+        self._carousel, self._flush_timer = (
+            [OutgoingObject(about, Terms(strategy, now)) for about in abouts],
+            FlushTimer(),
+        )
+        self.outgoing = self._carousel[0]
+        self._stragglers = None if strategy.carousel else Stragglers(strategy, now)
+        self._update_window()
+        for _ in range(_REPEATS):  # all that follows is lost on an end that has not heard it
+            self._queue.send_at(now, encode(abouts[0]))
+        return abouts
+
+    @property
+    def has_admissions(self) -> bool:
+        """Whether a receiver has yet to be told that it takes part: it takes no piece before."""
+        return self._queue.has_admissions
+
+    @property
+    def blocks_wanted(self) -> int:
+        """How many blocks of the object may be offered now."""
+        return 0 if self.outgoing is None else self.outgoing.blocks_wanted
+
+    def offer(self, info: BlockInfo) -> None:
+        """The next block is there, and stays readable until the object's `low` is beyond it."""
+        assert self.outgoing is not None
+        self.outgoing.offer(info)
+
+    def end(self, digest: bytes) -> None:
+        """The object has no more blocks; the digest is that of all its bytes."""
+        if self.outgoing is not None:
+            self.outgoing.digest = digest
+
+    def abandon(self, now: float) -> None:
+        """Send no more of the object: those that do not have it are left behind."""
+        if self.outgoing is not None:
+            self._finish(self.outgoing, now, "the sender has given the object up")
+
+    def close(self, now: float, reason: str = "") -> None:
+        """End the session: all are told."""
+        self._queue.send_repeatedly(
+            encode(Bye(self.session, ALL_MEMBERS, printable(reason))), now, self._round_trip
+        )
+        self.abandon(now)  # said after the BYE, whose reason is the better one
+        self._queue.closed = True
+
+    @property
+    def finished(self) -> bool:
+        """Whether the session has ended, and all has been said."""
+        return self._queue.closed and self._queue.at == inf
+
+    # --- what comes ------------------------------------------------------------------------------
+
+    def on_packet(self, packet: Packet, address: str, now: float) -> None:
+        """Take in a message of a receiver."""
+        if self._queue.closed or packet.session != self.session:
+            return
+        if isinstance(packet, Join):
+            self._on_join(packet, address, now)
+        elif isinstance(packet, MEMBER_PACKETS):
+            member = self.members.get(packet.member)
+            if member is None:
+                self.rejected["not a receiver of this session"] += 1
+            elif not member.active:
+                self._send_bye(member)
+            elif isinstance(packet, Ack) and packet.state in (LEFT, COMPLETE_LEFT):
+                self._on_leave(member, packet, now)
+            else:
+                member.last_heard = now
+                member.waiting_since = inf
+                self._window.answered(member.number, packet.stamp)
+                outgoing = self.outgoing
+                if outgoing is None or packet.object != outgoing.about.object or outgoing.about.carousel:
+                    return
+                if isinstance(packet, Ack) and packet.state == STORED:
+                    self._on_stored(outgoing, member, packet.base, now)
+                elif member.pending:
+                    self._on_ack(outgoing, member, packet, now)
+                elif member.state == BEHIND:  # it has not heard so, or it would be silent
+                    behind = Behind(self.session, outgoing.about.object, member.index, 1)
+                    self._queue.send_bye(member.number, encode(behind))
+
+    def _on_join(self, join: Join, address: str, now: float) -> None:
+        member = self.members.get(join.member)
+        if member is None:
+            outgoing = self.outgoing
+            sent = outgoing.sent if outgoing else 0
+            waits = outgoing is not None and not outgoing.about.carousel
+            participates = waits and outgoing is not None and not outgoing.low and sent < join.window
+            member = self.members.join(join, address, sent, participates, now)
+            if member is None:
+                bye = encode(Bye(self.session, join.member, "there is no place for more"))
+                self._queue.send_bye(join.member, bye)
+                return
+            if outgoing is not None:
+                self._update_window()
+        if member.active:
+            member.nonce = join.nonce
+            member.waiting_since = inf  # who has not heard the admission cannot answer, and is not silent
+            self._queue.admit(member, now)
+        else:
+            self._send_bye(member)
+
+    def _on_leave(self, member: Member, ack: Ack, now: float) -> None:
+        outgoing, done = self.outgoing, ack.state == COMPLETE_LEFT and member.pending
+        if done and outgoing is not None and ack.object == outgoing.about.object:
+            self._on_ack(outgoing, member, ack._replace(state=COMPLETE), now)
+        member.reason = ack.reason
+        self._give_up(member, MemberStatus.LEFT)
+
+    def _on_stored(self, outgoing: OutgoingObject, member: Member, held: int, now: float) -> None:
+        """A receiver seems to have blocks from an earlier run. Whether that is so is found out there."""
+        if not member.in_object and outgoing.low <= held and outgoing.sent <= held + member.window:
+            self.members.join_late(member, outgoing.low, now)
+            self._update_window()
+        if member.pending:
+            # What comes late says more than what came before; what it takes back was not lost on the way.
+            self.members.set_stored(member, held if member.stored is None else min(member.stored, held))
+            member.loss_base = max(member.loss_base, outgoing.sent)
+            outgoing.stored = self.members.stored()
+
+    def _on_ack(self, outgoing: OutgoingObject, member: Member, packet: Nack | Ack, now: float) -> None:
+        early = isinstance(packet, Ack) and packet.state == COMPLETE and not outgoing.all_sent
+        if early or packet.base > outgoing.sent or packet.stamp > micros(now):
+            self.rejected["an answer to what was not sent"] += 1
+            return
+        if packet.stamp:
+            self._measured_round_trip.measured(now - packet.stamp / 1e6 - packet.hold_time / 1e6)
+        self.members.advance(member, packet.base, now)
+        if isinstance(packet, Ack):
+            self.members.finish(member, packet.state, packet.reason, now)
+            if not member.pending:
+                self._window.answered(member.number, inf)
+            if self.members.low() != outgoing.low or self._is_done(outgoing, now):
+                self._queue.checked = False
+        else:
+            self._on_nack(outgoing, member, packet, now)
+
+    def _on_nack(self, outgoing: OutgoingObject, member: Member, nack: Nack, now: float) -> None:
+        self._flush_timer.on_activity()
+        late = not member.nacks
+        member.nacks += 1
+        at = now + (self._round_trip if self._flush_timer.at < inf else self._nack_window)
+        lost = charged = 0
+        k, repairs = outgoing.about.k, outgoing.repairs
+        for request in nack.requests:
+            gone = request.missing and request.block < outgoing.low  # the seals of all blocks are kept
+            if gone or request.block >= outgoing.sent or request.missing >> k:
+                self.rejected["a request for what was not sent"] += 1
+                continue
+            needs = request.need or request.missing.bit_count()
+            if late and request.block >= member.loss_base:  # what was sent before it listened is no loss
+                late = request.missing.bit_count() == outgoing.segments_of(request.block)
+                member.loss_base = request.block + 1
+            fresh = request.block >= member.loss_base
+            lost += needs if fresh else repairs.lost(request, member.stamp, nack.stamp)
+            more = repairs.request(request, nack.stamp, at)
+            member.requested += needs if more else 0
+            charged += more
+        span = (outgoing.sent - member.loss_base) * k + repairs.sent(member.stamp, nack.stamp)
+        if lost >= _MIN_BUDGET // k and span:
+            fraction = min(1.0, lost / span)
+            self.rate.lost(fraction)
+            if fraction > TOLERABLE_LOSS:
+                member.loss, member.loss_at = fraction, now
+        member.loss_base, member.stamp = outgoing.sent, max(member.stamp, nack.stamp)
+        member.charged += charged
+        if member.charged > _MIN_BUDGET + _BUDGET_FACTOR * (outgoing.segments + outgoing.skipped):
+            self._give_up(member, MemberStatus.OVER_BUDGET)
+
+    # --- what is said ----------------------------------------------------------------------------
+
+    @property
+    def due(self) -> float:
+        """When to ask `messages` again, unless a message comes or a block is offered."""
+        found = self._queue.at if self._queue.checked else self._queue.now
+        outgoing = self.outgoing
+        if outgoing is None:
+            return found if self._queue.closed else min(found, self._queue.offer)
+        paced = min(outgoing.repairs.at, self._flush_timer.at)
+        ready = min(self._window.due, self.rate.next(self._queue.now) if self._window.credit else inf)
+        found = min(found, max(paced, ready), self._queue.offer)
+        found = min(found, self._ends_at(outgoing))
+        if self._stragglers is not None:
+            found = min(found, self._stragglers.at)
+        if self._queue.runs or outgoing.about.carousel or not outgoing.idle:
+            found = min(found, ready)
+        return found
+
+    @staticmethod
+    def _ends_at(outgoing: OutgoingObject) -> float:
+        strategy, begun = outgoing.terms
+        return inf if strategy.seconds is None else begun + strategy.seconds
+
+    def messages(self, now: float, most: int = MAX_BURST) -> list[bytes | SegmentRange]:
+        """What to send now, in order: bytes as they are, and runs of pieces; some `most` messages."""
+        queue, outgoing = self._queue, self.outgoing
+        queue.now = now
+        if outgoing is not None and self._stragglers is not None:
+            self._leave_behind(outgoing, self._stragglers, now)
+        out: list[bytes | SegmentRange] = list(
+            queue.pop(now, self.session, encode(outgoing.about) if outgoing else b"")
+        )
+        if outgoing is not None and (not queue.checked or now >= self._ends_at(outgoing)):
+            self._check_done(outgoing, now)
+            outgoing = self.outgoing
+        if now >= queue.offer and not queue.closed:
+            inviting = [self._offer(now)]
+            if outgoing is not None and outgoing.about.carousel:  # for those that come now
+                inviting += [encode(outgoing.about), encode(outgoing.flush(*self._pulse(now), 0, 0))]
+            out += inviting
+            queue.offer = now + max(self._timers.offer, _OFFER_SHARE * len(inviting) / self.rate.pace)
+        if outgoing is not None and outgoing.about.carousel:
+            if allowed := min(most, self.rate.allowed(now)):
+                self._send_cycle(outgoing, out, allowed, now)
+            self.rate.adapt(now, self._round_trip)
+        elif outgoing is not None:
+            before, allowed = outgoing.segments, int(min(most, self.rate.allowed(now), self._window.credit))
+            self.rate.adapt(now, self._round_trip)
+            if allowed:
+                self._start_repairs(outgoing, now)
+                allowed = self._send_repairs(outgoing, out, allowed, now)
+                self._send_new(outgoing, out, allowed, now)
+            if outgoing.idle and not queue.runs:
+                # A source that has nothing for the moment is not the end: its next block says as much.
+                ends = outgoing.all_sent or outgoing.full
+                if outgoing.segments > before and not ends:
+                    self._flush_timer.end()
+                self._flush_timer.begin(now if ends else now + 3 * self._nack_window)
+                if allowed > 0 and now >= self._flush_timer.at:
+                    self._flush(outgoing, out, now)
+            else:
+                self._flush_timer.end()
+        self._spent(out)
+        if outgoing is not None and not outgoing.about.carousel:
+            questions = self._window_flushes(outgoing, now)
+            self._spent(questions)
+            out += questions
+        return out
+
+    def _spent(self, said: Sequence[bytes | SegmentRange]) -> None:
+        messages = sum(one.segments if isinstance(one, SegmentRange) else 1 for one in said)
+        self.rate.spent(messages)
+        self._window.spent(messages)
+
+    def _window_flushes(self, outgoing: OutgoingObject, now: float) -> list[bytes]:
+        """Ask all what they have taken, if it is time for that, or again those that are waited for."""
+        asked = set[int]()
+        if self._window.flush_due:
+            asked = {member.number for member in self.members if member.pending}
+            self._window.flushed(micros(now), asked)
+        asked |= self._window.to_ask(now, self._nack_window)
+        if not asked:
+            return []
+        bits = self.members.bits(lambda it: it.number in asked)
+        return [encode(outgoing.flush(*self._pulse(now), first, bits)) for first, bits in _bitmaps(bits)]
+
+    def _send_cycle(
+        self, outgoing: OutgoingObject, out: list[bytes | SegmentRange], allowed: int, now: float
+    ) -> None:
+        """What the pace allows of a carousel, up to the end of a round."""
+        while allowed > 0 and (run := outgoing.next_run(allowed, now)) is not None:
+            out.append(run)
+            allowed -= run.segments
+            if outgoing.between_blocks:
+                out.append(encode(outgoing.seal(run.block, *self._pulse(now))))
+        if outgoing.end_cycle():
+            last = [encode(outgoing.flush(*self._pulse(now), 0, 0))]
+            if outgoing.sent:
+                last.append(encode(outgoing.seal(outgoing.sent - 1, *self._pulse(now))))
+            together = len(self._carousel) > 1
+            out += last * (
+                _CAROUSEL_REPEATS if together else _REPEATS
+            )  # there may be no other round to bring it
+            self._queue.checked = False
+            if together:
+                self.outgoing = self._carousel[(outgoing.about.position + 1) % len(self._carousel)]
+                out += [encode(self.outgoing.about)] * _CAROUSEL_REPEATS
+
+    def _offer(self, now: float) -> bytes:
+        number = self._queue.objects if self.outgoing is None else self._carousel[0].about.object
+        return encode(Offer(self.session, number, *self._pulse(now), self.nonce, self._queue.name))
+
+    @property
+    def _round_trip(self) -> float:
+        """Seconds of the longest round trip. That of a slow receiver keeps no repair from the others for
+        longer than the strategy allows."""
+        longest = inf if self._stragglers is None else self._stragglers.max_round_trip(self._queue.now)
+        return min(self._measured_round_trip.seconds, longest)
+
+    @property
+    def _nack_window(self) -> float:
+        """Seconds in which the requests for the same come."""
+        return backoff_round_trips(len(self.members)) * self._round_trip
+
+    def _pulse(self, now: float) -> tuple[int, int, int]:
+        """The stamp, the number of receivers, the round trip."""
+        return micros(now), len(self.members), micros(self._round_trip)
+
+    def _start_repairs(self, outgoing: OutgoingObject, now: float) -> None:
+        if now >= outgoing.repairs.at and not self._queue.runs:
+            self._queue.runs, self._queue.seals = outgoing.repairs.take()
+            self._queue.taken = now
+            self._flush_timer.on_activity()
+
+    def _send_repairs(
+        self, outgoing: OutgoingObject, out: list[bytes | SegmentRange], allowed: int, now: float
+    ) -> int:
+        """Repairs that the pace allows. How many messages are still allowed."""
+        runs = self._queue.runs
+        while runs and allowed > 0:
+            run = runs.pop(0)
+            if run.segments > allowed:
+                runs.insert(0, SegmentRange(run.block, run.first + allowed, run.segments - allowed))
+                run = run._replace(segments=allowed)
+            out.append(run)
+            allowed -= run.segments
+            outgoing.repaired += run.segments
+            if not runs:
+                outgoing.repairs.mark_sent(micros(now))
+                outgoing.sent_at += now - self._queue.taken  # who waits for repairs does not stand still
+        return allowed
+
+    def _send_new(
+        self, outgoing: OutgoingObject, out: list[bytes | SegmentRange], allowed: int, now: float
+    ) -> None:
+        if not self._queue.runs and self._queue.seals:
+            out += [encode(outgoing.seal(block, *self._pulse(now))) for block in self._queue.seals]
+            self._queue.seals = []
+        while allowed > 0 and not self._queue.runs:
+            if outgoing.skip_stored():
+                while outgoing.skip_stored():
+                    pass
+                out.append(encode(outgoing.seal(outgoing.sent - 1, *self._pulse(now))))
+                outgoing.sent_at = now
+                self._queue.checked = False  # the next blocks are wanted at once, not after the next question
+            if (run := outgoing.next_run(allowed, now)) is None:
+                break
+            out.append(run)
+            allowed -= run.segments
+            if outgoing.between_blocks:
+                out.append(encode(outgoing.seal(run.block, *self._pulse(now), _INFOS_PER_SEAL)))
+                if outgoing.sent % _DESCRIBE_INTERVAL == 0:
+                    out.append(encode(outgoing.about))
+
+    def _update_window(self) -> None:
+        if self.outgoing is not None:
+            self.outgoing.window = min(self.members.window() or MAX_WINDOW, MAX_WINDOW)
+            self._window.set_queue(self.members.queue())
+            self.outgoing.stored = self.members.stored()
+
+    def _flush(self, outgoing: OutgoingObject, out: list[bytes | SegmentRange], now: float) -> None:
+        """Ask what is missing; name those that do not answer, and give up those that never do.
+
+        Few are named at once, but have as long to answer as many.
+        """
+        wait, timers = 3 * self._nack_window, self._timers
+        names = self._flush_timer.next_flush(now, wait, max(0.5, wait))
+        target = outgoing.sent if outgoing.all_sent or not outgoing.full else outgoing.low + 1
+        asked, few = 0, self.members.pending <= SMALL_GROUP
+        if names and not (few and 0 < self._flush_timer.idle_flushes < _SILENT_FLUSHES):
+            self._check_silent(outgoing, target, now, timers)
+        if names:
+            out.append(encode(outgoing.about))
+        if names or few:
+            asked = self.members.bits(lambda it: it.pending and (outgoing.all_sent or it.base < target))
+        if outgoing.sent:
+            out.append(encode(outgoing.seal(outgoing.sent - 1, *self._pulse(now))))
+        out += [encode(outgoing.flush(*self._pulse(now), first, bits)) for first, bits in _bitmaps(asked)]
+        self._queue.checked = False
+
+    def _check_silent(self, outgoing: OutgoingObject, target: int, now: float, timers: Timers) -> None:
+        waits = outgoing.all_sent or outgoing.full
+        for member in [*self.members]:
+            if not member.pending or (not outgoing.all_sent and member.base >= target):
+                continue
+            if member.waiting_since == inf:
+                member.waiting_since = now
+            if now - member.waiting_since > timers.peer_timeout:
+                self._give_up(member, MemberStatus.SILENT)
+            elif waits and now - max(member.last_progress, outgoing.sent_at) > timers.stall:
+                self._give_up(member, MemberStatus.STALLED)
+
+    def _give_up(self, member: Member, status: MemberStatus) -> None:
+        self.members.give_up(member, status)
+        self._window.answered(member.number, inf)
+        self._send_bye(member)
+        self._update_window()
+        self._queue.checked = False
+
+    def _leave_behind(self, outgoing: OutgoingObject, stragglers: Stragglers, now: float) -> None:
+        """Go on without the receivers that hold up others for longer than the strategy allows."""
+        members = self.members
+        awaited, slowed = self._window.awaited, self.rate.slowed
+        slow = stragglers.check(now, outgoing, members.complete, members, awaited, slowed)
+        if stragglers.to_probe:
+            for first, bits in _bitmaps(_bits(stragglers.to_probe)):
+                self._queue.send_at(now, encode(outgoing.flush(*self._pulse(now), first, bits)))
+        if not slow:
+            return
+        for member in slow:
+            members.finish(member, BEHIND, stragglers.reason, now)
+            self._window.answered(member.number, inf)
+        for first, bits in _bitmaps(_bits(slow)):
+            behind = encode(Behind(self.session, outgoing.about.object, first, bits))
+            self._queue.send_repeatedly(behind, now, self._round_trip)
+        # Pace and round trip were those of the slow ones.
+        self.rate.restart()
+        self._measured_round_trip = RoundTrip(min(self._timers.max_round_trip, MAX_ROUND_TRIP))
+        self._update_window()
+        self._queue.checked = False
+
+    def _send_bye(self, member: Member) -> None:
+        reason = f"given up: this receiver {member.status.value}"
+        self._queue.send_bye(member.number, encode(Bye(self.session, member.number, reason)))
+
+    def _check_done(self, outgoing: OutgoingObject, now: float) -> None:
+        """Whether the object is done with."""
+        self._queue.checked = True
+        if not outgoing.about.carousel:
+            low = self.members.low()
+            outgoing.low = outgoing.sent if low is None else max(outgoing.low, low)
+            outgoing.repairs.forget(outgoing.low)
+        if self._is_done(outgoing, now):
+            self._finish(outgoing, now, "the strategy did not wait for this receiver")
+
+    def _is_done(self, outgoing: OutgoingObject, now: float) -> bool:
+        quiet = self._flush_timer.idle_flushes if outgoing.all_sent and self._flush_timer.at < inf else 0
+        seconds = now - outgoing.terms.begun
+        cycles = self._carousel[-1].cycles
+        state = TransferState(self.members.complete, self.members.pending, seconds, quiet, cycles)
+        return outgoing.terms.strategy.is_done(state)
+
+    def _finish(self, outgoing: OutgoingObject, now: float, behind: str) -> None:
+        members = self.members
+        strategy, begun = outgoing.terms
+        lost = sum(member.in_object and not member.pending and member.state != COMPLETE for member in members)
+        reports = tuple(_report(member, begun, behind) for member in members if member.in_object)
+        for one in self._carousel:
+            state = TransferState(members.complete, members.pending, now - begun, 0, one.cycles)
+            self.results.append(
+                ObjectResult(
+                    one.about.object,
+                    strategy.is_met(state, lost) and one.all_sent,
+                    one.segments + one.skipped,
+                    one.repaired,
+                    one.about.parity > 0,
+                    reports,
+                    one.skipped,
+                    one.cycles,
+                    one.digest if one.all_sent else None,
+                )
+            )
+        whole = members.bits(lambda it: it.in_object and it.state == COMPLETE)
+        for first, bits in _bitmaps(whole):
+            done = encode(Done(self.session, self._queue.objects - 1, first, bits))
+            self._queue.send_repeatedly(done, now, self._round_trip)
+        self.outgoing, self._carousel, self._queue.runs, self._queue.seals = None, [], [], []
+        self._flush_timer.end()
+        members.end()
+
+
+class _SendQueue:
+    """What a sender has to say besides pieces, and when."""
+
+    def __init__(self, now: float, name: str) -> None:
+        self.name = name
+        self.objects = 0
+        self.now = self.offer = self.taken = now
+        self.runs: list[SegmentRange] = []
+        self.seals: list[int] = []
+        self.checked = True
+        self.closed = False
+        self._scheduled: list[tuple[float, int, bytes]] = []
+        self._admitted: dict[int, tuple[int, int]] = {}
+        self._order = 0
+        self._admit_at = inf
+        self._byes: dict[int, bytes] = {}
+
+    @property
+    def has_admissions(self) -> bool:
+        """Whether a receiver is to be told that it takes part."""
+        return self._admit_at < inf
+
+    @property
+    def at(self) -> float:
+        """When the next of it is due."""
+        due = self.now if self._byes else self._admit_at
+        return min(due, self._scheduled[0][0]) if self._scheduled else due
+
+    def send_at(self, at: float, message: bytes) -> None:
+        """Say this once."""
+        self._order += 1
+        heappush(self._scheduled, (at, self._order, message))
+
+    def send_repeatedly(self, message: bytes, now: float, trip: float) -> None:
+        """Say this some times, because nobody confirms it."""
+        for step in range(_REPEATS):
+            self.send_at(now + step * trip, message)
+
+    def send_bye(self, number: int, message: bytes) -> None:
+        """Take leave of one receiver; once in a turn, however often it speaks."""
+        if len(self._byes) < MAX_BURST:
+            self._byes[number] = message
+
+    def admit(self, member: Member, now: float) -> None:
+        """Tell a receiver, and others that come in a moment, that they take part; and what is on its way."""
+        self._admitted[member.number] = member.index, member.nonce
+        self._admit_at = min(self._admit_at, now + _ADMIT_DELAY)
+
+    def pop(self, now: float, session: int, about: bytes) -> list[bytes]:
+        """What is due."""
+        out = list(self._byes.values())
+        self._byes = {}
+        if now >= self._admit_at:
+            rows = list(self._admitted.items())
+            starts = range(0, len(rows), MAX_ADMITTED)
+            out += [encode(Admit(session, dict(rows[at : at + MAX_ADMITTED]))) for at in starts]
+            out += [about] if about else []
+            self._admitted, self._admit_at = {}, inf
+        while self._scheduled and self._scheduled[0][0] <= now:
+            out.append(heappop(self._scheduled)[2])
+        return out
+
+
+def _bitmaps(bits: int) -> list[tuple[int, int]]:
+    """The bits in parts that fit into messages: first and bits; at least one part."""
+    parts = [
+        (first, bits >> first & (1 << _BITMAP_SIZE) - 1)
+        for first in range(0, bits.bit_length(), _BITMAP_SIZE)
+    ]
+    return [bits for bits in parts if bits[1]] or [(0, 0)]
+
+
+def _bits(members: Iterable[Member]) -> int:
+    """Return a bit for each of these receivers, by its index."""
+    bits = 0
+    for member in members:
+        bits |= 1 << member.index
+    return bits
+
+
+def _report(member: Member, begun: float, behind: str) -> ReceiverReport:
+    whole = member.state == COMPLETE
+    reason = "" if whole else member.reason or (behind if member.active else member.status.value)
+    seconds = member.complete_at - begun if whole else inf
+    return ReceiverReport(
+        member.name, member.address, whole, seconds, member.nacks, member.requested, reason, member.number
+    )

@@ -1,0 +1,240 @@
+"""Senders and receivers of objects on a network in virtual time, which loses messages and is cut at times.
+
+The ends are those of programs (`SendingSession`, `ReceivingSession`), with another driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from heapq import heappop, heappush
+from math import inf
+from random import Random
+from typing import Any, NamedTuple
+
+from mcast.api import HeaderBodyBatch, Series, list_rows
+from mcast.cast.io.driver import SessionContext, SessionSteps
+from mcast.cast.io.receiving import Missed, Received, ReceivingSession
+from mcast.cast.io.sending import Object, ObjectReport, SendingSession
+from mcast.cast.io.sinks import Offered, ReceiveTarget, Target
+from mcast.cast.protocol.packets import number_at
+from mcast.cast.protocol.strategy import Strategy
+from mcast.endpoint.waiting import Step
+from mcast.wire.addresses import Gid
+
+MESSAGE_SIZE = 1024
+LATENCY = 0.0002
+TURN = 0.00005
+"""Seconds that a turn of an end takes."""
+DEPTH = 4096
+
+
+class World:
+    """The network and its time. Each message reaches each other end, unless it is lost, or the way is cut.
+
+    loss, doubles  the part of the messages that are lost, or come twice
+    jitter         seconds by which a message may come later than others
+    """
+
+    def __init__(self, seed: int = 0, loss: float = 0.0, jitter: float = 0.0, doubles: float = 0.0) -> None:
+        self.random = Random(seed)
+        self.now = 0.0
+        self.ends: list[End] = []
+        self.cut: Callable[[End, End, float], bool] = lambda source, target, now: False
+        self._loss, self._jitter, self._doubles = loss, jitter, doubles
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
+        self._order = 0
+
+    def at(self, when: float, call: Callable[[], object]) -> None:
+        """Make the call at that time."""
+        self._order += 1
+        heappush(self._events, (max(when, self.now), self._order, call))
+
+    def say(self, source: End, message: bytes) -> None:
+        """Let a message go from an end to all others."""
+        for target in self.ends:
+            if target is source or self.cut(source, target, self.now) or self.random.random() < self._loss:
+                continue
+            for _ in range(1 + (self.random.random() < self._doubles)):
+                late = LATENCY + self.random.random() * self._jitter
+                self.at(self.now + late, partial(target.on_message, message, source))
+
+    def run(self, until: float) -> None:
+        """Play what happens until then."""
+        while self._events and self._events[0][0] <= until:
+            self.now, _, call = heappop(self._events)
+            call()
+        self.now = until
+
+
+class End:
+    """What sits at an address, and takes its turns."""
+
+    def __init__(self, world: World, address: str, salt: int = 1) -> None:
+        self.world, self.address = world, address
+        self.context = SessionContext(
+            number_at(address, salt), address, MESSAGE_SIZE, lambda: world.now, "an end", DEPTH
+        )
+        self._inbox: list[Series] = []
+        self._steps: SessionSteps[Any] | None = None
+        self._then: Callable[[Any], object] = bool
+        self._stamp = 0
+        world.ends.append(self)
+
+    def start(self, steps: SessionSteps[Any], then: Callable[[Any], object] = bool) -> None:
+        """Take these turns, and then make a call with what they return."""
+        self._steps, self._then = steps, then
+        self._go(lambda: next(steps))
+
+    def kill(self) -> None:
+        """Say and hear nothing more."""
+        self._steps = None
+        self.world.ends.remove(self)
+
+    def on_message(self, message: bytes, source: End) -> None:
+        """A message has come."""
+        if len(self._inbox) < DEPTH:
+            view = memoryview(message)
+            gid = Gid(f"::ffff:{source.address}")
+            self._inbox.append(Series(view, len(message), len(message), 1, gid, 7, False))
+        if len(self._inbox) == 1:
+            self._wakes(self.world.now + TURN)
+
+    def _wakes(self, at: float) -> None:
+        self._stamp += 1
+        stamp = self._stamp
+        if at < inf:
+            self.world.at(at, lambda: self._wake(stamp))
+
+    def _wake(self, stamp: int) -> None:
+        steps = self._steps
+        if stamp == self._stamp and steps is not None:
+            heard, self._inbox = self._inbox, []
+            self._go(lambda: steps.send(heard))
+
+    def _go(self, call: Callable[[], Step]) -> None:
+        try:
+            step = call()
+        except StopIteration as done:
+            self._steps = None
+            self._then(done.value)
+            return
+        for batch in step.post:
+            for row in list_rows(batch) if isinstance(batch, memoryview | HeaderBodyBatch) else batch:
+                self.world.say(self, bytes(row))
+        assert step.until is not None
+        self._wakes(self.world.now + TURN if self._inbox else max(step.until, self.world.now + TURN))
+
+
+class Job(NamedTuple):
+    """Objects that a sender sends, those of a carousel together, and for how long it pauses before."""
+
+    objects: Sequence[Object]
+    strategy: Strategy
+    pause: float = 0.0
+
+
+class Sending(End):
+    """A sender, which waits for receivers, does its jobs in one session, and ends that."""
+
+    def __init__(
+        self,
+        world: World,
+        jobs: Sequence[Job],
+        receivers: int = 1,
+        peer_timeout: float = 10.0,
+        rate: float = 2e6,
+        key: bytes | None = None,
+        salt: int = 1,
+        address: str = "10.0.0.1",
+    ) -> None:
+        super().__init__(world, address, salt)
+        self.out = SendingSession(self.context, 1 << 20, rate, peer_timeout, key)
+        self.reports: list[ObjectReport] = []
+        self._jobs, self._receivers = list(jobs), receivers
+        self.over = False
+        self.start(self.out.wait_for_receivers(receivers, None), self._next)
+
+    def _next(self, _: object) -> None:
+        if not self._jobs:
+            self.start(self.out.close(""), self._ends)
+            return
+        job = self._jobs.pop(0)
+        begin = self.world.now + job.pause
+        self.world.at(begin, lambda: self.start(self.out.send_all(job.objects, job.strategy), self._reports))
+
+    def _reports(self, reports: tuple[ObjectReport, ...]) -> None:
+        self.reports += reports
+        self._next(None)
+
+    def _ends(self, _: object) -> None:
+        self.over = True
+
+
+class Receiving(End):
+    """A receiver, which takes what comes, object after object.
+
+    begun   the name of each object that it has begun to take
+    got     name -> bytes; `missed` has why, by name. An object that comes twice is in `twice`
+    """
+
+    def __init__(
+        self,
+        world: World,
+        address: str,
+        peer_timeout: float = 10.0,
+        into: Callable[[Offered], Target] | None = None,
+        key: bytes | None = None,
+        pause: float = 0.0,
+        salt: int = 1,
+    ) -> None:
+        super().__init__(world, address, salt)
+        self.begun: list[str] = []
+        self.got: dict[str, bytes] = {}
+        self.missed: dict[str, str] = {}
+        self.twice: list[str] = []
+        self._into, self._pause = into, pause
+        place: ReceiveTarget = self._place
+        self.inn = ReceivingSession(
+            self.context, place, self._misses, 1 << 20, 1 << 20, peer_timeout, key, None
+        )
+        self.start(self.inn.next(None), self._takes)
+
+    def __del__(self) -> None:
+        self.inn.close()
+
+    def _place(self, offered: Offered) -> Target:
+        self.begun.append(offered.name)
+        return None if self._into is None else self._into(offered)
+
+    def _takes(self, received: Received) -> None:
+        name = received.offered.name
+        data = received.data if received.path is None else received.path.read_bytes()
+        assert data is not None
+        if name in self.got:
+            self.twice.append(name)
+        self.got[name] = bytes(data)
+        self.world.at(self.world.now + self._pause, lambda: self.start(self.inn.next(None), self._takes))
+
+    def _misses(self, missed: Missed) -> None:
+        name = missed.offered.name
+        if name in self.missed:
+            self.twice.append(name)
+        self.missed[name] = missed.reason
+
+    def right(self, objects: dict[str, bytes]) -> None:
+        """Fail unless each object has ended here at most once, with its own bytes or missed."""
+        assert not self.twice
+        assert len(set(self.begun)) == len(self.begun), "begun twice"
+        assert not self.got.keys() & self.missed.keys()
+        assert self.got.items() <= objects.items()
+
+
+def between(*times: tuple[float, float]) -> Callable[[float], bool]:
+    """Whether a time is in one of these stretches."""
+    return lambda now: any(first < now < last for first, last in times)
+
+
+def named(*data: bytes) -> Iterator[Object]:
+    """Objects with these bytes, each with a name of its own."""
+    return (Object(one, f"object {place}") for place, one in enumerate(data))

@@ -1,0 +1,526 @@
+"""What goes round and round: receivers come at any time, lose what they lose, and say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from random import Random
+
+import pytest
+
+from mcast.cast.protocol.carousel import MAX_FRUITLESS_CYCLES, MAX_FRUITLESS_OFFERS, Carousel
+from mcast.cast.protocol.incoming import IncomingObject
+from mcast.cast.protocol.layout import ObjectLayout
+from mcast.cast.protocol.outgoing import OutgoingObject, Terms
+from mcast.cast.protocol.packets import (
+    MAX_CAROUSEL,
+    NO_DIGEST,
+    UNKNOWN_SIZE,
+    BlockInfo,
+    Describe,
+    Flush,
+    Join,
+    Offer,
+    Rejected,
+    Seal,
+    decode,
+    encode,
+    segment_size,
+)
+from mcast.cast.protocol.receiver import ObjectReceiver, ReceiverConfig
+from mcast.cast.protocol.sender import ObjectSender
+from mcast.cast.protocol.strategy import Strategy, TransferState, all_receivers, carousel
+
+from .network import CALM, MAX_SECONDS, MESSAGE_SIZE, Case, Network, Weather, number
+from .test_transfers import anything, earlier, recorded
+
+DATA = Random(3).randbytes(200_000)
+PIECE = segment_size(MESSAGE_SIZE)
+BLOCK = 4 * PIECE
+KEY = bytes(range(32))
+PACE = 2000.0
+"""Messages a second: a round of these bytes takes some 0.15 s, as long as it takes to find the session."""
+
+
+def circle(window: int, count: int = 1) -> Carousel:
+    return Carousel(Describe(number(0), 0, 1, 976, 1, 0, count, 0, "", b""), window, 0.0)
+
+
+def took(network: Network) -> dict[int, int]:
+    """In which round from its own first one on each receiver had the object."""
+    return {end: network.got_it[end] - network.came[end] for end in network.takers}
+
+
+def test_losses_before_do_not_slow_a_carousel_down() -> None:
+    """Nobody would say that they have ended."""
+    sender = ObjectSender(number(0), "sender", MESSAGE_SIZE, 0.0, limit=5000.0)
+    sender.rate.pace = 100.0
+    sender.begin(0.0, all_receivers(), 1)
+    assert sender.rate.pace == 100.0
+    sender.abandon(0.0)
+    sender.begin(0.0, carousel(), 1)
+    assert sender.rate.pace == 5000.0
+
+
+@pytest.mark.parametrize("parity", [True, False])
+def test_mute_and_late_receivers_have_all_in_a_few_rounds(parity: bool) -> None:
+    case = Case((DATA,), 4, window=64, strategy=carousel(cycles=9), pace=PACE, use_parity=parity)
+    for seed in range(4):
+        network = Network(case, Weather(loss=0.01, late={3: 1.05, 4: 1.2}, mute=(2, 4)), seed)
+        network.run()
+        assert [taker.got for taker in network.takers.values()] == [{0: DATA}] * 4
+        assert max(took(network).values()) <= 5, took(network)
+        said = [decode(message) for taker in network.takers.values() for message in taker.sent]
+        assert {type(one) for one in said} <= {Join}, "nothing is asked for, and nothing is answered"
+        (settled,) = network.sender.results
+        segments = -(-len(DATA) // PIECE)
+        assert (settled.strategy_met, settled.cycles, settled.segments, settled.receivers) == (
+            True,
+            9,
+            segments,
+            (),
+        )
+        assert settled.repairs >= 8 * segments
+
+
+def test_without_losses_the_rest_comes_now_and_the_beginning_in_the_next_round() -> None:
+    case = Case((DATA,), 2, window=64, strategy=carousel(cycles=4), pace=PACE)
+    network = Network(case, Weather(late={2: 0.2}))
+    network.run()
+    assert took(network)[2] <= 2
+    assert network.takers[2].got == {0: DATA}
+
+
+def test_a_receiver_has_no_more_blocks_in_part_than_it_has_room_for() -> None:
+    layout = ObjectLayout(976 * 4 * 1000, 976, 4, 0)
+    some = IncomingObject(0, layout, 3, False, circle(3))
+    some.allow_any_order()
+    random = Random(1)
+    dropped = []
+    for step in range(2000):
+        some.add_segments(random.randrange(1000), random.randrange(3), 1)
+        dropped += some.dropped
+        some.dropped = []
+        assert len(some._open) <= 3, step
+    assert dropped
+    assert some.add_segments(1000, 0, 1) == 0, "the object has no such block"
+    narrow = IncomingObject(0, layout, 3, False, circle(3))
+    assert [narrow.add_segments(block, 0, 1) for block in (0, 2, 3, 999)] == [1, 1, 0, 0], "as into a pipe"
+
+
+def test_narrow_blocks_reach_no_further_than_what_they_bring_is_worth() -> None:
+    """Else a liar's cost hundreds of MB: each that is taken is known of until those before it have come."""
+    narrow, wide = (
+        IncomingObject(0, ObjectLayout(1 << 40, 960, k, 0), 8, False, circle(8)) for k in (1, 128)
+    )
+    for some in (narrow, wide):
+        some.allow_any_order()
+    assert wide.add_segments(1_000_000, 0, 1) == 1
+    assert [narrow.add_segments(block, 0, 1) for block in (8000, 8192, 1_000_000)] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("in_order", [(), (1, 2)], ids=["any order", "in order"])
+def test_little_memory_costs_rounds_and_no_byte(in_order: tuple[int, ...]) -> None:
+    data = DATA[:60_000]
+    case = Case(
+        (data,), 2, window=4, strategy=carousel(cycles=60), pace=PACE, use_parity=False, in_order=in_order
+    )
+    network = Network(case, Weather(loss=0.05, late={2: 1.03}))
+    network.run()
+    assert [taker.got for taker in network.takers.values()] == [{0: data}] * 2
+
+
+@pytest.mark.parametrize("pace", [1.0, 8.0, 29.0])
+def test_invitations_leave_room_for_the_object_at_the_slowest_pace(pace: float) -> None:
+    case = Case((DATA[:3000],), 1, strategy=carousel(cycles=2), pace=pace)
+    network = Network(case, Weather(late={1: 1.5}))
+    network.run()
+    assert network.takers[1].got == {0: DATA[:3000]}
+    assert [one.cycles for one in network.sender.results] == [2]
+
+
+class Unlucky(Network):
+    """The first word of what the whole is is lost, and the first of what its last block is."""
+
+    lost: frozenset[type] = frozenset()
+
+    def _say(self, source: int, message: bytes) -> None:
+        packet = decode(message)
+        last = isinstance(packet, Seal) or (isinstance(packet, Flush) and packet.digest != NO_DIGEST)
+        if last and type(packet) not in self.lost:
+            self.lost |= {type(packet)}
+        else:
+            super()._say(source, message)
+
+
+def test_one_round_is_enough_although_its_last_words_are_lost() -> None:
+    network = Unlucky(Case((DATA[:2000],), 2, strategy=carousel(cycles=1), pace=PACE), CALM)
+    network.run()
+    assert network.lost == {Seal, Flush}
+    assert [taker.got for taker in network.takers.values()] == [{0: DATA[:2000]}] * 2
+
+
+def test_what_came_behind_a_disk_that_is_wrong_is_not_wanted_again() -> None:
+    some = IncomingObject(0, ObjectLayout(5, 1, 1, 0), 8, False, circle(8))
+    some.allow_any_order()
+    some.resume(3)
+    info = BlockInfo(1, 1, bytes(32))
+
+    def comes(block: int) -> None:
+        assert some.add_segments(block, 0, 1) == 1
+        some.add_infos(block, [info])
+        some.accept(block)
+
+    comes(3)
+    comes(4)
+    some.reject(0)
+    assert some.base == 0
+    assert some.add_segments(3, 0, 1) == 0
+    for block in range(3):
+        comes(block)
+    assert some.base == 5
+
+
+MANY = tuple(DATA[at * 1000 : at * 1000 + at * 700 % 5000] for at in range(20))
+"""Objects of up to some pieces, some of them empty."""
+
+
+@pytest.mark.parametrize("parity", [True, False])
+def test_objects_that_go_round_together_come_to_mute_and_late_receivers_each_once(parity: bool) -> None:
+    for seed in range(2):
+        strategy = carousel(cycles=9)
+        case = Case(
+            MANY,
+            4,
+            window=64,
+            strategy=strategy,
+            pace=PACE,
+            use_parity=parity,
+            partial_objects=32,
+            in_order=(2,),
+        )
+        network = Network(case, Weather(loss=0.02, late={3: 1.05, 4: 1.1}, mute=(2, 4)), seed)
+        network.run()
+        assert [taker.got for taker in network.takers.values()] == [dict(enumerate(MANY))] * 4
+        said = [decode(message) for taker in network.takers.values() for message in taker.sent]
+        assert {type(one) for one in said} <= {Join}
+        settled = network.sender.results
+        assert [(one.strategy_met, one.cycles) for one in settled] == [(True, 9)] * len(MANY)
+        assert [one.segments for one in settled] == [-(-len(one) // PIECE) for one in MANY]
+
+
+def test_without_losses_all_that_go_round_together_come_in_one_round() -> None:
+    case = Case(MANY, 2, window=64, strategy=carousel(cycles=1), pace=PACE, partial_objects=32)
+    network = Network(case)
+    network.run()
+    assert [taker.got for taker in network.takers.values()] == [dict(enumerate(MANY))] * 2
+
+
+@pytest.mark.parametrize("together", [1, 2, 4])
+@pytest.mark.parametrize("in_order", [(), (1,)], ids=["any order", "in order"])
+def test_who_may_have_few_objects_in_part_gets_all_of_them_later(
+    together: int, in_order: tuple[int, ...]
+) -> None:
+    some, strategy = MANY[:6], carousel(cycles=60)
+    case = Case(
+        some,
+        1,
+        window=4,
+        strategy=strategy,
+        pace=PACE,
+        use_parity=False,
+        partial_objects=together,
+        in_order=in_order,
+    )
+    network = Network(case, Weather(loss=0.3))
+    network.run()
+    assert network.takers[1].got == dict(enumerate(some))
+
+
+def test_an_ordinary_object_follows_those_that_went_round_together() -> None:
+    network = Network(Case(MANY[:3], 2, strategy=carousel(cycles=2), pace=PACE, partial_objects=32), CALM)
+
+    def plays(until: Callable[[], bool]) -> None:
+        while not until():
+            network._step(inf)
+            assert network.now < MAX_SECONDS
+
+    cores = [taker.core for taker in network.takers.values()]
+    network._begin(*MANY[:3])
+    plays(lambda: network.sender.outgoing is None)
+    plays(lambda: all(core.index is not None for core in cores))
+    network.case = network.case._replace(strategy=all_receivers(), partial_objects=0)
+    network._begin(b"answered")
+    plays(lambda: network.sender.outgoing is None)
+    assert [taker.got[3] for taker in network.takers.values()] == [b"answered"] * 2
+
+
+@pytest.mark.parametrize("objects", [(b"",), (b"x", DATA[:5000], b"")])
+def test_small_objects_go_round_one_after_another(objects: tuple[bytes, ...]) -> None:
+    case = Case(objects, 2, strategy=carousel(cycles=3), pace=PACE)
+    network = Network(case, Weather(mute=(2,)))
+    network.run()
+    assert [taker.got for taker in network.takers.values()] == [dict(enumerate(objects))] * 2
+    assert [one.cycles for one in network.sender.results] == [3] * len(objects)
+
+
+def test_what_an_earlier_run_has_left_is_compared_and_not_believed() -> None:
+    half, other = DATA[:100_000], DATA[:50_000] + bytes(50_000)
+    case = Case(
+        (DATA,), 3, window=64, strategy=carousel(cycles=6), pace=PACE, disks={1: half, 2: other, 3: DATA}
+    )
+    network = Network(case, Weather(loss=0.01))
+    network.run()
+    assert [taker.got for taker in network.takers.values()] == [{0: DATA}] * 3
+    compared = [taker.compared for taker in network.takers.values()]
+    assert compared == [100_000 // BLOCK, 50_000 // BLOCK, len(DATA) // BLOCK]
+    said = [decode(message) for taker in network.takers.values() for message in taker.sent]
+    assert {type(one) for one in said} <= {Join}, "what the disk has is nobody's business"
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["open", "closed"])
+def test_no_wrong_byte_although_some_lie_and_some_is_lost(key: bytes | None) -> None:
+    for seed in range(12):
+        random = Random(seed)
+        data = random.randbytes(random.choice((0, 983, 30_000)))
+        infos = (data, random.randbytes(5000), data[:1000])[: random.randint(1, 3)]
+        case = Case(
+            infos,
+            3,
+            partial_objects=random.randint(1, 3),
+            window=random.choice((1, 4, 64)),
+            strategy=carousel(cycles=random.randint(1, 8), seconds=random.choice((0.1, 5.0))),
+            pace=PACE,
+            use_parity=random.random() < 0.7,
+            key=key,
+            disks={1: earlier(random, data)},
+            in_order=(2,),
+        )
+        weather = Weather(
+            loss=random.choice((0.0, 0.05)),
+            doubles=0.1,
+            disorder=random.choice((0.0, 0.1)),
+            garbled=random.choice((0.0, 0.01)),
+            late={3: 1.0 + random.random() / 10},
+            mute=(random.randint(1, 3),),
+            deaths={1: 1.05} if random.random() < 0.2 else {},
+        )
+        network = Network(case, weather, seed, recorded if key else anything)
+        network.run()
+        for taker in network.takers.values():
+            assert taker.got.items() <= dict(enumerate(infos)).items()
+
+
+@pytest.mark.parametrize(
+    ("k", "max_parity", "each", "cycles"), [(4, 4, 1, 4), (128, 32, 8, 4), (40, 7, 3, 2)]
+)
+def test_each_round_brings_other_parity(k: int, max_parity: int, each: int, cycles: int) -> None:
+    about = Describe(1, 0, k, 1, k, max_parity, 1, 0, "", b"")
+    around = OutgoingObject(about, Terms(carousel(), 0.0))
+    found = []
+    for _ in range(cycles + 1):
+        around.offer(BlockInfo(k, k, bytes(32)))
+        around.digest = bytes(32)
+        places: list[int] = []
+        while (run := around.next_run(5, 0.0)) is not None:
+            places += range(run.first, run.first + run.segments)
+        assert around.end_cycle()
+        assert places[:k] == [*range(k)]
+        found.append(places[k:])
+    parity = [place for places in found[:cycles] for place in places]
+    assert parity == [*range(k, k + each * cycles)]
+    assert found[cycles] == found[0]
+
+
+def test_who_takes_what_goes_round_is_quiet_and_patient() -> None:
+    who = ReceiverConfig(number(1), "r1", 8, MESSAGE_SIZE, True, peer_timeout=10.0, stall=60.0, stores=True)
+    core = ObjectReceiver(number(0), who, Random(1), 0.0)
+    offer = Offer(number(0), 0, 0, 1, 1000, 0, "sender")
+    core.on_packet(Describe(number(0), 0, 100, 1, 1, 0, 1, 0, "", b""), 0.0)
+    for now in range(1, 500):
+        core.on_packet(offer, float(now))
+        assert core.messages(now + 0.9) == []
+    assert not core.ended
+    assert not core.finished
+    assert core.messages(509.5) == []
+    assert [one.reason for one in core.ended] == ["the sender was silent for 10 s"]
+
+
+def told_of_what_goes_round(size: int, scatters: bool = True, circle: int = 1) -> ObjectReceiver:
+    """A receiver of an object whose pieces and blocks have one byte each."""
+    who = ReceiverConfig(number(1), "r1", 8, MESSAGE_SIZE, False, peer_timeout=10.0, stall=60.0, stores=True)
+    core = ObjectReceiver(number(0), who, Random(1), 0.0)
+    core.on_packet(Describe(number(0), 0, size, 1, 1, 0, circle, 0, "", b""), 0.0)
+    if scatters:
+        core.allow_any_order()
+    return core
+
+
+def comes(core: ObjectReceiver, block: int, now: float, object_: int = 0) -> None:
+    """The piece of a block comes, and its seal."""
+    if core.on_data(object_, block, 0, 1, now):
+        core.on_packet(Seal(number(0), object_, block, 0, 0, 1, 1000, (BlockInfo(1, 1, bytes(32)),)), now)
+
+
+def is_right(core: ObjectReceiver, now: float) -> None:
+    for ready in core.take_ready():
+        core.checked(ready.block, True, now)
+
+
+def test_what_is_never_described_is_waited_for_in_so_many_rounds() -> None:
+    core, now, steps = told_of_what_goes_round(1, circle=3), 0.0, 0
+    while not core.satisfied:
+        now += 2.0
+        for step in range(2):  # the third is never described
+            core.on_packet(Describe(number(0), step, 1, 1, 1, 0, 3, step, "", b""), now)
+            comes(core.others.get(step, core), 0, now, step)
+            steps += 1
+        for one in core.all_receivers():
+            assert one.about is not None
+            core.on_packet(Flush(number(0), one.about.object, 1, 1, 0, 9, 1, 9, 0, b"x" * 32, 0, 0), now)
+            is_right(one, now)
+            one.stored(now)
+            one.messages(now)
+        assert now < 1000
+    assert now > 60, "a minute at least"
+    assert steps >= MAX_FRUITLESS_CYCLES * 3
+    assert [[ended.complete for ended in one.ended] for one in core.all_receivers()] == [[True]] * 2
+
+
+def test_what_comes_of_several_shares_the_room_for_blocks_in_part() -> None:
+    layout, around = ObjectLayout(976 * 4 * 1000, 976, 4, 0), circle(4, count=3)
+    several = [IncomingObject(number, layout, 4, False, around) for number in range(3)]
+    for some in several[:2]:
+        some.allow_any_order()
+    random = Random(1)
+    for _ in range(3000):
+        random.choice(several).add_segments(random.randrange(1000), random.randrange(4), 1)
+        assert sum(len(one._open) for one in several) <= 5, "what others wait for has a place always"
+    assert several[2].add_segments(0, 0, 4) or 0 in several[2]._open
+
+
+def test_an_object_that_does_not_fit_the_others_is_refused() -> None:
+    core = told_of_what_goes_round(1, circle=3)
+    for count, place, object_ in ((2, 1, 1), (3, 0, 1), (0, 0, 2), (1, 0, 1)):
+        core.on_packet(Describe(number(0), object_, 1, 1, 1, 0, count, place, "", b""), 1.0)
+    assert not core.others
+    assert core.rejected.total() == 3  # an ordinary one is for those that were admitted
+
+
+@pytest.mark.parametrize("missing", [[3], [0, 3, 4]])
+def test_what_no_round_brings_is_given_up_by_name(missing: list[int]) -> None:
+    core, steps = told_of_what_goes_round(5), 0
+    while not core.ended and steps < 1000:
+        steps += 1
+        for block in {*range(5)} - {*missing}:
+            comes(core, block, steps / 2)
+        is_right(core, steps / 2)
+        assert core.messages(steps / 2) == []
+    assert steps >= max(120, MAX_FRUITLESS_CYCLES * 5 / (5 - len(missing))), "a minute, and so many rounds"
+    assert [(one.complete, one.reason) for one in core.ended] == [
+        (
+            False,
+            f"the carousel did not bring what is missing in {MAX_FRUITLESS_CYCLES} rounds: "
+            f"{len(missing)} of 5 blocks, "
+            f"the first at byte {missing[0]}",
+        )
+    ]
+
+
+def test_a_carousel_that_only_invites_is_given_up() -> None:
+    core = told_of_what_goes_round(5)
+    comes(core, 1, 0.0)
+    is_right(core, 0.0)
+    for step in range(1, MAX_FRUITLESS_OFFERS + 1):
+        assert not core.ended
+        core.on_packet(Offer(number(0), 0, 0, 1, 1000, 0, "sender"), step / 10)
+        core.messages(step / 10)
+    assert [one.reason for one in core.ended] == [
+        f"the carousel's sender invited {MAX_FRUITLESS_OFFERS} times, and no piece came between: "
+        "4 of 5 blocks, "
+        "the first at byte 0"
+    ]
+
+
+def test_what_is_never_said_of_the_whole_is_missing_too() -> None:
+    core = told_of_what_goes_round(1)
+    for step in range(100):
+        comes(core, 0, float(step))
+        is_right(core, float(step))
+        core.messages(float(step))
+    assert [one.reason.rpartition(": ")[2] for one in core.ended] == ["the digest of the whole"]
+
+
+@pytest.mark.parametrize("loss", [0.5, 0.97])
+def test_whatever_is_lost_a_carousel_that_brings_all_is_not_given_up(loss: float) -> None:
+    for seed in range(10):
+        core, random, now = told_of_what_goes_round(4), Random(seed), 0.0
+        while core.incoming is not None and core.incoming.base < 4:
+            now += 5.0
+            core.on_packet(Offer(number(0), 0, 0, 1, 1000, 0, "sender"), now)
+            for block in range(4):
+                if random.random() >= loss:
+                    comes(core, block, now)
+            is_right(core, now)
+            core.messages(now)
+            assert not core.ended, now
+
+
+def test_a_slow_pipe_is_no_fault_of_the_carousel() -> None:
+    core = told_of_what_goes_round(3, scatters=False)
+    for step in range(300):
+        for block in range(3):
+            comes(core, block, float(step))
+        assert core.messages(float(step)) == []
+    is_right(core, 300.0)
+    assert not core.ended
+    assert core.incoming is not None
+    assert core.incoming.base == 3
+
+
+def test_only_an_object_of_known_size_goes_round() -> None:
+    network = Network(Case((DATA,), strategy=carousel(), stream=True))
+    with pytest.raises(ValueError, match="its size must be known"):
+        network._begin(DATA)
+    for size, around, place in (
+        (UNKNOWN_SIZE, 1, 0),
+        (9, MAX_CAROUSEL + 1, 0),
+        (9, 0, 1),
+        (9, 2, 2),
+        (9, 9, 2),
+    ):
+        with pytest.raises(Rejected):
+            decode(encode(Describe(1, 1, size, 976, 1, 0, around, place, "", b"")))
+    decode(encode(Describe(1, 1, 9, 976, 1, 0, 2, 1, "", b"")))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "state", "done"),
+    [
+        (carousel(), TransferState(0, 0, 1e9, 9, 1000), False),
+        (carousel(cycles=3), TransferState(0, 0, 1e9, 0, 2), False),
+        (carousel(cycles=3), TransferState(0, 0, 0.0, 0, 3), True),
+        (carousel(seconds=3), TransferState(0, 0, 2.9, 0, 99), False),
+        (carousel(seconds=3), TransferState(0, 0, 3.0, 0, 0), True),
+    ],
+)
+def test_a_carousel_ends_at_its_bound_alone(strategy: Strategy, state: TransferState, done: bool) -> None:
+    assert strategy.is_done(state) is done
+    assert strategy.is_met(state, 0) is (state.cycles > 0)
+
+
+def test_a_carousel_in_words() -> None:
+    assert Strategy.of("carousel") == carousel()
+    assert Strategy.of("carousel:3") == carousel(cycles=3)
+    assert Strategy.of("carousel:10min") == carousel(seconds=600)
+    for text, says in {
+        "carousel:0": "^a carousel of 0 rounds: at least 1$",
+        "carousel:-1": "is no strategy",
+        "carousel:0s": "^a carousel for 0 s: more than 0$",
+        "carousel:x": "is no strategy",
+        "carousel:nan": "is no strategy",
+    }.items():
+        with pytest.raises(ValueError, match=says):
+            Strategy.of(text)
+    with pytest.raises(ValueError, match="a carousel for -1 s"):
+        carousel(seconds=-1)

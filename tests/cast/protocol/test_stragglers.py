@@ -1,0 +1,227 @@
+"""Slow receivers under `deadline` and `quorum`: they are left behind, and the others keep the promise."""
+
+from __future__ import annotations
+
+import sys
+from math import inf
+from random import Random
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from mcast.cast.protocol.packets import (
+    COMPLETE,
+    LEFT,
+    PENDING,
+    STORED,
+    Ack,
+    BlockInfo,
+    Join,
+    Nack,
+    Packet,
+    RepairRequest,
+    micros,
+    number_at,
+)
+from mcast.cast.protocol.repairs import SegmentRange
+from mcast.cast.protocol.sender import ObjectResult, ObjectSender
+from mcast.cast.protocol.strategy import Strategy, all_receivers, deadline, quorum
+from mcast.testing.transfer import SimulatedTransfer, TransferSetup
+
+from .network import Case, Network, Weather
+
+DATA = Random(1).randbytes(200_000)
+SEGMENTS_PER_SECOND = 400
+"""What a slow receiver takes: the object has 256 pieces, which the others have in some ms."""
+QUEUE = 64
+PROMISES = ("deadline", "quorum")
+
+
+class SlowPlay(SimulatedTransfer):
+    """A transfer to many, of which the first `slow` take few messages a second, out of a short queue."""
+
+    def __init__(self, setup: TransferSetup, slow: int) -> None:
+        super().__init__(setup._replace(window=8, parity=False))
+        self._slow, self._taken = slow, [0.0] * slow
+
+    def settled(self) -> tuple[ObjectResult, list[str]]:
+        """The outcome, and why each receiver that has not the object has been left behind."""
+        begun = self._gather()
+        self._taken = [begun] * self._slow
+        self._about = self.sender.begin(begun, self.setup.strategy, self.setup.size, "", b"", 8, 0)
+        for _ in self._turns(begun):
+            if self.sender.results:
+                break
+        return self.sender.results[0], [
+            one.reason for end in self._ends for one in end.ended if not one.complete
+        ]
+
+    def _arrive(self, burst: list[Any], now: float) -> None:
+        if isinstance(burst[0], int):
+            number, *late = burst
+            self._deliver(number, late, [], now)
+            return
+        total = sum(count for count, _ in burst)
+        for number in range(len(self._ends)):
+            lost = self._losses[number].of(total)
+            if number >= self._slow or self.sender.outgoing is None:
+                self._deliver(number, burst, lost, now)
+                continue
+            waiting = max(0.0, self._taken[number] - now) * SEGMENTS_PER_SECOND
+            window = int(QUEUE - waiting)
+            lost = sorted({*lost, *range(window, total)}) if window < total else lost
+            self._taken[number] = max(now, self._taken[number]) + (total - len(lost)) / SEGMENTS_PER_SECOND
+            heard = self._heard(burst, lost)
+            if heard:
+                self._push(self._taken[number], 1, [number, *heard])
+
+    @staticmethod
+    def _heard(burst: list[Any], lost: list[int]) -> list[Any]:
+        """What is left of a burst of which these messages are lost."""
+        gone, found, at = {*lost}, list[Any](), 0
+        for count, one in burst:
+            if isinstance(one, SegmentRange):
+                start = None
+                for place in range(one.segments + 1):
+                    there = place < one.segments and at + place not in gone
+                    if there and start is None:
+                        start = place
+                    if not there and start is not None:
+                        found.append(
+                            (place - start, SegmentRange(one.block, one.first + start, place - start))
+                        )
+                        start = None
+            elif at not in gone:
+                found.append((1, one))
+            at += count
+        return found
+
+    def _deliver(self, number: int, burst: list[Any], lost: list[int], now: float) -> None:
+        end, at = self._ends[number], 0
+        for count, one in burst:
+            gone = [place - at for place in lost if at <= place < at + count]
+            at += count
+            if isinstance(one, SegmentRange):
+                self._take(end, one, gone, now)
+            elif not gone:
+                end.on_packet(one, now)
+        for ready in end.take_ready():
+            end.checked(ready.block, self._is_right(ready), now)
+        self._wake(number, end, now)
+
+
+COUNTS = [(2, 1), (16, 1), (16, 8), (16, 15), (100, 1), (100, 50), (100, 99)]
+CASES = [(*count, promise, loss) for count in COUNTS for promise in PROMISES for loss in (0.0, 0.02)]
+MANY = [(1000, slow, promise, loss) for slow in (1, 500, 999) for promise in PROMISES for loss in (0.0, 0.02)]
+
+
+@pytest.mark.parametrize(
+    ("receivers", "slow", "promise", "loss"),
+    [*CASES, MANY[0], *(pytest.param(*case, marks=pytest.mark.long) for case in MANY[1:])],
+)
+def test_slow_ones_are_left_behind(receivers: int, slow: int, promise: str, loss: float) -> None:
+    """They alone, early, and named: each other one has the object long before they would."""
+    strategy = deadline(1.0) if promise == "deadline" else quorum(receivers - slow)
+    settled, words = SlowPlay(TransferSetup(receivers, loss, 1 << 20, strategy, seed=1), slow).settled()
+    assert settled.strategy_met
+    fast = [one for one in settled.receivers if int(one.name.split()[1]) >= slow]
+    left = [one for one in settled.receivers if int(one.name.split()[1]) < slow]
+    assert (len(fast), len(left)) == (receivers - slow, slow)
+    assert max(one.seconds for one in fast) < 0.6
+    reason = f"left behind: this receiver is too slow for the {promise}"
+    assert {(one.complete, one.reason) for one in left} == {(False, reason)}
+    assert all(one.startswith("left behind") for one in words)
+
+
+@pytest.mark.parametrize("receivers", [2, 40])
+def test_one_that_makes_the_deadline_is_waited_for(receivers: int) -> None:
+    """However much slower than the others it is, and however much it holds them up."""
+    settled, _ = SlowPlay(TransferSetup(receivers, 0.0, 1 << 20, deadline(8.0), seed=1), 1).settled()
+    assert [one.reason for one in settled.receivers if not one.complete] == []
+    assert settled.receivers[0].seconds > 0.5
+
+
+@pytest.mark.parametrize(
+    "strategy", [all_receivers(), quorum(3), deadline(60.0)], ids=["all", "quorum", "late"]
+)
+def test_nobody_is_left_behind_whom_the_promise_needs(strategy: Strategy) -> None:
+    """`all` waits for each, and a quorum for as many as it wants."""
+    settled, _ = SlowPlay(TransferSetup(3, 0.0, 1 << 20, strategy, seed=1), 1).settled()
+    assert (settled.strategy_met, [one.reason for one in settled.receivers]) == (True, ["", "", ""])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_losses_make_nobody_slow(seed: int) -> None:
+    """Of receivers on a bad network only the one is left behind that looks at its queue too seldom."""
+    case = Case((DATA,), 30, strategy=deadline(1.0), queue=64)
+    network = Network(case, Weather(loss=0.05, naps={1: (16, 0.05)}), seed)
+    network.run()
+    (settled,) = network.sender.results
+    assert [one.name for one in settled.receivers if not one.complete] == ["r1"]
+
+
+def test_the_next_object_has_those_left_behind() -> None:
+    """They hear that they are left behind, and take part again."""
+    naps = {1: (16, 0.05)}
+    case = Case((DATA, b"small"), 3, strategy=deadline(1.0), queue=64)
+    network = Network(case, Weather(naps=naps))
+    network.run()
+    without = [
+        [one.name for one in settled.receivers if not one.complete] for settled in network.sender.results
+    ]
+    assert without == [["r1"], []]
+    assert network.takers[1].got == {1: b"small"}
+    assert network.takers[1].wrong == ["left behind: this receiver is too slow for what the sender promises"]
+
+
+def operations(kind: str, count: int, most: float = inf) -> int:
+    """How many lines a sender runs for so many of one event, by as many receivers; it fails after `most`."""
+    sender = ObjectSender(number_at("10.9.9.9", 1), "s", 4096, 0.0)
+    session = sender.session
+    where = [f"10.1.{one // 250}.{one % 250 + 1}" for one in range(count)]
+    numbers = [number_at(address, 1) for address in where]
+    joins = [Join(session, number, 64, 4096, 1, 0, 1, 0, "r") for number in numbers]
+    events: list[Packet] = [*joins]
+    if kind != "join":
+        for join, address in zip(joins, where, strict=True):
+            sender.on_packet(join, address, 0.0)
+    else:  # so that the object is under way
+        first = number_at("10.0.0.9", 1)
+        sender.on_packet(joins[0]._replace(member=first), "10.0.0.9", 0.0)
+    sender.begin(0.0, all_receivers(), None, "o")
+    for _ in range(4):
+        sender.offer(BlockInfo(1, 10, bytes(32)))
+    sender.messages(0.1)
+    stamp = micros(0.1)
+    states = {"leave": (0, LEFT), "resume": (2, STORED), "answer": (2, PENDING), "whole": (4, COMPLETE)}
+    if kind in states:
+        base, state = states[kind]
+        events = [Ack(session, 0, number, base, stamp, 0, state, "") for number in numbers]
+    if kind == "request":
+        events = [Nack(session, 0, number, 0, stamp, 0, (RepairRequest(1, 1, 1),)) for number in numbers]
+    if kind == "whole":
+        sender.end(bytes(32))
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        lines += 1
+        if lines > most:
+            raise AssertionError(f"more than {most:,.0f} lines for {count:,} of {kind}")
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for event, address in zip(events, where, strict=True):
+            sender.on_packet(event, address, 0.2)
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+@pytest.mark.parametrize("kind", ["join", "leave", "resume", "answer", "whole", "request"])
+def test_an_event_costs_as_much_in_a_large_group(kind: str) -> None:
+    """The sender's work for 8,000 joins, leaves and so on is 8 times that for 1,000."""
+    assert operations(kind, 8000, 8.4 * operations(kind, 1000))
