@@ -1,7 +1,12 @@
-"""One transfer from a sender to many receivers on a simulated fabric, in virtual time, and what it cost.
+"""Simulated transfer from one sender to many receivers in virtual time, and its costs.
 
-The ends are the protocol's own. The bytes of a piece are the sender's own, to which receivers refer; each
-pattern of pieces that a receiver has of a block is decoded and compared with the block's digest once.
+Sender and receivers are the state machines of `mcast.cast.protocol`, driven by one heap of events: a step of
+the sender, the arrival of a burst at all receivers, a timer of a receiver, and the arrival of a packet at the
+sender. NACKs reach the other receivers, too. Each receiver loses packets independently.
+
+No bytes are copied to receivers: they note segments by number. To verify a block, the segments that a
+receiver has are taken from the sender's block, decoded, and compared with the digest, once for each pattern
+of losses.
 """
 
 from __future__ import annotations
@@ -33,26 +38,26 @@ from mcast.cast.protocol.sender import ObjectSender
 from mcast.cast.protocol.strategy import Strategy, all_receivers
 
 MESSAGE_SIZE = 4096
-"""Bytes of a message."""
+"""Maximum bytes of a message."""
 
 _LATENCY = 10e-6
-"""Seconds from one end to another, besides the time that a message takes on the sender's link."""
+"""Seconds from one end to another, in addition to the time on the sender's link."""
 
 _MAX_SECONDS = 3600.0
-"""A transfer that takes longer, in virtual seconds, has failed."""
+"""Timeout of a transfer, in virtual seconds."""
 
 
 class TransferSetup(NamedTuple):
-    """What is played.
+    """Parameters of a simulated transfer.
 
-    receivers  how many there are
-    loss       the part of the messages that each end loses, independently
+    receivers  number of receivers
+    loss       fraction of the messages that each end loses, independently
     size       of the object, in bytes
-    strategy   what the sender does with slow receivers
-    seed       of all that is random
-    gbit       the rate of the sender's link, in Gbit/s
-    room       how many blocks a receiver can hold
-    parity     whether parity may be used
+    strategy   of the sender
+    seed       of all random numbers
+    gbit       rate of the sender's link, in Gbit/s
+    window     maximum blocks that a receiver buffers
+    parity     True if parity may be used
     """
 
     receivers: int
@@ -66,19 +71,20 @@ class TransferSetup(NamedTuple):
 
 
 class TransferCosts(NamedTuple):
-    """What a transfer cost.
+    """Costs of a transfer, from the beginning of the object to its end.
 
-    receivers, verified  how many there are, and how many have the object, each block compared with its digest
-    left_behind    those that the sender does not reckon with any more
-    pieces         of the object
-    transmissions_per_segment  messages of the sender, of any kind, from the object's beginning to its end
-    feedback_per_segment       messages of all receivers in that time
-    requests, answers        of what kind these were: LACK and HAVE
-    joins          messages of receivers before the object
-    kept           whether the strategy's promise was kept
-    seconds        of virtual time
-    sender_cpu_us_per_segment  processor time of the sender: digests, parity, and a copy of each piece too
-    parity         whether parity repaired losses; otherwise pieces were repeated
+    receivers                  number of receivers
+    verified                   number of receivers that have the object, each block compared with its digest
+    left_behind                number of receivers without the object in the sender's report
+    segments                   source segments of the object
+    transmissions_per_segment  messages of the sender, of any kind
+    feedback_per_segment       messages of all receivers
+    nacks, acks                number of these messages by kind
+    joins                      messages of receivers before the object
+    strategy_met               True if the strategy's promise was kept
+    seconds                    virtual time
+    sender_cpu_us_per_segment  processor time of the sender, with digests, parity and a copy of each segment
+    parity                     True if losses were repaired by parity; else by source segments again
     """
 
     receivers: int
@@ -97,7 +103,7 @@ class TransferCosts(NamedTuple):
 
 
 class _Losses:
-    """Which of the messages that come to one end are lost: each with the same probability."""
+    """Random losses at one end: each message is lost with the same probability."""
 
     __slots__ = ("_log", "_next", "_random")
 
@@ -107,12 +113,12 @@ class _Losses:
         self._next = self._gap()
 
     def _gap(self) -> int:
-        """How many messages arrive before the next is lost."""
+        """Draw the number of messages that arrive before the next loss."""
         gap = log1p(-self._random.random()) / self._log if self._log else inf
-        return int(min(gap, _NEVER))  # a loss near 0 gives a gap that no integer is
+        return int(min(gap, _NEVER))  # a loss near 0 gives an infinite gap, which int() refuses
 
     def of(self, count: int) -> list[int]:
-        """Which of the next `count` messages are lost, by their place."""
+        """Return the indexes of the lost messages among the next `count`."""
         if self._next >= count:
             self._next -= count
             return _NONE
@@ -130,14 +136,14 @@ _NONE: list[int] = []
 
 
 class _Counts:
-    """Messages, by what they are."""
+    """Number of messages by kind."""
 
     def __init__(self) -> None:
         self.messages = self.nacks = self.acks = self.joins = 0
 
 
 class SourceObject:
-    """The object that is sent: its blocks are made when their turn comes."""
+    """Object of the sender; its blocks are made when the sender wants them."""
 
     def __init__(self, data: bytes | memoryview) -> None:
         self.data: memoryview = memoryview(data)
@@ -145,10 +151,10 @@ class SourceObject:
         self.blocks: list[SourceBlock] = []
         self._frames = Framer(MESSAGE_SIZE)
         self._sent = bytearray(MAX_BURST * MESSAGE_SIZE)
-        """What a provider would copy the messages into."""
+        """Stands for the send buffers of a provider, into which it copies messages."""
 
     def step(self, sender: ObjectSender, now: float) -> tuple[list[bytes | SegmentRange], float]:
-        """A sender's turn: it offers blocks, and makes the messages. What it says, and when it has more."""
+        """Offer blocks, and make the sender's messages. Return its output, and when it is due next."""
         outgoing = sender.outgoing
         if outgoing is not None:
             about = outgoing.about
@@ -168,7 +174,7 @@ class SourceObject:
 
 
 class SimulatedTransfer:
-    """The fabric and all ends. `progress` is called with how many bytes of the object were sent."""
+    """Fabric, sender and receivers. `progress` is called with the number of bytes that were sent."""
 
     def __init__(self, setup: TransferSetup, progress: Callable[[int], object] = lambda _: None) -> None:
         self.setup = setup
@@ -177,8 +183,8 @@ class SimulatedTransfer:
         self.work: _Counts = _Counts()
         self._events: list[tuple[float, int, int, object]] = []
         self._order = 0
-        self._load = SourceObject(random.randbytes(setup.size))
-        self._right: dict[tuple[int, int], bool] = {}
+        self._source = SourceObject(random.randbytes(setup.size))
+        self._verified: dict[tuple[int, int], bool] = {}
         self._coding = setup.parity and fec.available()
         self.sender: ObjectSender = ObjectSender(number_at("sender", 1), "sender", MESSAGE_SIZE, 0.0)
         self._ends: list[ObjectReceiver] = []
@@ -197,7 +203,7 @@ class SimulatedTransfer:
     # --- the run ---------------------------------------------------------------------------------
 
     def run(self) -> TransferCosts:
-        """Play it until the sender is done with the object. Raises RuntimeError if that takes an hour."""
+        """Simulate until the object ends at the sender. Raises RuntimeError after _MAX_SECONDS."""
         setup, sender = self.setup, self.sender
         begun = self._gather()
         before = self.work
@@ -205,43 +211,43 @@ class SimulatedTransfer:
         self.work.joins = before.nacks + before.acks + before.joins
         self._begins = len(self._tape)
         self._about = self._begin(sender, begun)
-        for now in self._turns(begun):  # noqa: B007  (the last one is asked for)
+        for now in self._turns(begun):  # noqa: B007  (the last value is used below)
             if sender.results:
                 break
         else:
             raise RuntimeError(f"the transfer has not ended in {_MAX_SECONDS:g} s of virtual time")
-        settled = sender.results[0]
+        result = sender.results[0]
         verified = sum(any(one.complete for one in end.ended) for end in self._ends)
-        segments = max(1, settled.segments)
+        segments = max(1, result.segments)
         work = self.work
         return TransferCosts(
             setup.receivers,
             verified,
-            sum(not report.complete for report in settled.receivers),
-            settled.segments,
+            sum(not report.complete for report in result.receivers),
+            result.segments,
             round(work.messages / segments, 5),
             round((work.nacks + work.acks) / segments, 5),
             work.nacks,
             work.acks,
             work.joins,
-            settled.strategy_met,
+            result.strategy_met,
             round(now - begun, 6),
-            round(self._again(begun) * 1e6 / segments, 3),
-            settled.parity,
+            round(self._sender_cpu_seconds(begun) * 1e6 / segments, 3),
+            result.parity,
         )
 
     def _begin(self, sender: ObjectSender, now: float) -> Describe:
         parity = MAX_PARITY if self._coding else 0
         return sender.begin(now, self.setup.strategy, self.setup.size, "simulated", parity=parity)
 
-    def _again(self, begun: float) -> float:
-        """The processor time of the sender for its object: its part is played again, alone, from the tape.
+    def _sender_cpu_seconds(self, begun: float) -> float:
+        """Repeat the sender's recorded steps alone, and return its processor time for the object.
 
-        To look at the clock at each turn would cost more than the turn.
+        Reading the clock at each step of the simulation would cost more than the step.
         """
-        sender, load = (
+        sender, source = (
             ObjectSender(self.sender.session, "sender", MESSAGE_SIZE, 0.0),
-            SourceObject(self._load.data),
+            SourceObject(self._source.data),
         )
         start = 0.0
         keep_freed_memory()
@@ -250,20 +256,20 @@ class SimulatedTransfer:
                 self._begin(sender, begun)
                 start = thread_time()
             if heard is None:
-                load.step(sender, now)
+                source.step(sender, now)
             else:
                 sender.on_packet(decode_from(*heard), heard[1], now)
         return thread_time() - start
 
     def _gather(self) -> float:
-        """All receivers take part."""
+        """Simulate until all receivers have joined, and return the time. Raises RuntimeError otherwise."""
         for now in self._turns(0.0):
             if all(end.index is not None for end in self._ends):
                 return now
         raise RuntimeError("not all receivers could join")
 
     def _turns(self, now: float) -> Iterator[float]:
-        """What happens, one event after another: the time of each."""
+        """Process one event after another, and yield the time of each."""
         self._sends_at = now
         self._push(now, 0, None)
         while self._events:
@@ -278,10 +284,10 @@ class SimulatedTransfer:
             elif kind == 2:
                 assert isinstance(what, tuple)
                 number, message = what
-                self._said(number, message, now)
+                self._deliver_to_sender(number, message, now)
             else:
                 assert isinstance(what, int)
-                self._speaks(what, now)
+                self._step_receiver(what, now)
             yield now
 
     def _push(self, at: float, kind: int, what: object) -> None:
@@ -292,10 +298,10 @@ class SimulatedTransfer:
 
     def _send(self, now: float) -> None:
         if now != self._sends_at:
-            return  # another turn was put before this one
+            return  # this step was scheduled before another one replaced it
         sender = self.sender
         self._tape.append((now, None))
-        out, due = self._load.step(sender, now)
+        out, due = self._source.step(sender, now)
         if (outgoing := sender.outgoing) is not None:
             self._progress(min(outgoing.segments * outgoing.about.segment, self.setup.size))
         size = 0
@@ -308,11 +314,11 @@ class SimulatedTransfer:
                 burst.append((1, decode_from(one, "sender")))
                 size += len(one)
         self.work.messages += sum(count for count, _ in burst)
-        gone = now + size * 8 / (self.setup.gbit * 1e9)
+        sent_at = now + size * 8 / (self.setup.gbit * 1e9)
         if burst:
-            self._push(gone + _LATENCY, 1, burst)
-        self._sender_at(max(gone, due))
-        self._free = gone
+            self._push(sent_at + _LATENCY, 1, burst)
+        self._sender_at(max(sent_at, due))
+        self._free = sent_at
 
     def _sender_at(self, at: float) -> None:
         self._sends_at = at
@@ -327,34 +333,34 @@ class SimulatedTransfer:
             lost = self._losses[number].of(total)
             at = 0
             for count, one in burst:
-                gone = [place - at for place in lost if at <= place < at + count] if lost else _NONE
+                lost_here = [index - at for index in lost if at <= index < at + count] if lost else _NONE
                 at += count
                 if isinstance(one, SegmentRange):
-                    self._take(end, one, gone, now)
-                elif not gone:
+                    self._receive(end, one, lost_here, now)
+                elif not lost_here:
                     end.on_packet(one, now)
             for ready in end.take_ready():
-                end.checked(ready.block, self._is_right(ready), now)
+                end.checked(ready.block, self._is_valid(ready), now)
             self._wake(number, end, now)
 
-    def _take(self, end: ObjectReceiver, run: SegmentRange, gone: list[int], now: float) -> None:
+    def _receive(self, end: ObjectReceiver, run: SegmentRange, lost: list[int], now: float) -> None:
         start = 0
-        for place in [*gone, run.segments]:
-            if place > start:
-                end.on_data(0, run.block, run.first + start, place - start, now)
-            start = place + 1
+        for index in [*lost, run.segments]:
+            if index > start:
+                end.on_data(0, run.block, run.first + start, index - start, now)
+            start = index + 1
 
-    def _is_right(self, ready: ReadyBlock) -> bool:
-        """Whether the pieces that are there give the block: decoded and compared once for each pattern."""
-        about = (ready.block, ready.segments)
-        if about not in self._right:
-            block, layout = self._load.blocks[ready.block], self._about
-            places = [place for place in range(ready.segments.bit_length()) if ready.segments >> place & 1]
-            found = BlockBuffer(memoryview(bytearray(ready.info.size)), layout.segment, layout.k)
-            for place in places:
-                found.put(place, block.segment(place))
-            self._right[about] = found.assemble_verified(ready.info, ready.segments) is not None
-        return self._right[about]
+    def _is_valid(self, ready: ReadyBlock) -> bool:
+        """Return True if the segments decode to the block; the result is cached for each set of segments."""
+        key = (ready.block, ready.segments)
+        if key not in self._verified:
+            block, layout = self._source.blocks[ready.block], self._about
+            buffer = BlockBuffer(memoryview(bytearray(ready.info.size)), layout.segment, layout.k)
+            for esi in range(ready.segments.bit_length()):
+                if ready.segments >> esi & 1:
+                    buffer.put(esi, block.segment(esi))
+            self._verified[key] = buffer.assemble_verified(ready.info, ready.segments) is not None
+        return self._verified[key]
 
     def _wake(self, number: int, end: ObjectReceiver, now: float) -> None:
         due = end.due
@@ -362,21 +368,21 @@ class SimulatedTransfer:
             self._due[number] = due
             self._push(max(due, now), 3, number)
 
-    def _speaks(self, number: int, now: float) -> None:
+    def _step_receiver(self, number: int, now: float) -> None:
         end = self._ends[number]
         self._due[number] = inf
         for message in end.messages(now):
             self._push(now + _LATENCY, 2, (number, message))
         self._wake(number, end, now)
 
-    def _said(self, number: int, message: bytes, now: float) -> None:
+    def _deliver_to_sender(self, number: int, message: bytes, now: float) -> None:
         packet = decode_from(message, f"receiver {number}")
         if isinstance(packet, Nack):
             self.work.nacks += 1
             for other, end in enumerate(self._ends):
                 if other != number and not self._losses[other].of(1):
                     end.on_packet(packet, now)
-        else:  # which other receivers do not heed
+        else:  # other receivers ignore these
             self.work.acks += 1
         if self._losses[-1].of(1):
             return

@@ -38,7 +38,7 @@ TEXT = "a line of text\n" * 5000
 BAD_INPUT = {
     "missing file": (("send", "missing", "239.1.1.1"), "cannot read missing: No such file"),
     "two of one name": (("send", MCAST, MCAST, "239.1.1.1"), "2 of these would be named mcast"),
-    "no strategy": (("send", MCAST, "239.1.1.1", "--strategy", "some"), "'some' is no strategy"),
+    "no strategy": (("send", MCAST, "239.1.1.1", "--strategy", "some"), "'some' is not a strategy"),
     "a carousel without a rate": (
         ("send", MCAST, "239.1.1.1", "--strategy", "carousel"),
         "a carousel needs --rate",

@@ -188,7 +188,7 @@ def test_every_number_has_one_grammar(one: TyperOption | TyperArgument) -> None:
 @pytest.mark.parametrize("text", NO_NUMBERS[1:])
 def test_strategies_and_faults_in_words_have_the_same_grammar(text: str) -> None:
     for kind in ("quorum", "deadline", "carousel"):
-        with pytest.raises(ValueError, match="is no strategy"):
+        with pytest.raises(ValueError, match="is not a strategy"):
             Strategy.of(f"{kind}:{text}")
     for word in (f"drop rate={text}", f"drop after={text}", f"cut until={text}"):
         with pytest.raises(BadScenario):
@@ -220,10 +220,10 @@ def test_the_deadline_of_a_strategy_is_a_time_like_any_other() -> None:
     assert [strategy(f"deadline:{text}").seconds for text in ("5", "500ms", "2min")] == [5, 0.5, 120]
     for text, says in {
         "deadline:1e99": "deadline:1e99 is out of range: give 0 to 604,800 s",
-        "deadline:soon": "'deadline:soon' is no strategy",
-        "deadline:nan": "'deadline:nan' is no strategy",
-        "deadline:-1": "'deadline:-1' is no strategy",
-        "quorum:0": "a quorum of 0: at least 1",
+        "deadline:soon": "'deadline:soon' is not a strategy",
+        "deadline:nan": "'deadline:nan' is not a strategy",
+        "deadline:-1": "'deadline:-1' is not a strategy",
+        "quorum:0": "a quorum of 0 receivers: at least 1",
     }.items():
         with pytest.raises(typer.BadParameter, match=f"^{says}"):
             strategy(text)

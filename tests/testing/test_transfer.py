@@ -18,9 +18,8 @@ from ..commands import Run as Command
 
 
 @pytest.mark.parametrize(("loss", "transmissions", "requests"), [(0.001, 1.05, 0.05), (0.01, 1.15, 0.2)])
-def test_neither_transmissions_nor_requests_grow_with_the_receivers(
-    loss: float, transmissions: float, requests: float
-) -> None:
+def test_costs_do_not_grow_with_the_receivers(loss: float, transmissions: float, requests: float) -> None:
+    """Neither transmissions nor NACKs per segment do."""
     costs = SimulatedTransfer(TransferSetup(300, loss, 4_000_000)).run()
     assert (costs.verified, costs.left_behind, costs.strategy_met) == (300, 0, True)
     assert costs.transmissions_per_segment <= transmissions
@@ -47,7 +46,7 @@ def test_a_lossless_fabric_costs_no_request(size: int) -> None:
     assert (costs.verified, costs.nacks, costs.acks) == (5, 0, 5)
 
 
-def test_what_is_lost_is_lost_alone() -> None:
+def test_only_lost_segments_are_missing() -> None:
     taken: list[tuple[int, ...]] = []
 
     class End:
@@ -56,7 +55,7 @@ def test_what_is_lost_is_lost_alone() -> None:
             return 0
 
     made = SimulatedTransfer(TransferSetup(1, 0.0, 0))
-    made._take(cast(ObjectReceiver, End()), SegmentRange(3, 10, 9), [1, 2, 6], 0.0)
+    made._receive(cast(ObjectReceiver, End()), SegmentRange(3, 10, 9), [1, 2, 6], 0.0)
     assert taken == [(3, 10), (3, 13, 14, 15), (3, 17, 18)]
 
 
@@ -77,7 +76,7 @@ def test_a_transfer_without_an_end_is_an_error(monkeypatch: pytest.MonkeyPatch) 
         cut.run()
 
 
-def test_without_parity_pieces_are_repeated() -> None:
+def test_without_parity_segments_are_repeated() -> None:
     costs = SimulatedTransfer(TransferSetup(20, 0.01, 1_000_000, parity=False)).run()
     assert (costs.verified, costs.parity) == (20, False)
 
@@ -111,12 +110,12 @@ def test_the_command_prints_the_costs(here: Command) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says", "status"),
     [
-        (("--strategy", "some"), "'some' is no strategy: there are all, quorum:K", 2),
-        (("--strategy", "quorum:0"), "a quorum of 0: at least 1", 2),
+        (("--strategy", "some"), "'some' is not a strategy: use all, quorum:K", 2),
+        (("--strategy", "quorum:0"), "a quorum of 0 receivers: at least 1", 2),
         (("--receivers", "2", "--size", "9", "--strategy", "quorum:3"), "", 1),
     ],
 )
-def test_what_cannot_be_kept_has_a_status(
+def test_a_broken_promise_has_an_exit_status(
     here: Command, arguments: tuple[str, ...], says: str, status: int
 ) -> None:
     done = here("sim", "cast", *arguments)

@@ -1,15 +1,22 @@
-"""Closed membership: messages that only those can write who have the key, and each of which counts once.
+"""Authentication of the packets of a closed group by one shared key, with protection against replay.
 
-A message of a closed group is one of `messages` with another sign, and two fields after it: how many messages
-its end has written, and a tag. The tag is the keyed BLAKE3 of the message, the count and the session's nonce.
-Keyed BLAKE3 is a MAC by its specification (section 2.3 there), costs 3 µs for 4 KiB, and comes from the
-library that the digests need anyway. Bytes are not encrypted.
+A packet of a closed group is one of `packets` with another magic, followed by a sequence number of its end
+and a tag. The tag is the keyed BLAKE3 of the packet, the sequence number and the session's nonce. Keyed
+BLAKE3 is a MAC by its specification (section 2.3), takes 3 µs for 4 KiB, and is in the library that the
+digests need anyway. Nothing is encrypted.
 
-A sender draws the nonce, and says it in its OFFER; so an answer to an earlier session has a wrong tag. A
-receiver draws a nonce for each session, which the sender's ADMIT repeats; so a recorded session admits
-nobody. Within a session a count is taken once, and none that is far behind the latest (RFC 4303, section
-3.4.3). Of receivers that come and go, those heard last are known. What a forgotten one has said is refused
-for the sender's time in it, which those that speak now have left behind.
+Replay of another session: the sender draws a nonce, which its OFFER announces, so a packet of an earlier
+session has a wrong tag. Each receiver draws a nonce for each session, which ADMIT repeats, so a recorded
+session admits nobody.
+
+Replay within a session: there is a replay window for each other end (RFC 4303, section 3.4.3), of receivers
+for the MAX_MEMBERS heard last. After a receiver's window was dropped, packets of receivers are refused unless
+their stamp is later than the last one of that receiver, so its packets cannot be replayed.
+
+A receiver whose sender is silent suspends the session: its window stays, so that a recording of the silent
+sender is refused. An OFFER is verified with its own nonce, because a receiver learns the nonce from it.
+
+Not handled: a member that misuses the key, which can speak as any other member.
 """
 
 from __future__ import annotations
@@ -37,61 +44,64 @@ from mcast.cast.protocol.packets import (
 )
 
 MIN_KEY = 16
-"""The fewest bytes of a key."""
+"""Minimum bytes of a key."""
 KEYED_MAGIC = b"mcK2"
 WRONG_KEY = "without the key of this group"
 REPLAYED = "replayed"
 NEEDS_KEY = "of a closed group: this end has no key"
-UNKNOWN_SESSION = "of a session in which this end takes no part"
+UNKNOWN_SESSION = "of a session that this end has not joined"
 
 _CONTEXT = "mcast 2026-11-22 messages of a closed group"
 _WINDOW = 4096
-"""A message may come so many places late, in the order in which its end wrote its messages."""
+"""Size of the replay window, in packets: an end accepts a packet that arrives this much out of order."""
 _COUNT = struct.Struct("!Q")
 _TAG = 16
 
 
 class Authenticator:
-    """The messages of an end without a key."""
+    """Authenticator of an open group: adds no tag, and accepts every packet of the protocol."""
 
     overhead: int = 0
-    """Bytes of a message besides those of the protocol."""
+    """Bytes that `sign` adds to a message."""
 
     def begin(self, session: int, nonce: int) -> None:
-        """This end takes part in the session of that number, whose sender drew that nonce."""
+        """Join or resume a session, whose sender drew that nonce."""
 
     def suspend(self, session: int) -> None:
-        """This end takes no part while the sender is silent; `begin` with the same nonce goes on."""
+        """Leave a session whose sender is silent; `begin` with the same nonce resumes it."""
 
     def forget(self, session: int, nonce: int) -> None:
-        """This end has rested in the session of that number and nonce, and does not go on with it."""
+        """Drop the state of a suspended session."""
 
     def end(self, session: int) -> None:
-        """This end takes part no more."""
+        """Leave a session for good."""
 
     def sign(self, messages: Sequence[Buffer] | memoryview) -> Sequence[Buffer] | memoryview:
-        """The messages as they are sent: a list, or the rows of a view."""
+        """Return the messages as they are sent: a list, or the rows of a view."""
         return messages
 
     def decode_run(
-        self, memory: Buffer, begin: int, step: int, size: int, most: int, address: str
+        self, memory: Buffer, begin: int, step: int, size: int, count: int, address: str
     ) -> tuple[int, int, int, int, int] | None:
-        """As `messages.decode_run`, for messages of that address; None leaves the first to `read`."""
-        found = decode_run(memory, begin, step, size, most)
+        """Decode a run of DATA packets from one address as `packets.decode_run` does.
+
+        None if the first is to be decoded by `decode`.
+        """
+        found = decode_run(memory, begin, step, size, count)
         return found if found is not None and found[0] == number_at(address, found[0] >> 32) else None
 
     def decode(self, message: Buffer, address: str) -> Packet:
-        """The values in a message that came from that address. Raises Rejected as `messages.told` does."""
-        sign = bytes(memoryview(message)[: len(MAGIC)])
-        if sign == KEYED_MAGIC:
+        """Decode a message from that address. Raises Rejected as `packets.decode_from` does."""
+        magic = bytes(memoryview(message)[: len(MAGIC)])
+        if magic == KEYED_MAGIC:
             raise Rejected(NEEDS_KEY)
-        if _other_version(sign):
+        if _other_version(magic):
             raise Rejected(VERSION)
         return decode_from(message, address)
 
 
 class _ReplayWindow:
-    """Which counts of one end have been heard, and the latest stamp of the sender's in its messages."""
+    """Sequence numbers that were received from one end, and the latest stamp of the sender in its packets."""
 
     __slots__ = ("_bits", "_latest", "stamp")
 
@@ -99,7 +109,7 @@ class _ReplayWindow:
         self._latest = self._bits = self.stamp = 0
 
     def accept(self, count: int) -> bool:
-        """Whether the count is heard for the first time, and not too late."""
+        """Return True if that sequence number is new and inside the window; it is not new from then on."""
         if count > self._latest:
             shift = count - self._latest
             self._bits = 1 if shift >= _WINDOW else (self._bits << shift | 1) & (1 << _WINDOW) - 1
@@ -113,49 +123,49 @@ class _ReplayWindow:
 
 
 class _Session:
-    """What is known of one session."""
+    """Nonce and replay windows of one session."""
 
     def __init__(self, nonce: int) -> None:
         self.nonce = _COUNT.pack(nonce)
         self._sender = _ReplayWindow()
         self._receivers: dict[int, _ReplayWindow] = {}
-        """By number, the one heard last at the end."""
+        """By member number; the one heard last is at the end."""
         self._forgotten = -1
-        """No message counts whose stamp is not later: its receiver's counts may be forgotten."""
+        """Latest stamp of a dropped window: packets of receivers with no later stamp may be replayed ones."""
 
     def accept(self, packet: Packet, count: int) -> bool:
-        """Whether that message of the session, its end's with that count, is heard for the first time.
+        """Return True if an authentic packet with that sequence number is no replay, and note it.
 
-        A receiver more than a session can have takes the place of the one that was silent longest.
+        Drops the window of the receiver that was silent longest if there are more than MAX_MEMBERS.
         """
         if not isinstance(packet, MEMBER_PACKETS):
             return self._sender.accept(count)
-        heard = self._receivers.get(packet.member) or _ReplayWindow()
-        if packet.stamp <= self._forgotten or not heard.accept(count):
+        window = self._receivers.get(packet.member) or _ReplayWindow()
+        if packet.stamp <= self._forgotten or not window.accept(count):
             return False
-        heard.stamp = max(heard.stamp, packet.stamp)
+        window.stamp = max(window.stamp, packet.stamp)
         self._receivers.pop(packet.member, None)
-        self._receivers[packet.member] = heard
+        self._receivers[packet.member] = window
         if len(self._receivers) > MAX_MEMBERS:
-            gone = self._receivers.pop(next(iter(self._receivers)))
-            self._forgotten = max(self._forgotten, gone.stamp)
+            dropped = self._receivers.pop(next(iter(self._receivers)))
+            self._forgotten = max(self._forgotten, dropped.stamp)
         return True
 
     def suspend(self) -> None:
-        """Forget the receivers, of which there may be many."""
-        self._forgotten = max([self._forgotten, *(heard.stamp for heard in self._receivers.values())])
+        """Drop the windows of the receivers, which may be many."""
+        self._forgotten = max([self._forgotten, *(window.stamp for window in self._receivers.values())])
         self._receivers.clear()
 
 
 class KeyedAuthenticator(Authenticator):
-    """The messages of an end of a closed group. Raises ValueError for a key that is too short."""
+    """Authenticator of a closed group. Raises ValueError if the key is shorter than MIN_KEY."""
 
     overhead: int = _COUNT.size + _TAG
 
     def __init__(self, key: bytes) -> None:
         if len(key) < MIN_KEY:
             raise ValueError(
-                f"a key of {len(key)} bytes: at least {MIN_KEY}, all random, such as 32 of /dev/urandom"
+                f"a key of {len(key)} bytes: at least {MIN_KEY} are needed; use 32 bytes from /dev/urandom"
             )
         self._key = blake3(key, derive_key_context=_CONTEXT).digest()
         self._count = 0
@@ -178,21 +188,24 @@ class KeyedAuthenticator(Authenticator):
         self._sessions.pop(session, None)
 
     def sign(self, messages: Sequence[Buffer] | memoryview) -> Sequence[Buffer] | memoryview:
-        found: list[Buffer] = []
+        signed: list[Buffer] = []
         for message in (
             list_rows(messages) if isinstance(messages, memoryview | HeaderBodyBatch) else messages
         ):
             raw = bytes(message)
             self._count += 1
             body = KEYED_MAGIC + raw[len(MAGIC) :] + _COUNT.pack(self._count)
-            found.append(body + self._tag(body, self._sessions[_session_of(raw)].nonce))
-        return found
+            signed.append(body + self._tag(body, self._sessions[_session_of(raw)].nonce))
+        return signed
 
     def decode_run(self, *where: object) -> None:
-        """Each message is read whole, for its tag."""
+        """Return None: each packet has a tag of its own, which `decode` verifies."""
 
     def decode(self, message: Buffer, address: str) -> Packet:
-        """As without a key. Raises Rejected, too, for what has no right tag, or was heard before."""
+        """Decode a message from that address.
+
+        Raises Rejected as an open group does, and for a wrong tag, a replay, and a session not joined.
+        """
         raw = bytes(message)
         if raw[: len(MAGIC)] != KEYED_MAGIC or len(raw) < HEADER.size + self.overhead:
             raise Rejected(VERSION if _other_version(raw) else WRONG_KEY)
@@ -220,8 +233,8 @@ class KeyedAuthenticator(Authenticator):
 
 def _other_version(raw: bytes) -> bool:
     """Return True for a message of this protocol, with a key or without, in another version."""
-    sign = raw[: len(MAGIC)]
-    return sign[:-1] in (MAGIC[:-1], KEYED_MAGIC[:-1]) and sign[-1:] != MAGIC[-1:]
+    magic = raw[: len(MAGIC)]
+    return magic[:-1] in (MAGIC[:-1], KEYED_MAGIC[:-1]) and magic[-1:] != MAGIC[-1:]
 
 
 def _session_of(raw: bytes) -> int:
@@ -230,5 +243,5 @@ def _session_of(raw: bytes) -> int:
 
 
 def authenticator_for(key: bytes | None) -> Authenticator:
-    """The messages of an end with that key, or without one."""
+    """Return the authenticator for that key; None is an open group."""
     return Authenticator() if key is None else KeyedAuthenticator(key)

@@ -1,4 +1,8 @@
-"""The bytes of blocks: cut into pieces with their parity, and put together from pieces and checked."""
+"""Bytes of blocks: cut into segments and framed as messages, or assembled from segments and verified.
+
+`SourceBlock` and `Framer` are a sender's, `BlockBuffer` is a receiver's. They hold bytes for the driver; the
+state machines in `sender` and `receiver` refer to segments by number alone.
+"""
 
 from __future__ import annotations
 
@@ -18,30 +22,31 @@ from mcast.cast.protocol.repairs import SegmentRange
 _FREED = 16 << 20
 
 MIN_BATCH = 16
-"""Pieces in a row that make a batch of their own: to copy fewer takes no longer than a batch."""
+"""Minimum run of segments that is sent without a copy; copying a shorter one is no slower."""
 
 
 @cache
 def keep_freed_memory() -> None:
-    """Have malloc of glibc keep freed memory for the next turn, as it does once a block of so many bytes was
-    freed: to get pages from the kernel anew takes several times as long as to fill them (mallopt(3),
-    M_MMAP_THRESHOLD). Once in a process, because malloc keeps the next such block itself.
+    """Have malloc of glibc keep freed memory instead of returning it to the kernel.
+
+    It does so once a block of _FREED bytes was freed (mallopt(3), M_MMAP_THRESHOLD). Getting pages from the
+    kernel anew takes several times as long as filling them. One call per process is enough.
     """
     bytes(_FREED)
 
 
 class Digest:
-    """A BLAKE3 digest of what has come so far: of a block, or of an object."""
+    """Running BLAKE3 digest of a block or of an object."""
 
     def __init__(self, data: Buffer = b"") -> None:
         self._hash = blake3(data)
 
     def update(self, data: Buffer) -> None:
-        """Take in what follows."""
+        """Hash the bytes that follow."""
         self._hash.update(data)
 
     def extend_if(self, data: Buffer, digest: bytes) -> bool:
-        """Take in what follows, if the digest is that one then; whether it is."""
+        """Hash the bytes that follow, and return True if the digest is `digest` then; else change nothing."""
         more = self._hash.copy()
         more.update(data)
         if more.digest() != digest:
@@ -54,10 +59,12 @@ class Digest:
 
 
 class SourceBlock:
-    """A block that is sent: its pieces, and its parity pieces when they are asked for.
+    """Block of a sender; its parity segments are computed when they are first requested.
 
-    data  bytes, or a view of bytes that nobody changes meanwhile: no copy is made
-    digest  what its seal says; None: the digest of the block alone
+    data     its bytes, not copied: they must not change while the block is in use
+    segment  bytes of a segment
+    k        maximum source segments of a block
+    digest   for its SEAL; None for the digest of the block alone
     """
 
     def __init__(self, data: bytes | memoryview, segment: int, k: int, digest: bytes | None = None) -> None:
@@ -67,20 +74,20 @@ class SourceBlock:
         self._parity: list[bytes] = []
 
     def segments(self, first: int, count: int) -> list[bytes | memoryview]:
-        """The pieces from that place on: data pieces below the width, parity pieces from there on."""
+        """Return the segments with encoding symbol ids first..first+count-1: source below k, then parity."""
         data, segment, last = self._data, self._segment, min(first + count, self._k)
         found: list[bytes | memoryview] = [
             data[at : at + segment] for at in range(first * segment, last * segment, segment)
         ]
         if first + count > self._k:
-            most = first + count - self._k  # to repair a few losses, few of them are asked for
-            if most > len(self._parity):
-                self._parity = parity_segments(data, segment, most)
-            found += self._parity[max(0, first - self._k) : most]
+            parity = first + count - self._k  # compute no more than requested: most repairs need few
+            if parity > len(self._parity):
+                self._parity = parity_segments(data, segment, parity)
+            found += self._parity[max(0, first - self._k) : parity]
         return found
 
     def ranges(self, first: int, count: int) -> Iterator[tuple[int, memoryview]]:
-        """The same, as they follow one another in memory: where each part begins, and its bytes."""
+        """Yield the same segments as contiguous memory: encoding symbol id of the first one, and bytes."""
         end, k = first + count, self._k
         if first < k:
             yield first, self._data[first * self._segment : min(end, k) * self._segment]
@@ -88,14 +95,16 @@ class SourceBlock:
             begin = max(first, k)
             yield begin, memoryview(b"".join(self.segments(begin, end - begin)))
 
-    def segment(self, place: int) -> bytes | memoryview:
-        """The piece at that place."""
-        return self.segments(place, 1)[0]
+    def segment(self, esi: int) -> bytes | memoryview:
+        """Return the segment with that encoding symbol id."""
+        return self.segments(esi, 1)[0]
 
 
 class Framer:
-    """Messages of at most `max_message` bytes, with segments: many of one size where they lie, as a
-    `HeaderBodyBatch`; the others copied into memory that the next ones use again.
+    """Maker of DATA packets of at most `max_message` bytes.
+
+    Long runs of segments are framed where they are, as a `HeaderBodyBatch`. Others are copied into memory of
+    the framer, which the next batch overwrites.
     """
 
     def __init__(self, max_message: int) -> None:
@@ -104,41 +113,41 @@ class Framer:
     def packets(
         self, about: Describe, runs: Iterable[tuple[SourceBlock, SegmentRange]]
     ) -> Iterator[memoryview | HeaderBodyBatch]:
-        """The messages of runs of these blocks, in order: batches, of which each ends with the next."""
-        there, segment = 0, about.segment
+        """Yield the packets of these runs, in order, in batches; each batch is valid until the next one."""
+        copied, segment = 0, about.segment
         for block, run in runs:
             for first, left in block.ranges(run.first, run.segments):
                 while left:
                     size = min(segment, len(left))
                     is_long = len(left) // size >= MIN_BATCH
-                    if there == MAX_BURST or (there and (is_long or size < segment)):
-                        yield self._rows(there, segment)
-                        there = 0
-                    count = min(MAX_BURST - there, len(left) // size)
-                    head = data_headers(about.session, about.object, run.block, first, count)
+                    if copied == MAX_BURST or (copied and (is_long or size < segment)):
+                        yield self._rows(copied, segment)
+                        copied = 0
+                    count = min(MAX_BURST - copied, len(left) // size)
+                    headers = data_headers(about.session, about.object, run.block, first, count)
                     if is_long:
                         yield HeaderBodyBatch(
-                            _as_rows(head, DATA_HEADER_SIZE), _as_rows(left[: count * size], size)
+                            _as_rows(headers, DATA_HEADER_SIZE), _as_rows(left[: count * size], size)
                         )
                     else:
-                        self._copy(there, head, left, size, count)
-                        there += count
+                        self._copy(copied, headers, left, size, count)
+                        copied += count
                         if size < segment:
                             yield self._rows(1, size)
-                            there = 0
+                            copied = 0
                     first, left = first + count, left[count * size :]
-        if there:
-            yield self._rows(there, segment)
+        if copied:
+            yield self._rows(copied, segment)
 
-    def _copy(self, row: int, head: bytes, segments: memoryview, size: int, count: int) -> None:
-        """Make rows, each of a head and a piece of so many bytes."""
-        apart = DATA_HEADER_SIZE + size
-        copy_rows(self._memory, row * apart, apart, head, 0, DATA_HEADER_SIZE, DATA_HEADER_SIZE, count)
-        copy_rows(self._memory, row * apart + DATA_HEADER_SIZE, apart, segments, 0, size, size, count)
+    def _copy(self, row: int, headers: bytes, segments: memoryview, size: int, count: int) -> None:
+        """Copy headers and segments of `size` bytes into the rows from `row` on."""
+        step = DATA_HEADER_SIZE + size
+        copy_rows(self._memory, row * step, step, headers, 0, DATA_HEADER_SIZE, DATA_HEADER_SIZE, count)
+        copy_rows(self._memory, row * step + DATA_HEADER_SIZE, step, segments, 0, size, size, count)
 
     def _rows(self, count: int, size: int) -> memoryview:
-        apart = DATA_HEADER_SIZE + size
-        return _as_rows(self._memory[: count * apart], apart)
+        step = DATA_HEADER_SIZE + size
+        return _as_rows(self._memory[: count * step], step)
 
 
 def _as_rows(data: Buffer, size: int) -> memoryview:
@@ -147,9 +156,11 @@ def _as_rows(data: Buffer, size: int) -> memoryview:
 
 
 class BlockBuffer:
-    """A block that is received: each piece of data goes to its place as it comes, parity is kept apart.
+    """Block of a receiver: source segments are copied into place as they arrive, parity is stored apart.
 
-    memory  as long as the block, or, where only its seal will tell how long it is, as the longest one
+    memory   as long as the block; in a stream, whose SEAL brings the length, as long as the longest block
+    segment  bytes of a segment
+    k        maximum source segments of a block
     """
 
     def __init__(self, memory: memoryview, segment: int, k: int) -> None:
@@ -157,50 +168,52 @@ class BlockBuffer:
         self._parity: dict[int, bytes] = {}
 
     def put_run(self, first: int, count: int, memory: memoryview, begin: int, step: int, size: int) -> None:
-        """Take in pieces first, first+1, …, which lie in a memory from `begin` on, `step` bytes apart."""
+        """Copy `count` segments of `size` bytes from receive memory, where they are `step` bytes apart."""
         at, segment = first * self._segment, self._segment
         if size == segment and at + count * segment <= len(self._memory):
             copy_rows(self._memory, at, segment, memory, begin, step, segment, count)
             return
-        for place in range(first, first + count):
-            self.put(place, memory[begin : begin + size])
+        for esi in range(first, first + count):
+            self.put(esi, memory[begin : begin + size])
             begin += step
 
-    def put(self, place: int, message: Buffer) -> None:
-        """Take in a piece. A liar's may be too long."""
-        data = memoryview(message)[: self._segment]
-        if place < self._k:
-            at = place * self._segment
-            there = self._memory[at : at + len(data)]
-            there[:] = data[: len(there)]
+    def put(self, esi: int, data: Buffer) -> None:
+        """Copy the segment with that encoding symbol id; what is too long, from a faulty sender, is cut."""
+        data = memoryview(data)[: self._segment]
+        if esi < self._k:
+            at = esi * self._segment
+            slot = self._memory[at : at + len(data)]
+            slot[:] = data[: len(slot)]
         else:
-            self._parity[place - self._k] = bytes(data)
+            self._parity[esi - self._k] = bytes(data)
 
     def assemble(self, info: BlockInfo, segments: int) -> memoryview | None:
-        """The bytes of the block, of which enough pieces are there, a bit for each, and which nobody has
-        compared with a digest; None if there is too little parity."""
-        found = self._memory[: info.size]
+        """Return the bytes of the block, decoded but not verified; None if parity does not suffice.
+
+        segments  bitmap of the segments that have arrived
+        """
+        block = self._memory[: info.size]
         lost = []
         if ~segments & (1 << info.segments) - 1:
-            lost = [place for place in range(info.segments) if not segments >> place & 1]
-        if len(found) < info.size or (lost and not self._restore(found, lost)):
+            lost = [index for index in range(info.segments) if not segments >> index & 1]
+        if len(block) < info.size or (lost and not self._restore(block, lost)):
             return None
-        return found
+        return block
 
     def assemble_verified(self, info: BlockInfo, segments: int) -> memoryview | None:
-        """As `whole`; None, too, if the digest of the block alone is not what the seal says."""
-        found = self.assemble(info, segments)
-        return found if found is not None and bytes(Digest(found)) == info.digest else None
+        """Return the bytes of the block as `assemble` does; None, too, if they do not have its own digest."""
+        block = self.assemble(info, segments)
+        return block if block is not None and bytes(Digest(block)) == info.digest else None
 
-    def _restore(self, found: memoryview, lost: list[int]) -> bool:
-        """Put the lost pieces into their places. False if there is too little parity for that."""
-        for place in lost:
-            self.put(place, bytes(self._segment))
+    def _restore(self, block: memoryview, lost: list[int]) -> bool:
+        """Decode the lost source segments in place. False if there is too little parity."""
+        for index in lost:
+            self.put(index, bytes(self._segment))
         parity = {row: one.ljust(self._segment, b"\0") for row, one in self._parity.items()}
         try:
-            whole = restore(found, self._segment, lost, parity)
+            restored = restore(block, self._segment, lost, parity)
         except ValueError:
             return False
-        for place, one in zip(lost, whole, strict=True):
-            self.put(place, one)
+        for index, one in zip(lost, restored, strict=True):
+            self.put(index, one)
         return True

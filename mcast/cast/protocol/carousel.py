@@ -1,4 +1,14 @@
-"""The objects that go round together, as one receiver knows them: what has ended here, what is in part."""
+"""Carousel of a receiver: which of its objects have ended here, which blocks are incomplete, when to give up.
+
+A carousel is one or more objects with consecutive numbers, whose sender repeats all of their segments in
+cycles and expects no answer. `ObjectReceiver` has one `IncomingObject` for each object that is incomplete
+here; all of them share the `Carousel`, whose `PartialBlocks` bounds their memory: a block that is dropped
+arrives again in the next cycle.
+
+A receiver cannot ask for anything, so it counts. It gives an object up after MAX_FRUITLESS_CYCLES times its
+segments without a new block, or after MAX_FRUITLESS_OFFERS invitations without any segment, and after `stall`
+seconds at least. Objects that were never described are given up together, on the same terms.
+"""
 
 from __future__ import annotations
 
@@ -10,41 +20,40 @@ from typing import Protocol
 from mcast.cast.protocol.packets import Describe
 
 MAX_FRUITLESS_CYCLES = 32
-"""What goes round is given up when so many times its pieces were heard without one block more. Whatever part
-of the messages is lost: a piece that each round brings has come by then, but for one time in e**32."""
+"""Maximum cycles without a new block. Cycles are counted by the segments that arrive, so at any loss rate a
+segment that each cycle sends has arrived by then, with a probability of 1 - e**-32."""
 MAX_FRUITLESS_OFFERS = 600
-"""What goes round is given up, too, when so many invitations were heard and no piece between them: at most
-one message in four of its sender's invites."""
+"""Maximum OFFERs in a row without a segment. At most one message in four of a sender goes with an OFFER."""
 
 
 class Carousel:
-    """`count` objects, of which the first has the number `first`."""
+    """State that the objects of one carousel share at a receiver: `count` objects from number `first` on."""
 
     def __init__(self, about: Describe, window: int, now: float) -> None:
         self.first: int = about.object - about.position
         self.count: int = about.carousel
         self.invited: int = 0
-        """How many invitations were heard since the last piece."""
+        """Number of OFFERs since the last segment."""
         self.given_up: bool = False
-        """Whether what has not ended here is not waited for any more."""
+        """True if the objects that were never described are given up."""
         self.partial_blocks: PartialBlocks = PartialBlocks(window)
-        """Where blocks of all objects are that are there in part."""
+        """Incomplete blocks of all objects."""
         self._ended, self._seen = _BitSet(self.count), _BitSet(self.count)
         self._current, self._unproductive = -1, 0
         self._last_progress = now
 
     def contains(self, about: Describe) -> bool:
-        """Whether the object is one of these."""
+        """Return True if the object is one of this carousel."""
         return about.carousel == self.count and about.object - about.position == self.first
 
     def reaches(self, number: int) -> bool:
-        """Whether these objects have that number, or a later one."""
+        """Return True if that number is one of this carousel, or an earlier one."""
         return number < self.first + self.count
 
-    # --- what has come of them -------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------
 
     def described(self, number: int, now: float) -> bool:
-        """An object is described; whether it has not ended here."""
+        """Note a DESCRIBE of an object, and return True unless the object has ended here."""
         self._unproductive += number != self._current
         self._current = number
         if self._seen.add(number - self.first):
@@ -52,41 +61,44 @@ class Carousel:
         return number - self.first not in self._ended
 
     def on_progress(self, now: float) -> None:
-        """One block more is right, or one object more is known."""
+        """Restart the count of cycles: a block was verified, or an object described for the first time."""
         self._unproductive, self._last_progress = 0, now
 
     def on_end(self, number: int) -> None:
-        """An object is whole here, or will never be."""
+        """Note that an object is complete here, or was given up."""
         self._ended.add(number - self.first)
 
     def returns(self, now: float) -> None:
-        """The sender was silent, and is heard again: its rounds are counted from now."""
+        """Restart all counts, because a silent sender is heard again."""
         self.invited = 0
         self.on_progress(now)
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more is to come."""
+        """True if all objects have ended here, or the rest is given up."""
         return self.given_up or self._ended.count >= self.count
 
     @property
     def hopeless(self) -> bool:
-        """Whether what has not come in so many rounds will not come."""
+        """True if too many cycles or invitations brought nothing new."""
         return self._unproductive >= MAX_FRUITLESS_CYCLES * self.count or self.invited >= MAX_FRUITLESS_OFFERS
 
     def due(self, stall: float) -> float:
-        """When to give up what was never described, after so many seconds without news."""
+        """Return when to give up objects that were never described; inf if that is not to be expected.
+
+        stall  minimum seconds without progress
+        """
         unseen = self.hopeless and self._seen.count < self.count and not self.given_up
         return self._last_progress + stall if unseen else inf
 
 
 class _BitSet:
-    """Set of small numbers, in a bit for each: it is kept for many senders that are silent."""
+    """Set of integers below `limit`, one bit each: a driver stores one for each of many silent senders."""
 
     __slots__ = ("_bits", "count")
 
-    def __init__(self, most: int) -> None:
-        self._bits = bytearray((most + 7) // 8)
+    def __init__(self, limit: int) -> None:
+        self._bits = bytearray((limit + 7) // 8)
         self.count: int = 0
 
     def add(self, number: int) -> bool:
@@ -102,45 +114,46 @@ class _BitSet:
 
 
 class BlockHolder(Protocol):
-    """An object whose blocks take places."""
+    """Owner of incomplete blocks: `IncomingObject`."""
 
     number: int
 
     @property
     def base(self) -> int:
-        """The first block that is missing."""
+        """Number of the first block that is missing."""
 
     def is_verifying(self, block: int) -> bool:
-        """Whether the block is all there, and worked on."""
+        """Return True while the driver decodes and verifies the block."""
 
     def drop(self, block: int) -> None:
-        """Keep nothing of the block."""
+        """Drop all segments of the block."""
 
 
 class PartialBlocks:
-    """The blocks that are there in part, of all objects that go round together."""
+    """Incomplete blocks of all objects of a carousel, at most `window` of them, oldest first."""
 
     def __init__(self, window: int) -> None:
         self._limit = window
         self._blocks: dict[tuple[int, int], BlockHolder] = {}
 
     def add(self, owner: BlockHolder, block: int) -> bool:
-        """Whether there is a place for a block; another one may lose its own.
+        """Add a block, and return True; False if there is no room.
 
-        What was begun long ago comes again soonest, and the newest is still on its way: the one before goes.
+        If the limit is reached, the newest block but one is dropped. Older blocks are repeated soonest, and
+        the newest one is still being sent.
         """
         if len(self._blocks) >= self._limit:
-            loses = [*islice(self._movable(), 2)]
-            if loses:
-                self._blocks[loses[-1]].drop(loses[-1][1])
-            elif block != owner.base:  # one that all others behind it wait for has a place always
+            newest = [*islice(self._droppable(), 2)]
+            if newest:
+                self._blocks[newest[-1]].drop(newest[-1][1])
+            elif block != owner.base:  # exceed the limit for the first missing block: later ones wait for it
                 return False
         self._blocks[owner.number, block] = owner
         return True
 
-    def _movable(self) -> Iterator[tuple[int, int]]:
+    def _droppable(self) -> Iterator[tuple[int, int]]:
         return (key for key, one in reversed(self._blocks.items()) if not one.is_verifying(key[1]))
 
     def discard(self, owner: BlockHolder, block: int) -> None:
-        """A block is right, or is not kept."""
+        """Remove a block, because it is verified or dropped."""
         self._blocks.pop((owner.number, block), None)

@@ -1,7 +1,8 @@
-"""Parity of a block: any as many pieces as the block has data pieces give the whole block.
+"""Parity segments of a block, and the decoder: any k segments of a block give its k source segments.
 
-ISA-L computes parity, by pyeclib. Lost pieces are solved for here, with as many equations as pieces are lost:
-pyeclib inverts a matrix of the block's whole width for each pattern of losses, 80 ms for 128 pieces.
+The code is ISA-L's systematic Reed-Solomon code with a Cauchy matrix, encoded by pyeclib. Decoding is done
+here, with one equation for each lost segment, because pyeclib inverts a k x k matrix for each pattern of
+losses, which takes 80 ms for k = 128.
 """
 
 from __future__ import annotations
@@ -14,17 +15,17 @@ from typing import Any
 from mcast.cast.protocol.packets import MAX_PARITY
 
 _PYECLIB_HEADER = 80
-"""Bytes that pyeclib puts before each piece."""
+"""Bytes that pyeclib puts before each segment."""
 
 _MIN_PARITY = 4
-"""Fewer parity pieces take as long."""
+"""Minimum number of parity segments to compute; fewer take as long."""
 
 _FIELD = 0x11D
-"""The polynomial of ISA-L's field of 256 elements."""
+"""Polynomial of GF(2^8) in ISA-L."""
 
 
 def available() -> bool:
-    """Whether parity can be computed here, because the extra `fec` is installed."""
+    """Return True if parity can be computed, that is, if the extra `fec` is installed."""
     return find_spec("pyeclib") is not None
 
 
@@ -35,24 +36,24 @@ def _code(segments: int, parity: int) -> Any:
     return ECDriver(k=segments, m=parity, ec_type="isa_l_rs_cauchy", chksum_type="none")
 
 
-def parity_segments(data: bytes | memoryview, segment: int, most: int = MAX_PARITY) -> list[bytes]:
-    """The first parity pieces of a block: `most` at least.
+def parity_segments(data: bytes | memoryview, segment: int, count: int = MAX_PARITY) -> list[bytes]:
+    """Return the first `count` parity segments of a block, or more.
 
-    data   the data pieces, one after another; zeros are thought of behind a short last one
-    piece  bytes of a piece, whole words of 16
+    data     the source segments, one after another; a short last one is padded with zeros
+    segment  bytes of a segment, a multiple of 16
     """
-    # A row of a Cauchy matrix is the same, however many there are; powers of two, for the sake of the cache.
-    count, rows = (
+    # A row of a Cauchy matrix does not depend on the number of rows; powers of two keep the cache small.
+    k, rows = (
         -(-len(data) // segment),
-        min(MAX_PARITY, max(_MIN_PARITY, 1 << max(0, most - 1).bit_length())),
+        min(MAX_PARITY, max(_MIN_PARITY, 1 << max(0, count - 1).bit_length())),
     )
-    found: list[bytes] = _code(count, rows).encode(bytes(data).ljust(count * segment, b"\0"))
-    return [one[_PYECLIB_HEADER:] for one in found[count:]]
+    encoded: list[bytes] = _code(k, rows).encode(bytes(data).ljust(k * segment, b"\0"))
+    return [one[_PYECLIB_HEADER:] for one in encoded[k:]]
 
 
 @lru_cache(maxsize=256)
 def _factors(segments: int) -> list[bytes]:
-    """The row of each parity piece: its factors of the data pieces, as the library's own encoder has them."""
+    """Return the matrix row of each parity segment, from the library's encoding of unit vectors."""
     size = -(-segments // 16) * 16
     units = b"".join(bytes(at == number for at in range(size)) for number in range(segments))
     return [row[:segments] for row in parity_segments(units, size)]
@@ -60,12 +61,12 @@ def _factors(segments: int) -> list[bytes]:
 
 @cache
 def _multiples(factor: int) -> bytes:
-    """A table that multiplies a byte."""
-    found = [0]
-    for _ in range(8):  # the products of the numbers with one bit more: the field's sum is an exclusive or
-        found += [factor ^ known for known in found]
+    """Return the products of `factor` with 0..255 in the field, as a table for `bytes.translate`."""
+    products = [0]
+    for _ in range(8):  # double the table: addition in the field is exclusive or
+        products += [factor ^ known for known in products]
         factor = factor << 1 ^ (_FIELD if factor & 0x80 else 0)
-    return bytes(found)
+    return bytes(products)
 
 
 @cache
@@ -80,14 +81,20 @@ def _add(one: bytes, other: bytes) -> bytes:
 def restore(
     block: bytes | memoryview, segment: int, lost: Sequence[int], parity: Mapping[int, bytes]
 ) -> list[bytes]:
-    """The lost data pieces of a block, in order, which has zeros in their places, from enough parity pieces.
+    """Return the lost source segments of a block, in order.
 
-    Raises ValueError if there are fewer parity pieces than lost ones.
+    block    the block, with zeros in place of the lost segments
+    segment  bytes of a segment
+    lost     indexes of the lost source segments
+    parity   index of a parity segment -> its bytes
+
+    Raises ValueError if there are fewer parity segments than lost ones.
     """
     used = sorted(parity)[: len(lost)]
     segments = -(-len(block) // segment)
     if len(used) < len(lost):
-        raise ValueError(f"{segments - len(lost) + len(used)} pieces are there, {segments} are needed")
+        present = segments - len(lost) + len(used)
+        raise ValueError(f"cannot decode a block of {segments} source segments from {present} segments")
     if not lost:
         return []
     known = parity_segments(block, segment, used[-1] + 1)
@@ -96,7 +103,10 @@ def restore(
 
 
 def _solve(rows: list[list[int]], sums: list[bytes]) -> list[bytes]:
-    """The unknowns of as many equations, whose every square part can be solved."""
+    """Solve linear equations over the field by Gauss-Jordan elimination.
+
+    Each square submatrix of a Cauchy matrix is invertible, so a pivot always exists.
+    """
     for at in range(len(rows)):
         pivot = next(row for row in range(at, len(rows)) if rows[row][at])
         rows[at], rows[pivot], sums[at], sums[pivot] = rows[pivot], rows[at], sums[pivot], sums[at]

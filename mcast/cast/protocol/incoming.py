@@ -1,9 +1,18 @@
-"""What a receiver has of one object: which pieces of which blocks, and what is missing.
+"""One object of a receiver: segments that have arrived, blocks that are ready to verify, repairs to request.
 
-The driver keeps the bytes: it asks here which pieces are new, and says which blocks are right.
+The driver has the bytes. `add_segments` tells it which segments are new; a block with enough segments and a
+SEAL goes into `ready`; the driver decodes and verifies it, and calls `accept` or `reject`.
 
-The blocks of an object that goes round and round come as they come, and nothing is asked for: what is lost,
-or finds no place, comes again in the next round.
+A block is unknown, then open (in `_open`, some segments or its SEAL missing), then verifying (in `_open`, the
+driver works on it), then done. All blocks before `base` are done. The blocks from `base` to `base + window`
+may be open; if the sender is beyond that, it no longer waits for this receiver, and the object is
+unrecoverable.
+
+Blocks that an earlier run stored are in `prefix`; they are verified in order while new blocks after them
+arrive.
+
+In a carousel blocks are open in any order, `Carousel.partial_blocks` bounds their number, and nothing is
+requested: what is lost or dropped arrives again in the next cycle.
 """
 
 from __future__ import annotations
@@ -17,17 +26,19 @@ from mcast.cast.protocol.packets import MAX_BLOCKS, MAX_K, NO_DIGEST, UNKNOWN_BL
 from mcast.cast.protocol.resume import StoredPrefix
 
 MAX_MISMATCHES = 8
-"""A block may so often differ from its digest."""
+"""Number of times that a block may differ from its digest before the object fails."""
 
 _MAX_REACH = 1 << 20
-"""Blocks of the full width so far beyond the first that is missing are taken, where they may come in any
-order; fewer narrow ones, because to know of a block costs as much, however little it brings."""
+"""Maximum distance of a carousel's block from the first missing one, in blocks of MAX_K source segments.
+
+It is less for smaller blocks, because the state of a block takes the same memory however little it carries.
+"""
 
 
 class ReadyBlock(NamedTuple):
-    """A block of which enough pieces are there: `pieces` has a bit for each, data and parity.
+    """Block to decode and verify; `segments` is the bitmap of those that have arrived, source and parity.
 
-    Without a piece, the block is one that an earlier run has left on the disk.
+    The bitmap is 0 for a block that an earlier run has stored.
     """
 
     object: int
@@ -37,7 +48,7 @@ class ReadyBlock(NamedTuple):
 
 
 class PartialBlock:
-    """A block that is not there yet."""
+    """Block that is open or verifying. `count` is its number of source segments; None if unknown."""
 
     __slots__ = ("count", "info", "mismatches", "segments", "verifying")
 
@@ -50,9 +61,13 @@ class PartialBlock:
 
 
 class IncomingObject:
-    """One object, of which at most `room` blocks are held beyond the first that lacks something.
+    """State of one object at its receiver.
 
-    circle  the objects with which it goes round and round; None for one that is sent once
+    number    of the object
+    layout    its partition
+    window    maximum blocks that are open beyond the first missing one
+    parity    True if this receiver can use parity
+    carousel  of the object; None if it is sent once
     """
 
     def __init__(
@@ -62,20 +77,20 @@ class IncomingObject:
         self.layout: ObjectLayout = layout
         self.total = layout.blocks
         self.prefix: StoredPrefix = StoredPrefix()
-        """What the disk has of an earlier run."""
-        self.ask_from = 0
-        """What is before this block is not asked for yet."""
+        """Blocks that an earlier run has stored."""
+        self.request_from = 0
+        """Blocks before this one, which a late receiver missed, are requested once the sender is idle."""
         self.digest: bytes | None = None
-        """What the sender says that the whole object's digest is, once all has been sent."""
+        """Digest of the object, from the sender; None until all was sent."""
         self.unrecoverable: bool = False
-        """What is missing cannot come any more: the sender is further than the window."""
+        """True if missing blocks are not sent any more, because the sender is beyond the window."""
         self.ready: list[ReadyBlock] = []
-        """The blocks to decode and check; what comes of them from now on is not new."""
+        """Blocks to decode and verify, which the driver removes; further segments of them are not new."""
         self.carousel: Carousel | None = carousel
         self.reach: int = window
-        """Of what goes round, blocks so far beyond the first that is missing are taken."""
+        """Maximum distance of a carousel's block from the first missing one."""
         self.dropped: list[int] = []
-        """Blocks of which nothing is kept any more; the driver takes them away."""
+        """Blocks whose segments the driver shall drop; the driver removes them."""
         self._heard = 0
         self._window, self._uses_parity = window, parity
         self._base = self._low = self._edge = self._sent = self._flushed = 0
@@ -84,30 +99,33 @@ class IncomingObject:
 
     @property
     def base(self) -> int:
-        """All blocks before this one are there and right."""
+        """Number of the first block that is not verified."""
         return self.prefix.base if self.prefix.active else self._base
 
     def resume(self, blocks: int) -> None:
-        """So many blocks seem to be on the disk. They count when they were compared; others are taken now."""
+        """Note that the first `blocks` blocks are stored, but not verified; later ones may arrive."""
         self.prefix = StoredPrefix(min(blocks, MAX_BLOCKS if self.total is None else self.total))
         self._base = self._edge = self.prefix.until
 
     def allow_any_order(self) -> None:
-        """The driver can put each block of what goes round into its place as it comes."""
+        """Accept blocks of a carousel far ahead, because the driver can write blocks in any order."""
         self.reach = max(self.reach, _MAX_REACH * self.layout.k // MAX_K)
 
     @property
     def complete(self) -> bool:
-        """Whether all blocks are there and right, and the digest of the whole is known."""
+        """True if all blocks are verified, and the digest of the object is known."""
         return self.base == self.total and self.digest is not None
 
     @property
     def begun(self) -> bool:
-        """Whether the sender has been seen to send blocks."""
+        """True if a segment, a SEAL or a FLUSH of any block was received."""
         return self._edge > 0
 
     def add_segments(self, block: int, first: int, count: int) -> int:
-        """A bit for each new piece among first..first+count-1 of a block; they count as kept from now on."""
+        """Add the segments first..first+count-1 of a block, and return a bitmap of the new ones.
+
+        Only those are needed; the driver must store them.
+        """
         self._heard += count
         if self.carousel is not None:
             self.carousel.invited = 0
@@ -125,29 +143,35 @@ class IncomingObject:
         return new
 
     def add_infos(self, block: int, blocks: Iterable[BlockInfo]) -> bool:
-        """Take in what the blocks `block`, block-1, … are. False if one of them cannot be that."""
-        sound, held, opened = True, self.prefix.active, self._open
+        """Add lengths and digests of the blocks `block`, block-1, …. False if one is impossible."""
+        possible, resuming, opened = True, self.prefix.active, self._open
         for number, info in zip(range(block, -1, -1), blocks, strict=False):
-            if not held and (number < self._base or ((known := opened.get(number)) and known.info)):
-                continue  # as most of them: each block is in many seals
+            if not resuming and (number < self._base or ((known := opened.get(number)) and known.info)):
+                continue  # fast path: each block is in several SEALs
             if not self.layout.fits(number, info):
-                sound = False
+                possible = False
                 continue
             self.prefix.add_info(number, info)
-            # Of what goes round, a seal alone takes no place.
+            # In a carousel a SEAL alone opens no block, or SEALs would use up the bound of open blocks.
             found = self._open_block(number) if self.carousel is None else self._open.get(number)
             if found is not None and found.info is None:
                 found.info, found.count = info, info.segments
                 found.segments &= ~(((1 << self.layout.k) - 1) >> info.segments << info.segments)
                 self._check_ready(number, found, info)
         self._note_sent(block + 1)
-        self._compare()
-        return sound
+        self._queue_stored()
+        return possible
 
     def update_sent(self, blocks: int, total: int, low: int, digest: bytes = NO_DIGEST) -> None:
-        """Take in how many blocks have been sent, how many there are, or OPEN, and which are gone."""
+        """Add the sender's progress from a SEAL or FLUSH.
+
+        blocks  number of blocks that were sent
+        total   number of blocks, or UNKNOWN_BLOCKS
+        low     no block before this one is sent again
+        digest  of the object, if `total` is known
+        """
         if self.carousel is not None:
-            blocks = low = 0  # what has been sent comes again, and nothing is ever gone
+            blocks = low = 0  # all blocks are sent again in the next cycle
         self._flushed = max(self._flushed, blocks)
         if blocks:
             self._open_block(blocks - 1)
@@ -165,11 +189,11 @@ class IncomingObject:
         self.unrecoverable |= self._low > self._base
 
     def accept(self, block: int) -> None:
-        """The block is as its digest says."""
+        """Count a block as verified."""
         self._heard = 0
         if self.prefix.active and block == self.prefix.base:
             self.prefix.accept()
-            self._compare()
+            self._queue_stored()
         elif self._open.pop(block, None) is not None:
             if self.carousel is not None:
                 self.carousel.partial_blocks.discard(self, block)
@@ -177,95 +201,96 @@ class IncomingObject:
             self._advance()
 
     def drop(self, block: int) -> None:
-        """Keep nothing of a block that comes again."""
+        """Drop the segments of a carousel's open block."""
         if self.carousel is not None and self._open.pop(block, None) is not None:
             self.carousel.partial_blocks.discard(self, block)
             self.dropped.append(block)
 
     def drop_all(self) -> None:
-        """Keep no block that is there in part."""
+        """Drop all open blocks of a carousel."""
         for block in [*self._open]:
             self.drop(block)
 
     def forget(self) -> None:
-        """Keep nothing but the number of the first block that was missing: the object has ended."""
+        """Free the memory of an object that has ended, but for `base`, which ACKs repeat."""
         self._base, self.prefix = self.base, StoredPrefix()
-        for kept in (self._open, self._done, self.ready, self.dropped):
-            kept.clear()
+        for blocks in (self._open, self._done, self.ready, self.dropped):
+            blocks.clear()
 
     def is_verifying(self, block: int) -> bool:
-        """Whether the driver has all of a block that is there in part, and works on it."""
+        """Return True while the driver decodes and verifies the block."""
         found = self._open.get(block)
         return found is not None and found.verifying
 
     def reject(self, block: int) -> bool:
-        """The block differs from its digest, and is wanted anew. False if that has been so too often.
+        """Request a block anew, because it differs from its digest. False after MAX_MISMATCHES times.
 
-        After a block on the disk that differs, nothing there is trusted, and what came beyond is dropped.
+        After a stored block that differs, no stored block is trusted; later blocks are dropped, too, except
+        in a carousel.
         """
         if self.prefix.active and block == self.prefix.base:
             self._end_prefix(block)
             return True
         found = self._open.get(block)
-        if found is None:  # the sender has said meanwhile that the object ends before it
+        if found is None:  # a FLUSH meanwhile announced that the object ends before this block
             return True
         found.segments, found.verifying = 0, False
         found.mismatches += 1
         return found.mismatches < MAX_MISMATCHES
 
     @property
-    def lacking(self) -> bool:
-        """Whether something that has been sent is missing, and may be asked for."""
+    def has_requests(self) -> bool:
+        """True if `requests` is not empty."""
         if not self.prefix.active and next(iter(self._open), self._sent) >= self._sent:
             return False
         return next(self.requests(), None) is not None
 
     def requests(self) -> Iterator[RepairRequest]:
-        """What is missing of the blocks that have been sent. Nothing of what goes round: all comes again."""
+        """Yield a request for each incomplete block that was sent. Empty for a carousel."""
         if self.unrecoverable or self.carousel is not None:
             return
         yield from self.prefix.requests()
         for number, found in self._open.items():
             if number >= self._sent:
                 return
-            if number < self.ask_from or found.verifying:
+            if number < self.request_from or found.verifying:
                 continue
             if found.count is None or not (need := self._need(found)):
                 if number < self._flushed:
-                    yield RepairRequest(number, 0, 0)  # its seal, which no later one will bring
+                    yield RepairRequest(number, 0, 0)  # for the SEAL: no later one describes the block
             else:
                 missing = ~found.segments & (1 << found.count) - 1
                 yield RepairRequest(number, need if self._uses_parity else 0, missing)
 
     @property
     def is_writing(self) -> bool:
-        """Whether the driver has the next block, and has yet to put it into its place: a pipe may be slow."""
+        """True while the driver verifies and writes the first missing block, perhaps into a slow pipe."""
         first = self._open.get(self._base)
         return first is not None and first.verifying
 
     @property
     def hopeless_reason(self) -> str:
-        """Why what is missing of what goes round will not come, and what that is; empty if it may."""
+        """Reason to give up a carousel's object, with what is missing; empty while there is hope."""
         if self.carousel is None or self.is_writing:
             return ""
         if self.carousel.invited >= MAX_FRUITLESS_OFFERS:
-            how = f"the carousel's sender invited {MAX_FRUITLESS_OFFERS} times, and no piece came between"
+            how = f"the carousel's sender sent {MAX_FRUITLESS_OFFERS} invitations and no segment between them"
         elif self._heard >= MAX_FRUITLESS_CYCLES * max(1, self.layout.segments) or self.carousel.hopeless:
-            how = f"the carousel did not bring what is missing in {MAX_FRUITLESS_CYCLES} rounds"
+            how = f"the carousel did not send what is missing in {MAX_FRUITLESS_CYCLES} cycles"
         else:
             return ""
         if self.base == self.total:
-            return f"{how}: the digest of the whole"
-        total, held = self.total or 0, self.prefix.until - self.prefix.base
-        left = total - self._base - len(self._done) + held
+            return f"{how}: the digest of the object"
+        total, unverified = self.total or 0, self.prefix.until - self.prefix.base
+        left = total - self._base - len(self._done) + unverified
         return f"{how}: {left:,} of {total:,} blocks, the first at byte {self.layout.offset_of(self.base):,}"
 
-    def lacks_block(self, block: int) -> bool:
-        """Whether the block is not there yet."""
-        return block in self._open or self.prefix.lacks_info(block)
+    def misses_block(self, block: int) -> bool:
+        """Return True if the block is open, or if it is stored and its SEAL is missing."""
+        return block in self._open or self.prefix.misses_info(block)
 
     def _note_sent(self, blocks: int) -> None:
-        """So many blocks have been sent, as far as this end takes them."""
+        """Note that the blocks before `blocks` were sent, as far as the window reaches."""
         self.prefix.sent(blocks)
         self._sent = max(self._sent, min(blocks, self._base + self._window))
 
@@ -274,19 +299,19 @@ class IncomingObject:
             self._done.remove(self._base)
             self._base += 1
 
-    def _compare(self) -> None:
-        """The next block on the disk is ready, if its seal is known."""
+    def _queue_stored(self) -> None:
+        """Make the next stored block ready to verify, if its SEAL is known."""
         block = self.prefix.base
         if self.prefix.active and (info := self.prefix.next()) is not None:
             self.ready.append(ReadyBlock(self.number, block, info, 0))
 
     def _end_prefix(self, until: int) -> None:
-        """The disk has no more than the blocks before that one: what follows is taken from there."""
-        came = range(self.prefix.until, self._base)
+        """Trust only the stored blocks before `until`; receive all later blocks anew."""
+        verified = range(self.prefix.until, self._base)
         self.prefix.end(until)
         self._base = self.prefix.until
-        if self.carousel is not None:  # what has come meanwhile is right, whatever the disk had
-            self._done.update(came)
+        if self.carousel is not None:  # later blocks have digests of their own, so they stay verified
+            self._done.update(verified)
             self._advance()
             return
         self._edge = self._base
@@ -295,7 +320,7 @@ class IncomingObject:
         self._open.clear()
         self._done.clear()
         self.ready = [one for one in self.ready if one.block < until]
-        self._compare()
+        self._queue_stored()
 
     def _check_ready(self, number: int, found: PartialBlock, info: BlockInfo) -> None:
         if not self._need(found):
@@ -303,19 +328,19 @@ class IncomingObject:
             self.ready.append(ReadyBlock(self.number, number, info, found.segments))
 
     def _need(self, found: PartialBlock) -> int:
-        """How many pieces a block whose length is known still needs."""
+        """Return the number of segments that a block whose length is known still needs."""
         useful = found.segments if self._uses_parity else found.segments & (1 << self.layout.k) - 1
         return max(0, (found.count or 0) - useful.bit_count())
 
     def _open_block(self, block: int) -> PartialBlock | None:
-        """The block, unless it is there, or is beyond the window or the object."""
+        """Return an open block, opening it if needed; None if it is done, or beyond window or object."""
         if self.carousel is not None:
             return self._open_any(self.carousel, block)
         if block >= self._edge:
             if self.total is not None and block >= self.total:
                 return None
             if block >= self._base + self._window:
-                self.unrecoverable = True  # the sender does not wait for this end: it came too late
+                self.unrecoverable = True  # the sender does not wait for this receiver, which joined too late
                 return None
             for number in range(self._edge, block + 1):
                 self._open[number] = PartialBlock(self.layout.segments_of(number))
@@ -323,7 +348,7 @@ class IncomingObject:
         return self._open.get(block)
 
     def _open_any(self, carousel: Carousel, block: int) -> PartialBlock | None:
-        """As `_opened`, for what goes round: the blocks may come in any order."""
+        """Return an open block of a carousel as `_open_block` does; blocks are opened in any order."""
         found = self._open.get(block)
         if found is not None or block < self._base or block in self._done:
             return found

@@ -1,4 +1,15 @@
-"""What a sender knows of its receivers."""
+"""Members of a session: a sender's state of each receiver, and totals over all of them.
+
+`ObjectSender` owns the `MemberTable` and calls its methods; only they change the fields of a `Member` that
+the totals depend on (`base`, `stored`, `state`, `status`, `in_object`). A receiver is pending while it takes
+part in the current object, is active, and has not reported an outcome. The totals are over pending receivers.
+
+There may be MAX_MEMBERS receivers, and each of their packets updates the totals, so these are maintained
+incrementally: the minimum of a value over all members is the top of a heap, never a search.
+
+A receiver that left or was given up stays in the table, so that its packets are answered with a BYE. If a
+new receiver needs its index, the one that departed first and takes no part in the current object makes room.
+"""
 
 from __future__ import annotations
 
@@ -12,29 +23,29 @@ from mcast.cast.protocol.packets import COMPLETE, MAX_MEMBERS, PENDING, Join, mi
 from mcast.cast.protocol.rate import SMALL_GROUP
 
 MAX_MEMBERS_PER_ADDRESS = 64
-"""The most receivers at one address."""
+"""Maximum receivers at one address, so that one host cannot fill the session."""
 
 
 BEHIND = -1
-"""State of an object at a receiver that the sender has left behind, which no HAVE says."""
+"""State of an object at a receiver that the sender has left behind; no ACK has it."""
 
 
 class MemberStatus(Enum):
-    """What has become of a receiver, as seen by its sender."""
+    """Status of a receiver in the session; the value completes "this receiver ..." in reports."""
 
     ACTIVE = "takes part"
     SILENT = "was silent"
-    STALLED = "stood still"
-    OVER_BUDGET = "asked for too much"
+    STALLED = "made no progress"
+    OVER_BUDGET = "requested too many repairs"
     LEFT = "left"
 
 
 class MinMultiset:
-    """Multiset of integers whose least is known without a look at the others."""
+    """Multiset of integers with a cheap minimum, by a heap with lazy deletion."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}
-        """How often each value is there; 0 for one that is still in the heap."""
+        """Value -> multiplicity; 0 for a removed value that is still in the heap."""
         self._heap: list[int] = []
 
     def add(self, value: int) -> None:
@@ -45,19 +56,19 @@ class MinMultiset:
         self._counts[value] += 1
 
     def remove(self, value: int) -> None:
-        """Remove the value once; it is there."""
+        """Remove the value once. The multiset must contain it."""
         self._counts[value] -= 1
 
     @property
     def least(self) -> int | None:
-        """The least value; None if there is none."""
+        """Minimum; None if the multiset is empty."""
         while self._heap and not self._counts[self._heap[0]]:
             del self._counts[heappop(self._heap)]
         return self._heap[0] if self._heap else None
 
 
 class Member:
-    """One receiver."""
+    """State of one receiver: its JOIN, its progress in the current object, and what its repairs cost."""
 
     __slots__ = (
         "address",
@@ -108,73 +119,72 @@ class Member:
         self.begin(0, now)
 
     def begin(self, sent: int, now: float) -> None:
-        """An object begins, of which `sent` blocks have been sent already."""
+        """Reset the state of the object, because a new one begins, or the receiver joins.
+
+        sent  blocks of the object that were sent already
+        """
         self.base: int = 0
         self.stored: int | None = None
-        """How many blocks its disk seems to have, by its own word; None if it has said nothing of that."""
+        """Blocks that an earlier run has stored, as it reports; None if it has not reported that."""
         self.state: int = PENDING
         self.reason: str = ""
         self.in_object: bool = True
-        """Whether this receiver takes part in the object."""
+        """True if this receiver takes part in the object."""
         self.loss_base: int = sent
-        """The losses of blocks before this one have been judged."""
+        """Losses of blocks before this one are already in the loss rate."""
         self.stamp: int = micros(now)
-        """That of the last request; before, the time in µs: what was sent before is not lost here."""
+        """Stamp of its last NACK; at first the current time: messages sent earlier are no losses of it."""
         self.nacks: int = 0
         self.requested: int = 0
         self.charged: int = 0
-        """How often it asked, for how many pieces, and how many were sent on its account."""
+        """Number of its NACKs, of segments requested in them, and of segments that were sent for it alone."""
         self.last_progress: float = now
         self.joined: float = now
         """When the object began for this receiver."""
         self.loss: float = 0.0
         self.loss_at: float = -inf
-        """What part it had lost when it last reported that it had lost too much, and when that was."""
+        """Last loss above TOLERABLE_LOSS that it reported, as a fraction, and when."""
         self.behind_since: float = inf
-        """Since when it holds up receivers that are ahead of it; inf if it does not."""
+        """Time since which it holds up receivers that are ahead of it; inf if it does not."""
         self.probes: int = 0
         self.probed_at: float = -inf
-        """How often it was asked how far it is, since it is behind, and when last."""
+        """Number of probes since it is behind, and time of the last one."""
         self.held_up: float = 0.0
         """Seconds for which others have held it up."""
         self.waiting_since: float = inf
-        """Since when an answer is waited for; inf if none is."""
+        """Time since which the sender waits for an answer of it; inf if it does not wait."""
         self.complete_at: float = inf
 
     @property
     def active(self) -> bool:
-        """Whether the sender still reckons with this receiver."""
+        """True until the receiver leaves or is given up."""
         return self.status is MemberStatus.ACTIVE
 
     @property
     def pending(self) -> bool:
-        """Whether the object is still on its way to this receiver."""
+        """True while the sender waits for the outcome of the object at this receiver."""
         return self.in_object and self.status is MemberStatus.ACTIVE and self.state == PENDING
 
 
 class MemberTable:
-    """All receivers of a session.
-
-    There may be thousands, and each of their messages comes through here. So what is asked after each of
-    them, such as the least of something, is kept up to date instead of being searched for.
-    """
+    """All receivers of a session, with totals over the pending ones."""
 
     def __init__(self) -> None:
         self._all: dict[int, Member] = {}
         self._by_address: dict[str, list[Member]] = {}
         self._departed = OrderedDict[int, Member]()
-        """By number, those that are no receivers any more, and have no part in an object: their places are
-        free. The longest gone is first."""
+        """By number, receivers that are not active and take no part in the object, whose indexes are free.
+        The one that departed first is first."""
         self.active: int = 0
-        """Number of those that the sender still reckons with."""
+        """Number of active receivers."""
         self.pending: int = 0
-        """To how many the object is still on its way."""
+        """Number of pending receivers."""
         self.complete: int = 0
-        """How many have it."""
+        """Number of receivers that have the object."""
         self._forget_object()
 
     def _forget_object(self) -> None:
-        """Make what is known of those that owe an answer empty."""
+        """Clear the totals of the pending receivers."""
         self.pending = 0
         self._bases, self._windows, self._queues, self._stored = (
             MinMultiset(),
@@ -190,13 +200,14 @@ class MemberTable:
         return iter(self._all.values())
 
     def get(self, number: int) -> Member | None:
-        """The receiver of that number."""
+        """Return the receiver of that number; None if there is none."""
         return self._all.get(number)
 
     def join(self, join: Join, address: str, sent: int, part: bool, now: float) -> Member | None:
-        """Admit a receiver when `sent` blocks of the object have been sent, in which it takes part or not.
+        """Admit a receiver; None if there is no free index.
 
-        None if there is no place.
+        sent  blocks of the current object that were sent already
+        part  True if the receiver takes part in the current object
         """
         index = self._free_index(address)
         if index is None:
@@ -211,37 +222,37 @@ class MemberTable:
         return member
 
     def _free_index(self, address: str) -> int | None:
-        """The index of one more at that address; None if there is no place.
+        """Return an index for one more receiver at that address; None if there is no free one.
 
-        Where there would be none, one that is gone, and has no part in the object, loses its own.
+        If all are in use, the index of a departed receiver that takes no part in the object is reused.
         """
-        here = self._by_address.get(address, [])
-        if len(here) >= MAX_MEMBERS_PER_ADDRESS:
-            gone = next((one for one in here if not (one.active or one.in_object)), None)
+        same_address = self._by_address.get(address, [])
+        if len(same_address) >= MAX_MEMBERS_PER_ADDRESS:
+            departed = next((one for one in same_address if not (one.active or one.in_object)), None)
         elif len(self) < MAX_MEMBERS:
             return len(self)
         else:
-            gone = next(iter(self._departed.values()), None)
-        if gone is None:
+            departed = next(iter(self._departed.values()), None)
+        if departed is None:
             return None
-        del self._all[gone.number], self._departed[gone.number]
-        self._by_address[gone.address].remove(gone)
-        if not self._by_address[gone.address]:
-            del self._by_address[gone.address]
-        return gone.index
+        del self._all[departed.number], self._departed[departed.number]
+        self._by_address[departed.address].remove(departed)
+        if not self._by_address[departed.address]:
+            del self._by_address[departed.address]
+        return departed.index
 
-    def begin(self, now: float, asks: bool) -> None:
-        """An object begins for all that live, if it asks anything of them."""
+    def begin(self, now: float, expects_answers: bool) -> None:
+        """Begin an object, in which all active receivers take part, unless it is a carousel."""
         self.complete = 0
         self._forget_object()
         for member in self:
             member.begin(0, now)
-            member.in_object = asks and member.active
+            member.in_object = expects_answers and member.active
             if member.in_object:
                 self._add_pending(member)
 
     def end(self) -> None:
-        """The object has ended for all."""
+        """End the object for all receivers."""
         for member in self:
             if member.in_object and not member.active:
                 self._departed[member.number] = member
@@ -249,29 +260,29 @@ class MemberTable:
         self._forget_object()
 
     def advance(self, member: Member, base: int, now: float) -> None:
-        """A receiver that owes an answer says that it has all blocks before `base`."""
+        """Note that a pending receiver has all blocks before `base`."""
         if base > member.base:
             self._bases.remove(member.base)
             self._bases.add(base)
             member.base, member.last_progress = base, now
 
     def join_late(self, member: Member, low: int, now: float) -> None:
-        """A receiver that came late takes part after all, from the first block that is still there."""
+        """Let a receiver that joined late take part after all, from block `low` on."""
         member.in_object, member.base, member.last_progress, member.joined = True, low, now, now
         self._add_pending(member)
 
-    def set_stored(self, member: Member, held: int) -> None:
-        """A receiver that owes an answer says how many blocks its disk seems to have."""
+    def set_stored(self, member: Member, blocks: int) -> None:
+        """Note the number of stored blocks that a pending receiver reports."""
         self._stored.remove(member.stored or 0)
-        self._stored.add(held)
-        member.stored = held
+        self._stored.add(blocks)
+        member.stored = blocks
 
     def stored(self) -> int:
-        """How many blocks each receiver that takes part has, by its own word."""
+        """Return the number of blocks that all pending receivers report as stored."""
         return self._stored.least or 0
 
     def finish(self, member: Member, state: int, reason: str, now: float) -> None:
-        """A receiver says for good what has become of the object there, or the sender says BEHIND."""
+        """Note the outcome of the object at a receiver: COMPLETE, FAILED, or BEHIND by the sender."""
         if member.pending and state != PENDING:
             self._drop_pending(member)
             member.state, member.reason = state, reason
@@ -280,7 +291,7 @@ class MemberTable:
                 member.complete_at = now
 
     def give_up(self, member: Member, status: MemberStatus) -> None:
-        """Reckon with a receiver no more."""
+        """Remove a receiver from the active ones."""
         if member.pending:
             self._drop_pending(member)
         if member.active:
@@ -290,16 +301,18 @@ class MemberTable:
         member.status = status
 
     def low(self) -> int | None:
-        """The first block that a receiver may still lack; None if there is no such receiver."""
+        """Return the first block that a pending receiver may miss; None if there is no pending receiver."""
         return self._bases.least
 
     def window(self) -> int | None:
-        """How many blocks each of them can hold; None if there is no such receiver."""
+        """Return the minimum window of pending receivers, in blocks; None if there is none."""
         return self._windows.least
 
     def queue(self) -> int:
-        """How many messages the shortest receive queue of few receivers holds; 0 if that is not known, or
-        there are more of them."""
+        """Return the length of the shortest receive queue, in messages.
+
+        0 if it is unknown, or if there are more than SMALL_GROUP pending receivers.
+        """
         return 0 if self.pending > SMALL_GROUP else self._queues.least or 0
 
     def _add_pending(self, member: Member) -> None:
@@ -319,9 +332,9 @@ class MemberTable:
             self._queues.remove(member.queue)
 
     def bits(self, chosen: Callable[[Member], bool]) -> int:
-        """A bit for each receiver that is chosen, by its index."""
-        marks = bytearray(len(self) // 8 + 1)
+        """Return a bitmap, by index, of the receivers for which `chosen` is True."""
+        bitmap = bytearray(len(self) // 8 + 1)
         for member in self:
             if chosen(member):
-                marks[member.index >> 3] |= 1 << (member.index & 7)
-        return int.from_bytes(marks, "little")
+                bitmap[member.index >> 3] |= 1 << (member.index & 7)
+        return int.from_bytes(bitmap, "little")

@@ -1,4 +1,8 @@
-"""The messages of the protocol of objects: a value for each kind, and the table that packs and reads them."""
+"""Packets of the protocol: a named tuple for each kind, and the table that encodes and decodes them.
+
+All integers are in network order; bitmaps and texts end a packet and are as long as they need to be. A packet
+with a field out of its bounds (`_BOUNDS`) is rejected here, so that the ends need not check it.
+"""
 
 from __future__ import annotations
 
@@ -14,34 +18,32 @@ from typing_extensions import Buffer
 from mcast.arguments.rows import copy_rows
 
 MAX_TEXT = 64
-"""Names and reasons are cut to this many bytes."""
+"""Maximum bytes of a name or of a reason; longer ones are cut."""
 
 HEADER = struct.Struct("!4sB3xQ")
-"""Magic, kind, session."""
+"""Packet header: magic, kind, session."""
 
 
 class Rejected(Exception):
-    """The bytes are no message of the protocol. The text is the reason under which they are counted."""
+    """Raised for a message that is not accepted; the text is the reason under which it is counted."""
 
 
-FOREIGN, MALFORMED, FORGED = "foreign", "malformed", "another's number"
+FOREIGN, MALFORMED, FORGED = "foreign", "malformed", "forged: the number is of another address"
 VERSION = "of another version of this protocol: install the same mcast at both ends"
 
 
 @lru_cache(maxsize=4096)
 def number_at(address: str, salt: int) -> int:
-    """The number of an end at that address, from a random salt of 1..2^32-1.
+    """Return the number of an end at that address, from a random salt of 1..2^32-1.
 
-    No other address can use the number.
-
-    Its lower half is a digest of salt and address, so an end at another address does not get the same number.
+    The lower half is a digest of salt and address, so that an end at another address cannot use the number.
     """
     digest = blake2b(f"{salt} {address}".encode(), digest_size=4).digest()
     return salt << 32 | int.from_bytes(digest)
 
 
 def printable(text: str) -> str:
-    """The text cut to TEXT bytes, without characters that move a cursor."""
+    """Return the text cut to MAX_TEXT bytes, with "?" for each character that could move a cursor."""
     clean = text
     if not text.isprintable():
         clean = "".join(letter if letter.isprintable() else "?" for letter in text)
@@ -49,51 +51,59 @@ def printable(text: str) -> str:
 
 
 MAGIC = b"mcC2"
-"""Protocol and its version: ends of different versions do not understand each other."""
+"""Magic of a packet; the last byte is the protocol's version, and ends accept their own version alone."""
 MAX_K = 128
-"""The most pieces of data in a block."""
+"""Maximum source segments of a block (k of RFC 5052)."""
 MAX_PARITY = 32
-"""The most pieces of parity of a block."""
+"""Maximum parity segments of a block."""
 MAX_SEALS = 16
-"""The most blocks that a SEAL describes."""
+"""Maximum blocks that one SEAL describes."""
 MAX_MEMBERS = 8192
-"""The most receivers of a session."""
+"""Maximum receivers of a session."""
 MAX_ADMITTED = 48
-"""The most receivers that one ADMIT names: so many fit into the smallest message."""
+"""Maximum receivers that one ADMIT names, because no more fit into MIN_MESSAGE_SIZE."""
 MAX_METADATA = 512
-"""The most bytes of metadata of an object."""
+"""Maximum bytes of an object's metadata."""
 MAX_WINDOW = 4096
-"""The most blocks that are ever under way."""
+"""Maximum blocks that a sender is ahead of a receiver."""
 MAX_BLOCKS = 1 << 31
-"""The most blocks of an object."""
+"""Maximum blocks of an object."""
 MAX_CAROUSEL = 1 << 16
-"""The most objects that go round together."""
+"""Maximum objects of one carousel."""
 MAX_SEGMENT = 1 << 14
-"""The most bytes of a piece."""
+"""Maximum bytes of a segment."""
 MAX_ROUND_TRIP = 1.0
-"""The longest round trip, in seconds, that a sender announces."""
+"""Maximum round trip, in seconds, that a sender announces."""
 MIN_MESSAGE_SIZE = 1000
-"""A member takes messages of at least so many bytes; with the key's tag they are 1,024."""
+"""Minimum bytes of a message that each member can receive; 1,024 with the tag of a closed group."""
 UNKNOWN_SIZE = (1 << 64) - 1
-"""The size of a stream whose end is not known."""
+"""Size of a stream whose end is not known yet."""
 UNKNOWN_BLOCKS = (1 << 32) - 1
-"""The number of blocks of an object whose end is not known."""
+"""Number of blocks of an object whose end is not known yet."""
 NO_DIGEST = bytes(32)
-"""The digest of such an object."""
+"""Digest of an object whose end is not known yet."""
 ALL_MEMBERS = 0
-"""The receiver of a BYE that is for everybody."""
+"""Member number in a BYE that ends the session for all receivers."""
 
 PENDING, COMPLETE, FAILED, LEFT, STORED, COMPLETE_LEFT = range(6)
-"""What a HAVE says of the object: parts have arrived, all has arrived, it cannot; its receiver leaves; the
-blocks before its base seem to be on the receiver's disk, and are not compared yet; all has arrived, and its
-receiver leaves."""
+"""States of an object in an ACK.
+
+PENDING        some blocks are missing
+COMPLETE       the receiver has the object
+FAILED         the receiver gave the object up
+LEFT           the receiver leaves the session without the object
+STORED         an earlier run stored the blocks before `base`; they are not verified yet
+COMPLETE_LEFT  the receiver has the object, and leaves the session
+"""
 
 
 class Offer(NamedTuple):
-    """A sender invites. `object` is the number of its next object, or of the first of those that go round.
-    Times are in µs.
+    """Invitation of a sender to join its session.
 
-    `nonce` is random, and the session's.
+    object      number of the next object, or of the first object of the carousel
+    stamp       the sender's clock, in µs
+    round_trip  of the group, in µs
+    nonce       random, of this session
     """
 
     session: int
@@ -106,10 +116,14 @@ class Offer(NamedTuple):
 
 
 class Join(NamedTuple):
-    """A receiver takes part. `room` is in blocks; `parity` says whether it can use parity.
+    """Request of a receiver to join the session.
 
-    `nonce` is random, and of this receiver in this session. `queue` is how many messages its receive queue
-    holds, or 0 where it does not say.
+    window       maximum blocks that it buffers beyond its first missing block
+    max_message  maximum bytes of a message that it can receive
+    uses_parity  1 if it can decode parity segments, else 0
+    stamp        the last stamp of the sender that it received
+    nonce        random, of this receiver in this session
+    queue        messages that its receive queue holds; 0 if unknown
     """
 
     session: int
@@ -124,17 +138,22 @@ class Join(NamedTuple):
 
 
 class Admit(NamedTuple):
-    """Receivers that take part: number -> index in the bitmaps of the sender, and the receiver's nonce."""
+    """Receivers that have joined: number -> bit in the sender's bitmaps, and nonce of the receiver's JOIN."""
 
     session: int
     indexes: dict[int, tuple[int, int]]
 
 
 class Describe(NamedTuple):
-    """An object: bytes or UNKNOWN_SIZE, bytes of a piece, most data pieces and parity pieces of a block.
+    """Description of an object, which precedes its segments.
 
-    `around` says how many objects go round and round, this one at that `place`, from 0: each that hears this
-    takes part, and says nothing. It is 0 for an object that is sent once.
+    size      in bytes, or UNKNOWN_SIZE
+    segment   bytes of a segment
+    k         maximum source segments of a block
+    parity    maximum parity segments of a block; 0 if the sender has none
+    carousel  number of objects in the carousel; 0 if the object is sent once. Receivers of a carousel take
+              part without JOIN, and send nothing
+    position  of this object in the carousel, from 0
     """
 
     session: int
@@ -150,7 +169,7 @@ class Describe(NamedTuple):
 
 
 class Data(NamedTuple):
-    """One piece. A place below the object's width is a data piece, one from the width on a parity piece."""
+    """One segment: source segment `esi` if the encoding symbol id is below k, else parity segment esi-k."""
 
     session: int
     object: int
@@ -160,10 +179,10 @@ class Data(NamedTuple):
 
 
 class BlockInfo(NamedTuple):
-    """A block: its data pieces, its bytes, and a digest.
+    """Length of a block in source segments and bytes, and a BLAKE3 digest.
 
-    That is the digest of the object up to the block's end, so that bytes are taken in once for it and for
-    that of the whole; of the block alone where the object goes round, for there blocks come in any order.
+    The digest is of the object up to the end of the block, so that each byte is hashed once for the block and
+    for the object. In a carousel, whose blocks are verified in any order, it is of the block alone.
     """
 
     segments: int
@@ -172,7 +191,11 @@ class BlockInfo(NamedTuple):
 
 
 class Seal(NamedTuple):
-    """The blocks `block`, block-1, … of an object; those before `low` are gone. Times are in µs."""
+    """Lengths and digests of the blocks `block`, block-1, … of an object.
+
+    low                no block before this one is sent again
+    stamp, round_trip  as in OFFER
+    """
 
     session: int
     object: int
@@ -185,10 +208,14 @@ class Seal(NamedTuple):
 
 
 class Flush(NamedTuple):
-    """Blocks 0..blocks-1 are sent, of `total` or OPEN.
+    """Progress of the sender: all segments of the blocks before `blocks` were sent.
 
-    The members first+i whose bit i is set shall answer. `waits` says that the sender has nothing else to
-    send. Blocks before `low` are gone. `digest` is the whole object's where `total` is not OPEN.
+    total              number of blocks, or UNKNOWN_BLOCKS
+    low                no block before this one is sent again
+    stamp, round_trip  as in OFFER
+    idle               1 if the sender has nothing else to send
+    digest             of the object; NO_DIGEST while `total` is unknown
+    first, ack_bits    the members first+i whose bit i is set shall answer with an ACK
     """
 
     session: int
@@ -206,9 +233,10 @@ class Flush(NamedTuple):
 
 
 class RepairRequest(NamedTuple):
-    """What one receiver lacks of a block: how many pieces, or 0 where it cannot use parity; and which.
+    """Request for a block's missing segments, or for its SEAL if `missing` is 0.
 
-    Without a piece that is missing, the receiver lacks the block's seal.
+    need     number of segments that complete the block; 0 if the receiver cannot use parity
+    missing  bitmap of the missing source segments
     """
 
     block: int
@@ -217,9 +245,10 @@ class RepairRequest(NamedTuple):
 
 
 class Nack(NamedTuple):
-    """A receiver has all blocks before `base`, and asks for pieces of others.
+    """Repair requests of a receiver, which has all blocks before `base`.
 
-    `stamp` is the last that it has heard, `held` how many µs ago.
+    stamp      the last stamp of the sender that it received
+    hold_time  µs since it received the stamp
     """
 
     session: int
@@ -232,7 +261,12 @@ class Nack(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """A receiver has all blocks before `base`; `state` is one of UNDECIDED to DONE, with a reason."""
+    """State of an object at a receiver, which has all blocks before `base`.
+
+    stamp, hold_time  as in NACK
+    state             PENDING to COMPLETE_LEFT
+    reason            for FAILED, LEFT and COMPLETE_LEFT
+    """
 
     session: int
     object: int
@@ -245,7 +279,7 @@ class Ack(NamedTuple):
 
 
 class Done(NamedTuple):
-    """The sender is done with the object. The members first+i whose bit i is set have it whole."""
+    """End of an object. The members first+i whose bit i is set in `complete` have it, as the sender knows."""
 
     session: int
     object: int
@@ -254,8 +288,7 @@ class Done(NamedTuple):
 
 
 class Behind(NamedTuple):
-    """The sender leaves the members first+i whose bit i is set behind in this object: they are too slow for
-    its strategy."""
+    """End of an object for the members first+i whose bit i is set, which are too slow for the strategy."""
 
     session: int
     object: int
@@ -264,7 +297,7 @@ class Behind(NamedTuple):
 
 
 class Bye(NamedTuple):
-    """The sender is done with one receiver, or with ALL, and says why."""
+    """End of the session for one receiver, or for ALL_MEMBERS."""
 
     session: int
     member: int
@@ -275,7 +308,7 @@ Packet = Offer | Join | Admit | Describe | Data | Seal | Flush | Nack | Ack | Do
 
 
 class _TailFormat(NamedTuple):
-    """How the fields after the fixed ones are packed and read; reading raises ValueError."""
+    """Codec of the fields of variable length, which end a packet; `read` raises ValueError."""
 
     fields: int
     pack: Callable[..., bytes]
@@ -285,7 +318,7 @@ class _TailFormat(NamedTuple):
 def _unpack_text(raw: bytes) -> tuple[str]:
     if len(raw) > MAX_TEXT:
         raise ValueError
-    if not raw:  # as in nearly all answers
+    if not raw:  # fast path: nearly all ACKs have no reason
         return ("",)
     return (printable(raw.decode(errors="replace")),)
 
@@ -321,9 +354,9 @@ def _unpack_payload(raw: bytes) -> tuple[bytes]:
     return (raw,)
 
 
-def _unpack_rows(form: struct.Struct, raw: bytes, most: int) -> list[tuple[Any, ...]]:
+def _unpack_rows(form: struct.Struct, raw: bytes, max_rows: int) -> list[tuple[Any, ...]]:
     rows, odd = divmod(len(raw), form.size)
-    if odd or not 0 < rows <= most:
+    if odd or not 0 < rows <= max_rows:
         raise ValueError
     return list(form.iter_unpack(raw))
 
@@ -335,7 +368,7 @@ _ADMITTED = struct.Struct("!QIQ")
 REQUEST_SIZE = _REQUEST.size
 
 
-@lru_cache(maxsize=1024)  # a block is in as many seals as there may be rows
+@lru_cache(maxsize=1024)  # each block is in several SEALs
 def _pack_block(block: BlockInfo) -> bytes:
     return _BLOCK.pack(*block)
 
@@ -397,18 +430,18 @@ _FORMATS: dict[type[Packet], tuple[struct.Struct, _TailFormat]] = {
 _KINDS = {kind: number for number, kind in enumerate(_FORMATS, 1)}
 
 MEMBER_KINDS = {_KINDS[Join]: 0, _KINDS[Nack]: 4, _KINDS[Ack]: 4}
-"""The kinds that receivers send -> where the number of the receiver stands in the body."""
+"""Kinds that receivers send -> offset of the member's number in the body."""
 
 _DATA_HEADER = struct.Struct(HEADER.format + _FORMATS[Data][0].format[1:])
 DATA_HEADER_SIZE = _DATA_HEADER.size
-"""Bytes of a PIECE message that are not the piece."""
+"""Bytes of a DATA packet before its segment."""
 _DATA, _MAX_DATA = _KINDS[Data], DATA_HEADER_SIZE + MAX_SEGMENT
 _INDEX_LIMIT = MAX_K + MAX_PARITY
-"""A place is less."""
-_PACKED_INDEXES = [place.to_bytes(2) for place in range(_INDEX_LIMIT)]
-"""The places, as heads end with them."""
+"""Upper bound of an encoding symbol id, exclusive."""
+_PACKED_INDEXES = [esi.to_bytes(2) for esi in range(_INDEX_LIMIT)]
+"""Encoding symbol ids as they end the header of a DATA packet."""
 NACK_HEADER_SIZE = HEADER.size + _FORMATS[Nack][0].size
-"""Bytes of a LACK before its rows."""
+"""Bytes of a NACK before its requests."""
 
 _BOUNDS: dict[type[Packet], Callable[[Any], bool]] = {
     Offer: lambda it: it.members <= MAX_MEMBERS,
@@ -417,7 +450,7 @@ _BOUNDS: dict[type[Packet], Callable[[Any], bool]] = {
     Describe: lambda it: (
         segment_size(MIN_MESSAGE_SIZE)
         <= it.segment
-        <= MAX_SEGMENT  # smaller ones cost a receiver more than they bring
+        <= MAX_SEGMENT  # the header and the work for a smaller segment cost more than it carries
         and 0 < it.k <= MAX_K
         and it.parity <= MAX_PARITY
         and it.carousel <= MAX_CAROUSEL * (it.size != UNKNOWN_SIZE)
@@ -446,75 +479,77 @@ _BOUNDS: dict[type[Packet], Callable[[Any], bool]] = {
     Done: lambda it: it.first + it.complete.bit_length() <= MAX_MEMBERS,
     Behind: lambda it: it.first + it.slow.bit_length() <= MAX_MEMBERS,
 }
-"""What is not between its bounds is malformed, before an end sees it."""
+"""Predicate for each kind that is True while all fields are within their bounds."""
 
 _DECODERS = {
     number: (kind, fixed, tail.read, _BOUNDS.get(kind, bool))
     for number, (kind, (fixed, tail)) in enumerate(_FORMATS.items(), 1)
 }
 MEMBER_PACKETS = Join, Nack, Ack
-"""The messages of receivers."""
+"""Kinds of packets that receivers send."""
 
 
 def micros(seconds: float) -> int:
-    """A time as messages have it, in whole µs."""
+    """Convert a time to the unit of packets, whole µs."""
     return int(seconds * 1e6)
 
 
 def segment_size(max_message: int) -> int:
-    """How many bytes a piece has in messages of at most `largest` bytes: whole words of a code's 16 bytes."""
+    """Return the bytes of a segment that fit into a message: a multiple of 16, which the code needs."""
     return min(MAX_SEGMENT, (max_message - DATA_HEADER_SIZE) // 16 * 16)
 
 
 def decode_run(
-    memory: Buffer, begin: int, step: int, size: int, most: int
+    memory: Buffer, begin: int, step: int, size: int, count: int
 ) -> tuple[int, int, int, int, int] | None:
-    """Session, object, block and place of the PIECE at `begin`, and how many there follow one another.
+    """Decode a run of DATA packets in receive memory, in a fraction of the time that `decode` takes.
 
-    memory, begin, step, size  where `most` messages lie: each has `size` bytes, and begins `step` bytes after
-                               the one before it
+    memory, begin  the first packet's place
+    step           bytes from the beginning of one packet to that of the next
+    size           bytes of each packet
+    count          packets there
 
-    None where no PIECE is whose fields are in bounds. As `unpacked`, in a fraction of its time.
+    Returns session, object, block and encoding symbol id of the first packet, and the number of packets from
+    there on with consecutive ids. None if the first is not a DATA packet within its bounds.
     """
     if not DATA_HEADER_SIZE < size <= _MAX_DATA:
         return None
-    sign, kind, session, object_, block, first = _DATA_HEADER.unpack_from(memory, begin)
-    if kind != _DATA or sign != MAGIC or block >= MAX_BLOCKS or first >= _INDEX_LIMIT:
+    magic, kind, session, object_, block, first = _DATA_HEADER.unpack_from(memory, begin)
+    if kind != _DATA or magic != MAGIC or block >= MAX_BLOCKS or first >= _INDEX_LIMIT:
         return None
-    most = min(most, _INDEX_LIMIT - first)
-    found, count = bytearray(DATA_HEADER_SIZE * most), most
-    copy_rows(found, 0, DATA_HEADER_SIZE, memory, begin, step, DATA_HEADER_SIZE, most)
-    expected = _with_indexes(bytes(found[: DATA_HEADER_SIZE - len(_PACKED_INDEXES[0])]), first, most)
-    if found != expected:
-        ends = range(DATA_HEADER_SIZE, DATA_HEADER_SIZE * most, DATA_HEADER_SIZE)
-        count = bisect_left(ends, True, key=lambda end: found[:end] != expected[:end])
-    return session, object_, block, first, count
+    count = min(count, _INDEX_LIMIT - first)
+    headers, run = bytearray(DATA_HEADER_SIZE * count), count
+    copy_rows(headers, 0, DATA_HEADER_SIZE, memory, begin, step, DATA_HEADER_SIZE, count)
+    expected = _with_indexes(bytes(headers[: DATA_HEADER_SIZE - len(_PACKED_INDEXES[0])]), first, count)
+    if headers != expected:
+        ends = range(DATA_HEADER_SIZE, DATA_HEADER_SIZE * count, DATA_HEADER_SIZE)
+        run = bisect_left(ends, True, key=lambda end: headers[:end] != expected[:end])
+    return session, object_, block, first, run
 
 
 def data_headers(session: int, object_: int, block: int, first: int, count: int) -> bytes:
-    """What stands before the pieces first..first+count-1 of a block, each in a message of its own: one after
-    another, AROUND bytes for each."""
+    """Return the headers of the segments first..first+count-1 of a block, DATA_HEADER_SIZE bytes for each."""
     return _with_indexes(
         _DATA_HEADER.pack(MAGIC, _DATA, session, object_, block, 0)[: -len(_PACKED_INDEXES[0])], first, count
     )
 
 
-def _with_indexes(same: bytes, first: int, count: int) -> bytes:
-    """Heads that differ in their places alone."""
-    return same + same.join(_PACKED_INDEXES[first : first + count])
+def _with_indexes(prefix: bytes, first: int, count: int) -> bytes:
+    """Return headers that differ in their encoding symbol id alone."""
+    return prefix + prefix.join(_PACKED_INDEXES[first : first + count])
 
 
 def encode(packet: Packet) -> bytes:
-    """The bytes of a message."""
+    """Encode a packet as the bytes of a message."""
     fixed, tail = _FORMATS[type(packet)]
     session, *rest = packet
     cut = len(rest) - tail.fields
-    head = HEADER.pack(MAGIC, _KINDS[type(packet)], session)
-    return head + fixed.pack(*rest[:cut]) + tail.pack(*rest[cut:])
+    header = HEADER.pack(MAGIC, _KINDS[type(packet)], session)
+    return header + fixed.pack(*rest[:cut]) + tail.pack(*rest[cut:])
 
 
 def decode(message: Buffer) -> Packet:
-    """The values in a message. Raises Rejected if the bytes are none of the protocol, or out of bounds."""
+    """Decode a message. Raises Rejected if it is not of this protocol, or a field is out of bounds."""
     raw = bytes(message)
     if raw[: len(MAGIC)] != MAGIC:
         raise Rejected(VERSION if raw[: len(MAGIC) - 1] == MAGIC[:-1] else FOREIGN)
@@ -531,9 +566,9 @@ def decode(message: Buffer) -> Packet:
 
 
 def decode_from(message: Buffer, address: str) -> Packet:
-    """The values in a message that came from that address.
+    """Decode a message that came from that address.
 
-    Raises Rejected if there are none, or if the message speaks for an end at another address.
+    Raises Rejected as `decode` does, and if the number in it belongs to an end at another address.
     """
     packet = decode(message)
     number = packet.member if isinstance(packet, MEMBER_PACKETS) else packet.session

@@ -1,4 +1,24 @@
-"""The receiver of one sender's objects, without I/O and clock: messages and times in, messages out."""
+"""Receiver of one sender's objects: a state machine without I/O, clock or randomness of its own.
+
+Session: an `ObjectReceiver` sends JOIN after an OFFER until an ADMIT has its nonce (`index` is set). It is
+`finished` after a BYE, after `leave`, or when the sender was silent for `peer_timeout` (`silent`). A driver
+may `suspend` a silent one, which keeps what has ended here, and `rejoin` when the sender is heard again.
+
+Object: `_state` is PENDING from the DESCRIBE on, and ends once, COMPLETE or FAILED. That outcome goes into
+`ended` for the driver, and into an ACK for the sender. The next object waits while the driver stores this one
+(`storable`). An object fails if the sender goes on without it (DONE, BEHIND, BYE, a later OFFER or DESCRIBE),
+if missing blocks are not sent any more, if nothing new arrives for `stall` seconds, or by `fail`.
+
+Carousel: this receiver takes the first object described, and one more `ObjectReceiver` in `others` takes each
+further one. They share clock and `Carousel`, and send nothing.
+
+The driver feeds DATA to `on_data`, other packets to `on_packet`; it stores the segments that `on_data`
+returns as new, verifies what `take_ready` returns and calls `checked`, drops what `take_dropped` returns, and
+calls `stored` or `fail` when the object is written. Each of these calls may change `due`, at which the driver
+calls `messages` and sends what it returns.
+
+Not handled here: the bytes, addresses and keys (`auth`), and which sessions to take part in.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +30,7 @@ from typing import Any, NamedTuple
 
 from mcast.cast.protocol.backoff import MIN_ROUND_TRIP, NackTimer, spread
 from mcast.cast.protocol.carousel import Carousel
-from mcast.cast.protocol.incoming import IncomingObject, ReadyBlock
+from mcast.cast.protocol.incoming import MAX_MISMATCHES, IncomingObject, ReadyBlock
 from mcast.cast.protocol.layout import ObjectLayout
 from mcast.cast.protocol.packets import (
     ALL_MEMBERS,
@@ -42,19 +62,24 @@ from mcast.cast.protocol.packets import (
 )
 
 MAX_PARTIAL_OBJECTS = 32
-"""So many objects that go round together may be there in part: each has a file or memory of its own."""
+"""Maximum objects of a carousel that are incomplete at a time; each has a file or memory of its own."""
 
 
 class ReceiverConfig(NamedTuple):
-    """What a receiver is: number, name, blocks that it can hold, longest message, whether it uses parity.
+    """Properties of a receiver.
 
-    silence  how many seconds the sender may be silent
-    stall    how many seconds the sender may speak without sending what is missing: so long at least where an
-             object goes round
-    nonce    random, and of this session alone
-    queue    how many messages its receive queue holds; 0: that is not said
-    stores   True: an object is whole when `stored` says that it is in its place, and not before
-    together  so many objects that go round together may be there in part
+    number           of this end, from `number_at`
+    name             for the sender's report
+    window           maximum blocks that it buffers beyond its first missing one
+    max_message      maximum bytes of a message that it can receive
+    uses_parity      True if it can decode parity segments
+    peer_timeout     maximum seconds without any packet of the sender
+    stall            maximum seconds without a new segment while the sender is heard; a carousel is given up
+                     after this time at the earliest
+    stores           True if an object is complete only after the driver has called `stored`
+    nonce            random, of this session
+    partial_objects  maximum objects of a carousel that are incomplete at a time
+    queue            messages that its receive queue holds; 0 if unknown
     """
 
     number: int
@@ -71,7 +96,7 @@ class ReceiverConfig(NamedTuple):
 
 
 class ObjectEnd(NamedTuple):
-    """How an object ended here: `about` it, whether it is `whole` and right, and in `words` why it is not."""
+    """Outcome of an object here; `reason` is empty if it is complete."""
 
     about: Describe
     complete: bool
@@ -79,7 +104,7 @@ class ObjectEnd(NamedTuple):
 
 
 class _SenderClock:
-    """What a receiver knows of its sender's time and group."""
+    """Last stamp of the sender and when it arrived, and the group's size and round trip by the sender."""
 
     __slots__ = ("at", "heard", "members", "round_trip", "stamp")
 
@@ -95,76 +120,80 @@ class _SenderClock:
             self.round_trip = min(max(packet.round_trip / 1e6, MIN_ROUND_TRIP), MAX_ROUND_TRIP)
 
     def hold_time(self, now: float) -> int:
-        """For how many µs the last stamp has been here."""
+        """Return the time since the last stamp arrived, in µs."""
         return min(micros(now - self.at), (1 << 32) - 1)
 
 
 class ObjectReceiver:
-    """One end: takes part in the session of one sender."""
+    """State machine of a receiver in the session of one sender."""
 
     def __init__(self, session: int, config: ReceiverConfig, random: Random, now: float) -> None:
         self.session: int = session
         self.config: ReceiverConfig = config
         self.index: int | None = None
-        """The place in the sender's bitmaps; None before the sender has admitted this end."""
+        """Bit of this receiver in the sender's bitmaps; None before the sender has admitted it."""
         self.finished: bool = False
-        """Whether the session has ended."""
+        """True if the session has ended here."""
         self.reason: str = ""
-        """Why it has ended; empty if the sender has ended it for all."""
+        """Reason for the end of the session."""
         self.silent: bool = False
-        """Whether it has ended because the sender was silent: it goes on if the sender is heard again."""
+        """True if the session has ended because the sender was silent; `rejoin` resumes it."""
         self.ended: list[ObjectEnd] = []
-        """Objects that have ended; the driver takes them away."""
+        """Outcomes of objects, which the driver removes."""
         self.rejected: Counter[str] = Counter[str]()
+        """Number of contents of packets that were not accepted, by reason."""
         self.others: dict[int, ObjectReceiver] = {}
-        """Of objects that go round together, those that this end takes besides its own, by number."""
+        """Receivers of the other incomplete objects of a carousel, by number of the object."""
         self._random = random
         self._clock, self._last_progress = _SenderClock(now), now
         self._carousel: Carousel | None = None
         self._nack_timer = NackTimer(random)
         self._current: tuple[Describe, IncomingObject] | None = None
         self._last_number = -1
-        self._is_first = True  # whether the next object is the first one since this end takes part
-        self._is_late = False  # whether the first piece of an object may be one of its middle
+        self._is_first = True  # the next object is the first one since this end joined
+        self._is_late = False  # the first segment received of the object may be from its middle
         self._state = PENDING
         self._answer_timers = _AnswerTimers()
 
     @property
     def incoming(self) -> IncomingObject | None:
-        """The object that is arriving, or has arrived last."""
+        """State of the current object, or of the last one."""
         return self._current and self._current[1]
 
     @property
     def about(self) -> Describe | None:
-        """What the sender says of that object."""
+        """Description of that object."""
         return self._current and self._current[0]
 
-    # --- what comes ------------------------------------------------------------------------------
+    # --- input from packets and from the driver --------------------------------------------------
 
     def add_pause(self, paused: float) -> None:
-        """The driver listens again, after so many seconds, which are no silence of the sender's."""
+        """Do not count the last `paused` seconds, in which the driver did not receive, as silence."""
         self._clock.heard += paused
         for one in self.all_receivers():
             one._last_progress += paused
 
     def all_receivers(self) -> Iterator[ObjectReceiver]:
-        """This end, and those of the objects that go round with its own."""
+        """Yield this receiver, and those of the other objects of the carousel."""
         yield self
         yield from self.others.values()
 
     def on_packet(self, packet: Packet, now: float) -> None:
-        """Take in a message, other than a piece, of this session."""
+        """Process a packet other than DATA."""
         if self.finished or packet.session != self.session:
             return
         if isinstance(packet, Nack):
             self._on_nack(packet, now)
         elif (step := _STEPS.get(type(packet))) is not None:
             self._clock.heard = now
-            of = self.others.get(packet.object, self) if isinstance(packet, Seal | Flush) else self
-            step(of, packet, now)
+            receiver = self.others.get(packet.object, self) if isinstance(packet, Seal | Flush) else self
+            step(receiver, packet, now)
 
     def on_data(self, object_: int, block: int, first: int, count: int, now: float) -> int:
-        """A bit for each new piece among first..first+count-1 of a block, which the driver keeps from now."""
+        """Process the segments first..first+count-1 of a block, and return a bitmap of the new ones.
+
+        The driver stores the new ones.
+        """
         if object_ in self.others:
             return self.others[object_].on_data(object_, block, first, count, now)
         self._clock.heard = now
@@ -172,18 +201,18 @@ class ObjectReceiver:
         if incoming is None:
             return 0
         if not incoming.begun and self._is_late:
-            incoming.ask_from = block
+            incoming.request_from = block
         new = incoming.add_segments(block, first, count)
-        if new and not self._is_carousel:  # what finds no place is dropped, and may come again for ever
+        if new and not self._is_carousel:  # there, segments may be dropped and arrive again without end
             self._last_progress, self._nack_timer.suppressed = now, 0
-        if self._nack_timer.due is None and incoming.lacking:
+        if self._nack_timer.due is None and incoming.has_requests:
             self._start_nack_timer(now)
         return new
 
     def resume(self, blocks: int, now: float) -> None:
-        """The driver's disk seems to have the first blocks of the object that was just described.
+        """Note that an earlier run has stored the first blocks of the object that was just described.
 
-        Each comes out of `ready` without a piece, in order, when its digest is known.
+        `take_ready` returns each of them in order, when its digest is known, for the driver to verify.
         """
         incoming = self.incoming
         if incoming is not None and self._state == PENDING and blocks:
@@ -191,38 +220,38 @@ class ObjectReceiver:
             self._schedule_stored(now + spread(self._random, self._clock.members))
 
     def allow_any_order(self) -> None:
-        """The driver can put each block of the object that was just described into its place as it comes."""
+        """Accept blocks far ahead of the object just described: the driver can write them in any order."""
         if self.incoming is not None:
             self.incoming.allow_any_order()
 
     def take_dropped(self) -> list[int]:
-        """Blocks of the current object of which nothing is kept any more: the driver drops their pieces."""
+        """Remove and return the blocks of the current object whose segments the driver shall drop."""
         if self._current is None or not self._current[1].dropped:
             return _NO_BLOCK
         found, self._current[1].dropped = self._current[1].dropped, []
         return found
 
     def take_ready(self) -> list[ReadyBlock]:
-        """The blocks of the current object to decode and check, each once; `checked` takes the outcome."""
+        """Remove and return the blocks of the current object to verify; `checked` takes the outcome."""
         if self._current is None or not self._current[1].ready:
             return _NO_READY
         found, self._current[1].ready = self._current[1].ready, []
         return found
 
-    def checked(self, block: int, right: bool, now: float) -> None:
-        """The driver has compared a block that was ready with its digest."""
+    def checked(self, block: int, valid: bool, now: float) -> None:
+        """Process the driver's comparison of a ready block with its digest."""
         incoming = self.incoming
         if incoming is None or self._state != PENDING:
             return
-        hold_time = incoming.prefix.active and block == incoming.prefix.base
-        if not right and hold_time:
+        is_stored = incoming.prefix.active and block == incoming.prefix.base
+        if not valid and is_stored:
             incoming.reject(block)
             self._schedule_stored(now)
             return
-        if not right:
+        if not valid:
             self.rejected["a block that differs from its digest"] += 1
             if not incoming.reject(block):
-                self.fail("a block differs from its digest, again and again", now)
+                self.fail(f"a block differed from its digest {MAX_MISMATCHES} times", now)
             return
         before = incoming.base
         incoming.accept(block)
@@ -237,22 +266,22 @@ class ObjectReceiver:
 
     @property
     def storable(self) -> bool:
-        """Whether all of the current object is there, and `stored` is waited for, or `fail`."""
+        """True while the current object has arrived, and the driver has not called `stored` or `fail` yet."""
         return self._is_incomplete and self._current is not None and self._current[1].complete
 
     @property
     def digest(self) -> bytes | None:
-        """The digest of the current object, by its sender; None before that is said."""
+        """Digest of the current object, from the sender; None until all was sent."""
         return self._current and self._current[1].digest
 
     def stored(self, now: float) -> None:
-        """The driver has put the object into its place."""
+        """Complete the object, because the driver has written it."""
         if self.storable:
             self._finish(COMPLETE, "", now)
 
     @property
     def late(self) -> bool:
-        """Whether this end came too late for the object, which was the first that it heard of."""
+        """True if this receiver joined too late for the object, its first one, and has no block of it."""
         return (
             self._is_late
             and self._current is not None
@@ -261,7 +290,7 @@ class ObjectReceiver:
         )
 
     def fail(self, reason: str, now: float) -> None:
-        """Give up the current object: the sender is told why."""
+        """Give up the current object; the reason goes to the sender."""
         if self._current is not None and self._state == PENDING:
             self._finish(FAILED, reason, now)
 
@@ -274,7 +303,7 @@ class ObjectReceiver:
                 one.reason = reason
 
     def suspend(self) -> None:
-        """Keep what has ended, and nothing else, until the silent sender is heard again."""
+        """Free all memory but the record of what has ended, until the silent sender is heard again."""
         self.others.clear()
         self._nack_timer, self._answer_timers = (
             NackTimer(self._random),
@@ -284,17 +313,17 @@ class ObjectReceiver:
             self._current[1].forget()
 
     def rejoin(self, nonce: int, now: float) -> None:
-        """The sender is heard again after `rest`: take part anew in what has not ended here."""
+        """Resume after `suspend`, because the sender is heard again: receive what has not ended here."""
         self.config = self.config._replace(nonce=nonce)
         self.index, self.finished, self.reason, self.silent = None, False, "", False
         self._is_first, self._clock = True, _SenderClock(now)
         if self._carousel is not None:
             self._carousel.returns(now)
 
-    # --- what is said ----------------------------------------------------------------------------
+    # --- output ----------------------------------------------------------------------------------
 
     def leave_packets(self, reason: str, now: float) -> list[bytes]:
-        """What to say to leave the session, until the sender confirms it: `over` is True then."""
+        """Return the packets to leave the session; repeat them until a BYE confirms it (`finished`)."""
         if self.finished or self.index is None:
             return []
         state = COMPLETE_LEFT if self._state == COMPLETE else LEFT
@@ -302,28 +331,28 @@ class ObjectReceiver:
 
     @property
     def done(self) -> bool:
-        """Whether the object has ended here, and the driver has heard of it."""
+        """True if the object has ended here, and the driver has removed its outcome from `ended`."""
         return self._state != PENDING and not self.ended
 
     @property
     def satisfied(self) -> bool:
-        """Whether all of what goes round has ended here, or is given up."""
+        """True if all objects of the carousel have ended here, or are given up."""
         return self._carousel is not None and self._carousel.finished
 
     @property
     def ack_pending(self) -> bool:
-        """Whether the sender has not been told yet what has become of the object."""
+        """True while an ACK is scheduled."""
         return not self.finished and self._answer_timers.ack < inf
 
     @property
     def due(self) -> float:
-        """When to ask `messages` again, unless a message comes."""
+        """When to call `messages` next; any other call may change it."""
         if self.finished:
             return inf
-        asking = inf if self._nack_timer.due is None else self._nack_timer.due
+        nack = inf if self._nack_timer.due is None else self._nack_timer.due
         unseen = inf if self._carousel is None else self._carousel.due(self.config.stall)
         return min(
-            asking,
+            nack,
             self._answer_timers.due,
             self._clock.heard + self.config.peer_timeout,
             self._stalls_at,
@@ -331,7 +360,7 @@ class ObjectReceiver:
         )
 
     def messages(self, now: float) -> list[bytes]:
-        """What to send now."""
+        """Return the packets to send now."""
         if self.finished or now < self.due:
             return []
         if now >= self._clock.heard + self.config.peer_timeout:
@@ -342,7 +371,7 @@ class ObjectReceiver:
             self.fail(self._hopeless_reason or f"{self._stall_reason} for {self.config.stall:g} s", now)
         if self._carousel is not None and now >= self._carousel.due(self.config.stall):
             self._carousel.given_up = True
-        said = [
+        out = [
             encode(packet)
             for packet in self._answer_timers.pop(
                 now, self._join_packet, self._ack_packet, self._stored_packet
@@ -350,22 +379,22 @@ class ObjectReceiver:
         ]
         incoming = self.incoming
         if incoming is not None and self._nack_timer.due is not None and now >= self._nack_timer.due:
-            most = (self.config.max_message - NACK_HEADER_SIZE) // REQUEST_SIZE
+            count = (self.config.max_message - NACK_HEADER_SIZE) // REQUEST_SIZE
             trip, members = self._clock.round_trip, self._clock.members
             requests = (
-                self._nack_timer.requests(incoming.requests(), now, trip, members, most)
+                self._nack_timer.requests(incoming.requests(), now, trip, members, count)
                 if self._is_incomplete
                 else ()
             )
             if requests:
                 stamp, hold_time = self._clock.stamp, self._clock.hold_time(now)
                 base, me = incoming.base, self.config.number
-                if incoming.prefix.active:  # a sender that has not heard so would not heed what follows
-                    said.append(encode(self._stored_packet(now)))
-                said.append(encode(Nack(self.session, incoming.number, me, base, stamp, hold_time, requests)))
-            if self._is_incomplete and incoming.lacking:
+                if incoming.prefix.active:  # repeat it: a late receiver takes part only after this ACK
+                    out.append(encode(self._stored_packet(now)))
+                out.append(encode(Nack(self.session, incoming.number, me, base, stamp, hold_time, requests)))
+            if self._is_incomplete and incoming.has_requests:
                 self._start_nack_timer(now)
-        return said
+        return out
 
     def _join_packet(self, now: float) -> Packet:
         config = self.config
@@ -390,43 +419,41 @@ class ObjectReceiver:
         return Ack(self.session, number, self.config.number, base, stamp, hold_time, self._state, reason)
 
     def _stored_packet(self, now: float) -> Ack:
-        hold_time = 0 if self.incoming is None else self.incoming.prefix.until
-        return self._ack_packet(now)._replace(base=hold_time, state=STORED)
+        blocks = 0 if self.incoming is None else self.incoming.prefix.until
+        return self._ack_packet(now)._replace(base=blocks, state=STORED)
 
-    # --- the steps -------------------------------------------------------------------------------
+    # --- transitions -----------------------------------------------------------------------------
 
     @property
     def _is_incomplete(self) -> bool:
-        """Whether the current object may still become whole here."""
+        """True while the current object can still complete here."""
         return self._current is not None and self._state == PENDING and not self._current[1].unrecoverable
 
     @property
     def _is_carousel(self) -> bool:
-        """Whether nobody waits for a word about the current object: it goes round and round."""
+        """True if the current object is of a carousel, so that its sender expects no answer."""
         return self._current is not None and self._current[0].carousel > 0
 
     @property
     def _stalls_at(self) -> float:
-        """When the sender has sent nothing that is missing for too long; inf if nothing is missing.
+        """When to give up the object for lack of progress; inf if nothing is missing.
 
-        What goes round may take any time to come again: rounds count, too.
+        A cycle of a carousel may take any time, so there it is inf until `hopeless_reason` is set.
         """
         waits = self._is_incomplete and not self.storable and (not self._is_carousel or self._hopeless_reason)
         return self._last_progress + self.config.stall if waits else inf
 
     @property
     def _stall_reason(self) -> str:
-        taking = self.incoming is not None and self.incoming.is_writing
-        return (
-            "the program or disk here took nothing" if taking else "the sender sent nothing that is missing"
-        )
+        is_writing = self.incoming is not None and self.incoming.is_writing
+        return "the program or disk here took nothing" if is_writing else "the sender sent no missing segment"
 
     @property
     def _hopeless_reason(self) -> str:
         return "" if self.incoming is None else self.incoming.hopeless_reason
 
     def _takes_part(self, number: int) -> IncomingObject | None:
-        """The object of that number, while it is arriving."""
+        """Return the object of that number if it is the current one and pending."""
         if self._current is None or self._state != PENDING:
             return None
         return self._current[1] if self._current[1].number == number else None
@@ -455,7 +482,7 @@ class ObjectReceiver:
             self._carousel.on_progress(now)
 
     def _end_object(self, state: int, reason: str) -> None:
-        """The object has ended here, once: what follows of it, also after a silence, changes nothing."""
+        """End the object here, once: later packets about it, also after a silence, change nothing."""
         if self._current is not None and self._state == PENDING:
             self._state, self._answer_timers.reason = state, printable(reason)
             self._nack_timer.due, self._answer_timers.stored = None, inf
@@ -465,7 +492,7 @@ class ObjectReceiver:
                 self._carousel.on_end(self._current[1].number)
 
     def _leave_behind(self, reason: str) -> None:
-        """The sender goes on without this end, which keeps what has all come."""
+        """Fail the object, because the sender goes on without this receiver, unless it has all arrived."""
         if not self.storable:
             self._end_object(FAILED, reason)
 
@@ -481,7 +508,7 @@ class ObjectReceiver:
 
     def _leave_all_behind(self) -> None:
         for one in self.all_receivers():
-            one._leave_behind("left behind: the sender has turned to the next object")
+            one._leave_behind("left behind: the sender went on to the next object")
 
     def _on_admit(self, admit: Admit, now: float) -> None:
         if self.index is None:
@@ -496,11 +523,11 @@ class ObjectReceiver:
             if self._carousel.contains(about):
                 self._begin_other(self._carousel, about, now)
             else:
-                self.rejected["an object that does not go round with the others"] += 1
+                self.rejected["an object that is not of this carousel"] += 1
             return
         if self._current is not None and about.object <= self._current[1].number:
             return
-        if any(one.storable for one in self.all_receivers()):  # the next object waits: it is described again
+        if any(one.storable for one in self.all_receivers()):  # let it end first: DESCRIBE is repeated
             return
         self._leave_all_behind()
         self._carousel = Carousel(about, self.config.window, now) if about.carousel else None
@@ -521,9 +548,9 @@ class ObjectReceiver:
             self._on_complete(now)
 
     def _begin_other(self, carousel: Carousel, about: Describe, now: float) -> None:
-        """Take another object of those that go round, unless it has ended here.
+        """Receive one more object of the carousel, unless it has ended here.
 
-        Where too many are there in part, the newest makes room: the others lose nothing, and end some time.
+        If too many objects are incomplete, the newest one is dropped, so that the older ones complete.
         """
         if not carousel.described(about.object, now) or about.object == self._number:
             return
@@ -546,7 +573,7 @@ class ObjectReceiver:
 
     @property
     def _number(self) -> int:
-        """The number of the object; below all numbers before there is one."""
+        """Number of the current object; -1 before there is one."""
         return -1 if self._current is None else self._current[1].number
 
     def _on_seal(self, seal: Seal, now: float) -> None:
@@ -555,7 +582,7 @@ class ObjectReceiver:
         if incoming is None:
             return
         if not incoming.begun and self._is_late:
-            incoming.ask_from = seal.block
+            incoming.request_from = seal.block
         incoming.update_sent(0, UNKNOWN_BLOCKS, seal.low)
         if not incoming.add_infos(seal.block, seal.blocks):
             self.rejected["a block that the object cannot have"] += 1
@@ -566,7 +593,7 @@ class ObjectReceiver:
         incoming = self._takes_part(flush.object)
         if incoming is not None:
             if flush.idle:
-                incoming.ask_from = 0
+                incoming.request_from = 0
             incoming.update_sent(flush.blocks, flush.total, flush.low, flush.digest)
             if incoming.complete:
                 self._on_complete(now)
@@ -576,17 +603,17 @@ class ObjectReceiver:
 
     def _after_update(self, incoming: IncomingObject, now: float) -> None:
         if self._is_incomplete:
-            if self._nack_timer.due is None and incoming.lacking:
+            if self._nack_timer.due is None and incoming.has_requests:
                 self._start_nack_timer(now)
         elif self._state == PENDING:
-            came = "came too late for the object" if self.late else "lacks what the sender has no more"
-            self._finish(FAILED, f"left behind: this receiver {came}", now)
+            why = "joined too late for the object" if self.late else "misses blocks that the sender dropped"
+            self._finish(FAILED, f"left behind: this receiver {why}", now)
 
     def _on_nack(self, nack: Nack, now: float) -> None:
         incoming = self._takes_part(nack.object)
         if incoming is not None and nack.member != self.config.number and self._nack_timer.due is not None:
             for request in nack.requests:
-                if incoming.lacks_block(request.block):
+                if incoming.misses_block(request.block):
                     self._nack_timer.on_nack(request, now, self._clock.round_trip, self._clock.members)
 
     def _on_done(self, done: Done, now: float) -> None:
@@ -600,7 +627,7 @@ class ObjectReceiver:
     def _on_behind(self, behind: Behind, now: float) -> None:
         named = self.index is not None and behind.slow << behind.first >> self.index & 1
         if named and behind.object == self._number:
-            self._leave_behind("left behind: this receiver is too slow for what the sender promises")
+            self._leave_behind("left behind: this receiver is too slow for the sender's strategy")
 
     def _on_bye(self, bye: Bye, now: float) -> None:
         if bye.member == ALL_MEMBERS:
@@ -610,7 +637,7 @@ class ObjectReceiver:
 
 
 class _AnswerTimers:
-    """What a receiver says without lacking anything, and when."""
+    """Times at which to send JOIN, ACK, and ACK with state STORED; inf for none."""
 
     __slots__ = ("ack", "join", "reason", "stored")
 
@@ -622,19 +649,25 @@ class _AnswerTimers:
     def due(self) -> float:
         return min(self.join, self.ack, self.stored)
 
-    def pop(self, now: float, *speak: Callable[[float], Packet]) -> list[Packet]:
-        join, ack, hold = speak
-        said = []
+    def pop(
+        self,
+        now: float,
+        join: Callable[[float], Packet],
+        ack: Callable[[float], Packet],
+        stored: Callable[[float], Packet],
+    ) -> list[Packet]:
+        """Make the packets that are due, and reset their timers."""
+        packets = []
         if now >= self.join:
             self.join = inf
-            said.append(join(now))
+            packets.append(join(now))
         if now >= self.ack:
             self.ack = inf
-            said.append(ack(now))
+            packets.append(ack(now))
         if now >= self.stored:
             self.stored = inf
-            said.append(hold(now))
-        return said
+            packets.append(stored(now))
+        return packets
 
 
 _NO_READY: list[ReadyBlock] = []

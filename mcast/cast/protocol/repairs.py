@@ -1,4 +1,9 @@
-"""What receivers ask for, taken together: one repair for different losses, and nothing that is on its way."""
+"""Repair requests of all receivers, merged (RFC 5401, section 3.2): one repair serves different losses.
+
+A block needs as many parity segments as its neediest receiver requests. Each round of repairs has the stamp
+of the moment at which its last segment was sent. A NACK repeats the last stamp that its receiver has
+received, so repairs that were sent after that stamp are still under way for it, and are not sent again.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from mcast.cast.protocol.packets import RepairRequest
 
 
 class SegmentRange(NamedTuple):
-    """Pieces first..first+pieces-1 of a block, to be sent one after another."""
+    """Run of segments to send: those of a block with encoding symbol ids first..first+segments-1."""
 
     block: int
     first: int
@@ -18,33 +23,33 @@ class SegmentRange(NamedTuple):
 
 
 _MAX_REMEMBERED = 16
-"""How many repairs of one block are remembered, and how many of all."""
+"""Maximum repair rounds that are remembered, for each block and in all."""
 
 
 class _BlockRepairs:
-    """What is asked for of one block, and what was sent to repair it."""
+    """Requests for one block that are not answered yet, and the repairs of it that were sent."""
 
     __slots__ = ("missing", "need", "sent", "used")
 
     def __init__(self) -> None:
         self.need = self.missing = self.used = 0
         self.sent: list[tuple[_RepairRound, int, int]] = []
-        """When, parity pieces, bits of data pieces."""
+        """Repair round, number of parity segments in it, bitmap of source segments in it."""
 
     def between(self, stamp: float, until: float) -> tuple[int, int]:
-        """What was sent after one stamp and not after the other."""
+        """Return the number of parity segments and the bitmap of source segments sent between two stamps."""
         bits = parity = 0
-        for when, segments, named in reversed(self.sent):
-            if when.stamp <= stamp:
+        for sent_in, segments, named in reversed(self.sent):
+            if sent_in.stamp <= stamp:
                 break
-            if when.stamp <= until:
+            if sent_in.stamp <= until:
                 parity += segments
                 bits |= named
         return parity, bits
 
 
 class _RepairRound:
-    """Repairs that were sent together: how many pieces, and the stamp when the last had gone; before, inf."""
+    """Repairs that were sent together: number of segments, stamp of the last one (inf until it is sent)."""
 
     __slots__ = ("segments", "stamp")
 
@@ -53,7 +58,7 @@ class _RepairRound:
 
 
 class Repairs:
-    """The repairs of one object, whose blocks have at most `width` data pieces and `spare` parity pieces."""
+    """Repairs of one object, whose blocks have at most `k` source and `parity` parity segments."""
 
     def __init__(self, k: int, parity: int) -> None:
         self._k, self._parity = k, parity
@@ -62,12 +67,13 @@ class Repairs:
         self._seals = set[int]()
         self._sent = deque[_RepairRound](maxlen=_MAX_REMEMBERED)
         self.at: float = inf
-        """When to send what has been asked for."""
+        """When to send the requested repairs; inf if there are none."""
 
     def request(self, request: RepairRequest, stamp: int, at: float) -> int:
-        """A receiver that has heard all up to `stamp` lacks this; the repair shall be sent at that time.
+        """Add a request of a receiver, and return the number of segments that it adds to the next repair.
 
-        How many pieces more will be sent therefore.
+        stamp  the last stamp that the receiver has received
+        at     when to send the repair
         """
         if not request.missing:
             self._seals.add(request.block)
@@ -95,7 +101,7 @@ class Repairs:
         return more
 
     def lost(self, request: RepairRequest, before: int, stamp: int) -> int:
-        """How many of the pieces that a receiver lacks were sent to repair it, between these stamps."""
+        """Return the number of missing segments that were already sent as repairs between two stamps."""
         block = self._blocks.get(request.block)
         if block is None:
             return 0
@@ -105,22 +111,25 @@ class Repairs:
         )
 
     def sent(self, before: int, stamp: int) -> int:
-        """How many pieces were sent to repair losses between these stamps."""
+        """Return the number of repair segments that were sent between two stamps."""
         return sum(one.segments for one in self._sent if before < one.stamp <= stamp)
 
     def take(self) -> tuple[list[SegmentRange], list[int]]:
-        """The repairs to send now, and the blocks whose seal is asked for. `gone` says when all are sent."""
+        """Start a repair round: return its runs, and the blocks whose SEAL is requested.
+
+        The caller calls `mark_sent` when the last of them is sent.
+        """
         runs: list[SegmentRange] = []
-        self._sent.append(now := _RepairRound(0))
+        self._sent.append(started := _RepairRound(0))
         for number in self._due:
             block = self._blocks[number]
             if block.need:
                 runs.append(SegmentRange(number, self._k + block.used, block.need))
             runs += _ranges(number, block.missing)
-            block.sent.append((now, block.need, block.missing))
+            block.sent.append((started, block.need, block.missing))
             del block.sent[:-_MAX_REMEMBERED]
             block.used += block.need
-            now.segments += block.need + block.missing.bit_count()
+            started.segments += block.need + block.missing.bit_count()
             block.need = block.missing = 0
         seals = sorted(self._seals)
         self._due, self._seals = {}, set()
@@ -128,19 +137,19 @@ class Repairs:
         return runs, seals
 
     def mark_sent(self, stamp: int) -> None:
-        """All that was taken is sent: what is heard before this stamp knows nothing of it."""
+        """Set the stamp of the rounds that are sent; receivers with an earlier stamp did not see them."""
         for one in self._sent:
             one.stamp = min(one.stamp, stamp)
 
     def forget(self, low: int) -> None:
-        """All have the blocks before this one."""
+        """Drop the blocks before `low`, which all receivers have."""
         for number in [one for one in self._blocks if one < low]:
             del self._blocks[number]
             self._due.pop(number, None)
 
 
 def _ranges(block: int, bits: int) -> list[SegmentRange]:
-    """The runs of set bits."""
+    """Return the runs of consecutive set bits."""
     found = []
     while bits:
         first = (bits & -bits).bit_length() - 1

@@ -1,6 +1,7 @@
-"""What an earlier run of a receiver has left on its disk: blocks that count when they were compared.
+"""Resumption of an object that an earlier run of the receiver has stored in part.
 
-A receiver takes nobody's word for these, not even its own: each is compared with the digest in its SEAL.
+Stored blocks are not trusted: each is compared with the digest in its SEAL, in order. The driver reads and
+compares; this file decides which block is next, and which SEALs to request.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from collections.abc import Iterator
 from mcast.cast.protocol.packets import MAX_SEALS, BlockInfo, RepairRequest
 
 _MAX_AHEAD = 1024
-"""The seals of so many blocks are kept."""
+"""Maximum blocks after the first unverified one whose SEALs are stored."""
 
 
 class StoredPrefix:
-    """The blocks before `until`, compared one after another; those before `base` are right."""
+    """Stored blocks 0..until-1, which are verified in order; those before `base` are verified."""
 
     def __init__(self, until: int = 0) -> None:
         self.base: int = 0
@@ -25,43 +26,43 @@ class StoredPrefix:
 
     @property
     def active(self) -> bool:
-        """Whether a block has yet to be compared."""
+        """True while a stored block is not verified yet."""
         return self.base < self.until
 
     def add_info(self, block: int, info: BlockInfo) -> None:
-        """Take in what a block is."""
+        """Add the length and digest of a block."""
         if self.base <= block < min(self.until, self.base + _MAX_AHEAD):
             self._infos.setdefault(block, info)
 
     def sent(self, blocks: int) -> None:
-        """The sender has sent so many blocks, or has passed them over."""
+        """Note that the sender has sent or skipped the blocks before `blocks`."""
         self._sent = max(self._sent, min(blocks, self.until))
 
     def next(self) -> BlockInfo | None:
-        """What the block to compare now is, once; None if that is not known yet."""
+        """Return length and digest of the next block to verify, once; None if they are not known yet."""
         if self._offered == self.base or self.base not in self._infos:
             return None
         self._offered = self.base
         return self._infos[self.base]
 
     def accept(self) -> None:
-        """The block is as its seal says."""
+        """Count the next block as verified."""
         del self._infos[self.base]
         self.base += 1
 
     def end(self, until: int) -> None:
-        """No more than the blocks before that one are there."""
+        """Trust only the stored blocks before `until`; those that are verified stay so."""
         self.until = max(self.base, until)
         self._sent = min(self._sent, self.until)
-        # The driver may be comparing the first of them.
+        # Keep the earlier ones: the driver may be verifying one, whose entry `accept` removes.
         self._infos = {block: info for block, info in self._infos.items() if block < self.until}
 
-    def lacks_info(self, block: int) -> bool:
-        """Whether the seal of the block is missing."""
+    def misses_info(self, block: int) -> bool:
+        """Return True if the SEAL of a stored block is missing."""
         return self.base <= block < self.until and block not in self._infos
 
     def requests(self) -> Iterator[RepairRequest]:
-        """The seals that are missing of what has been sent: each brings those of the blocks before it."""
+        """Yield requests for the missing SEALs of blocks that were sent, MAX_SEALS blocks in each."""
         at, end = self.base, min(self._sent, self.base + _MAX_AHEAD)
         while at < end:
             if at in self._infos:

@@ -1,6 +1,24 @@
-"""The sender of objects to a group, without I/O and clock: messages and times go in, messages come out.
+"""Sender of objects to a group: a state machine without I/O, clock or randomness.
 
-What comes out is bytes, or a `Run`: pieces whose bytes the driver has.
+Session: from the beginning the sender repeats OFFER, and admits each JOIN. `close` ends it with a BYE to all.
+
+Object: `begin` starts one, at most one at a time (or one carousel). The driver offers blocks while
+`blocks_wanted` is positive, and calls `end` with the digest. The object ends when its strategy says so
+(`_check_done`), or by `abandon`; its result goes into `results`. `_queue.checked` is False when something has
+happened that may end it, so that thousands of answers cost one check.
+
+Priority in a step (`messages`): leave receivers behind; BYE, ADMIT and repeated packets; OFFER; repairs; new
+segments; and FLUSH if nothing else is left. Rate and window limit segments only. A carousel has neither
+repairs nor window, and sends one cycle after another, of its objects in turn.
+
+Receivers: `MemberTable` has their state. A receiver is given up if it does not answer for `peer_timeout`,
+makes no progress for `stall` while others wait for it, or requests more repairs than its budget. It is then
+answered with a BYE only. `Stragglers` chooses receivers that are left behind in one object alone.
+
+The driver feeds packets to `on_packet`, and calls `messages` at `due`. That returns encoded packets, and
+`SegmentRange`s, which the driver turns into DATA packets from its blocks. The driver owns the blocks' bytes.
+
+Not handled here: the bytes, keys (`auth`), and admission control: each receiver that joins is admitted.
 """
 
 from __future__ import annotations
@@ -12,7 +30,13 @@ from math import inf
 from typing import NamedTuple
 
 from mcast.cast.protocol.backoff import RoundTrip, backoff_round_trips
-from mcast.cast.protocol.members import BEHIND, Member, MemberStatus, MemberTable
+from mcast.cast.protocol.members import (
+    BEHIND,
+    MAX_MEMBERS_PER_ADDRESS,
+    Member,
+    MemberStatus,
+    MemberTable,
+)
 from mcast.cast.protocol.outgoing import FlushTimer, OutgoingObject, Terms
 from mcast.cast.protocol.packets import (
     ALL_MEMBERS,
@@ -22,6 +46,7 @@ from mcast.cast.protocol.packets import (
     MAX_ADMITTED,
     MAX_CAROUSEL,
     MAX_K,
+    MAX_MEMBERS,
     MAX_METADATA,
     MAX_PARITY,
     MAX_ROUND_TRIP,
@@ -52,41 +77,43 @@ from mcast.cast.protocol.stragglers import Stragglers
 from mcast.cast.protocol.strategy import Strategy, TransferState
 
 _REPEATS = 3
-"""How often what nobody confirms is said."""
+"""Number of times that a packet without acknowledgement is sent."""
 
 _CAROUSEL_REPEATS = 2
-"""The same of objects that go round together, of which most are small, and whose next round says it again."""
+"""Number of times in a carousel of several objects, whose next cycle repeats the packet."""
 
 _ADMIT_DELAY = 0.002
-"""Seconds in which receivers are admitted together."""
+"""Seconds for which JOINs are collected into one ADMIT."""
 
 _DESCRIBE_INTERVAL = 8
-"""An object is described again every so many blocks, for those that have lost the description."""
+"""Blocks after which DESCRIBE is repeated, for receivers that have lost it."""
 
 _INFOS_PER_SEAL = 4
-"""So many blocks the SEAL after a block describes: so many in a row must be lost before a receiver has to
-ask for one."""
+"""Blocks that the SEAL after a block describes; a receiver must lose as many in a row to miss one."""
 
 _OFFER_SHARE = 4
-"""At most one message in so many invites, however slow the pace is: the others bring the object."""
+"""At most one message in _OFFER_SHARE goes with an OFFER, however slow the pace is."""
 
 _SILENT_FLUSHES = 4
-"""Few receivers, which are asked often, are asked so often in vain before their silence counts."""
+"""Unanswered FLUSHes in a small group, which is asked often, before the silence of a receiver counts."""
 
 _MIN_BUDGET, _BUDGET_FACTOR = 4096, 8
-"""On account of one receiver so many pieces are repaired, and so many times what has been sent."""
+"""Repair budget per receiver: a minimum number of segments, plus a multiple of what was sent."""
+
+_SESSION_FULL = f"session full: at most {MAX_MEMBERS} receivers, {MAX_MEMBERS_PER_ADDRESS} per address"
+"""Reason of a BYE, in at most MAX_TEXT bytes."""
 
 _BITMAP_SIZE = (MIN_MESSAGE_SIZE - 64) * 8 // 2
-"""How many receivers one message has bits for."""
+"""Receivers for which one packet has bits."""
 
 
 class Timers(NamedTuple):
-    """How a sender deals with time, in seconds.
+    """Timeouts of a sender, in seconds.
 
-    offer    between two invitations
-    silence  for which a receiver that is asked may be silent
-    stall    for which a receiver may stand still while others wait for it
-    trip     the longest round trip that is believed
+    offer           between two OFFERs
+    peer_timeout    maximum silence of a receiver that is asked
+    stall           maximum time without progress of a receiver for which others wait
+    max_round_trip  maximum round trip; a longer measurement counts as this one
     """
 
     offer: float = 0.1
@@ -96,7 +123,7 @@ class Timers(NamedTuple):
 
 
 class ObjectInfo(NamedTuple):
-    """What is said of an object before its bytes: `size` is None where only the end tells."""
+    """Properties of an object that DESCRIBE announces; `size` is None for a stream."""
 
     size: int | None = None
     name: str = ""
@@ -104,15 +131,15 @@ class ObjectInfo(NamedTuple):
 
 
 class ReceiverReport(NamedTuple):
-    """What became of one object at one receiver.
+    """Outcome of one object at one receiver.
 
-    name, address  the receiver's
-    whole    whether it has the object
-    seconds  when it said so, since the object was begun; inf if it did not
-    asks     how many requests it sent
-    asked    for how many pieces
-    why      why it does not have the object; empty if it has
-    number   the receiver's, by which several objects of a session are told to be one receiver's
+    name, address  of the receiver
+    complete       True if it has the object
+    seconds        from the beginning of the object to its ACK; inf if it does not have the object
+    nacks          number of its NACKs
+    requested      number of segments that it requested
+    reason         for not having the object; empty if it has
+    number         of the receiver, which is the same in all objects of a session
     """
 
     name: str
@@ -126,14 +153,17 @@ class ReceiverReport(NamedTuple):
 
 
 class ObjectResult(NamedTuple):
-    """How one object ended: its number, whether the strategy's promise was kept, and each receiver's account.
+    """Outcome of one object.
 
-    pieces  of the object
-    repairs  how many pieces, of data and of parity, were sent to repair losses
-    parity  whether parity could be sent
-    spared  how many pieces were not sent, because all receivers had them from an earlier run
-    rounds  how often a carousel has sent the whole object
-    digest  the object's, as the receivers were told; None if they were not, because it was cut short
+    object        its number
+    strategy_met  True if the strategy's promise was kept
+    segments      number of source segments that were sent or skipped
+    repairs       number of repair segments that were sent: parity, and source segments again
+    parity        True if the sender had parity segments
+    receivers     a report for each receiver that took part
+    skipped       number of source segments that were not sent, because all receivers had them stored
+    cycles        complete cycles of a carousel
+    digest        of the object, as sent to the receivers; None if the object was abandoned before its end
     """
 
     object: int
@@ -148,7 +178,7 @@ class ObjectResult(NamedTuple):
 
 
 class ObjectSender:
-    """One end: invites receivers, and sends them one object after another."""
+    """State machine of a sender: invites receivers, and sends them one object after another."""
 
     def __init__(
         self,
@@ -166,20 +196,22 @@ class ObjectSender:
         self.members: MemberTable = MemberTable()
         self.rate: Rate = Rate(limit)
         self.outgoing: OutgoingObject | None = None
-        """The object on its way; of those that go round together, the one whose turn it is."""
+        """Current object; of a carousel, the one in the current cycle. None between objects."""
         self._carousel: list[OutgoingObject] = []
+        """Current objects: one, or all of a carousel."""
         self.results: list[ObjectResult] = []
-        """Objects that have ended; the driver takes them away."""
+        """Outcomes of objects, which the driver removes."""
         self.rejected: Counter[str] = Counter[str]()
+        """Number of contents of packets that were not accepted, by reason."""
         self._timers = timers
         self._measured_round_trip = RoundTrip(min(timers.max_round_trip, MAX_ROUND_TRIP))
         self._flush_timer = FlushTimer()
         self._window = Window()
         self._stragglers: Stragglers | None = None
-        """Of the object on its way, unless it goes round: nobody holds that up."""
+        """Watch over the current object; None for a carousel, which no receiver holds up."""
         self._queue = _SendQueue(now, printable(name))
 
-    # --- what the driver does --------------------------------------------------------------------
+    # --- input from the driver -------------------------------------------------------------------
 
     def begin(
         self,
@@ -191,10 +223,14 @@ class ObjectSender:
         k: int = MAX_K,
         parity: int = MAX_PARITY,
     ) -> Describe:
-        """Begin the next object, of `size` bytes or of a length that is not known.
+        """Begin the next object, and return its description.
 
-        Returns how it is cut. Without parity, which `spare` 0 means, pieces are repeated. Raises ValueError
-        if an object is on its way, if the metadata is too long, or for a carousel of unknown length.
+        size    in bytes; None for a stream
+        k       maximum source segments of a block
+        parity  maximum parity segments of a block; 0 to repair with source segments alone
+
+        Raises ValueError if an object is being sent, if the metadata is too long, or if the size of a
+        carousel's object is unknown.
         """
         (about,) = self.begin_all(now, strategy, [ObjectInfo(size, name, metadata)], k, parity)
         return about
@@ -207,16 +243,18 @@ class ObjectSender:
         k: int = MAX_K,
         parity: int = MAX_PARITY,
     ) -> list[Describe]:
-        """As `begin`; of a carousel several objects, which go round together, each in its turn."""
+        """Begin one object, or a carousel of several, and return the descriptions. Raises as `begin` does."""
         if self.outgoing is not None:
-            raise ValueError("the object before is still on its way")
+            raise ValueError("the previous object is still being sent: wait for its result, or abandon it")
         if not 0 < len(infos) <= (MAX_CAROUSEL if strategy.carousel else 1):
             raise ValueError(f"{len(infos):,} objects in a carousel: from 1 to {MAX_CAROUSEL:,}")
         for info in infos:
             if len(info.metadata) > MAX_METADATA:
                 raise ValueError(f"{len(info.metadata)} bytes of metadata: at most {MAX_METADATA}")
             if strategy.carousel and info.size is None:
-                raise ValueError("a carousel sends the object again and again: its size must be known before")
+                raise ValueError(
+                    "a carousel sends the object again and again: its size must be known when it begins"
+                )
         self.members.begin(now, not strategy.carousel)
         max_message = min(
             [self.max_message, *(member.max_message for member in self.members if member.active)]
@@ -224,21 +262,21 @@ class ObjectSender:
         abouts = [
             Describe(
                 self.session,
-                self._queue.objects + place,
+                self._queue.objects + position,
                 UNKNOWN_SIZE if info.size is None else info.size,
                 segment_size(max_message),
                 k,
                 parity,
                 len(infos) if strategy.carousel else 0,
-                place,
+                position,
                 printable(info.name),
                 info.metadata,
             )
-            for place, info in enumerate(infos)
+            for position, info in enumerate(infos)
         ]
         self._queue.objects += len(abouts)
         if strategy.carousel:
-            self.rate.pace = self.rate.limit  # nobody reports losses
+            self.rate.pace = self.rate.limit  # no receiver of a carousel reports losses
         self._queue.checked = False
         self._carousel, self._flush_timer = (
             [OutgoingObject(about, Terms(strategy, now)) for about in abouts],
@@ -247,52 +285,52 @@ class ObjectSender:
         self.outgoing = self._carousel[0]
         self._stragglers = None if strategy.carousel else Stragglers(strategy, now)
         self._update_window()
-        for _ in range(_REPEATS):  # all that follows is lost on an end that has not heard it
+        for _ in range(_REPEATS):  # a receiver without the description cannot use any segment
             self._queue.send_at(now, encode(abouts[0]))
         return abouts
 
     @property
     def has_admissions(self) -> bool:
-        """Whether a receiver has yet to be told that it takes part: it takes no piece before."""
+        """True while an ADMIT is scheduled; its receivers ignore segments until it arrives."""
         return self._queue.has_admissions
 
     @property
     def blocks_wanted(self) -> int:
-        """How many blocks of the object may be offered now."""
+        """Number of blocks of the object that the driver may offer now."""
         return 0 if self.outgoing is None else self.outgoing.blocks_wanted
 
     def offer(self, info: BlockInfo) -> None:
-        """The next block is there, and stays readable until the object's `low` is beyond it."""
+        """Add the next block, which stays readable until `released` of the object is beyond it."""
         assert self.outgoing is not None
         self.outgoing.offer(info)
 
     def end(self, digest: bytes) -> None:
-        """The object has no more blocks; the digest is that of all its bytes."""
+        """Note that the object has no more blocks. `digest` is of all its bytes."""
         if self.outgoing is not None:
             self.outgoing.digest = digest
 
     def abandon(self, now: float) -> None:
-        """Send no more of the object: those that do not have it are left behind."""
+        """End the object now; receivers that do not have it are left behind."""
         if self.outgoing is not None:
             self._finish(self.outgoing, now, "the sender has given the object up")
 
     def close(self, now: float, reason: str = "") -> None:
-        """End the session: all are told."""
+        """End the session with a BYE to all receivers."""
         self._queue.send_repeatedly(
             encode(Bye(self.session, ALL_MEMBERS, printable(reason))), now, self._round_trip
         )
-        self.abandon(now)  # said after the BYE, whose reason is the better one
+        self.abandon(now)  # after the BYE, so that receivers report its reason and not that of the DONE
         self._queue.closed = True
 
     @property
     def finished(self) -> bool:
-        """Whether the session has ended, and all has been said."""
+        """True if the session has ended, and its last packets were sent."""
         return self._queue.closed and self._queue.at == inf
 
-    # --- what comes ------------------------------------------------------------------------------
+    # --- input from packets ----------------------------------------------------------------------
 
     def on_packet(self, packet: Packet, address: str, now: float) -> None:
-        """Take in a message of a receiver."""
+        """Process a packet of a receiver."""
         if self._queue.closed or packet.session != self.session:
             return
         if isinstance(packet, Join):
@@ -316,7 +354,7 @@ class ObjectSender:
                     self._on_stored(outgoing, member, packet.base, now)
                 elif member.pending:
                     self._on_ack(outgoing, member, packet, now)
-                elif member.state == BEHIND:  # it has not heard so, or it would be silent
+                elif member.state == BEHIND:  # it has lost the BEHIND, or it would not send this
                     behind = Behind(self.session, outgoing.about.object, member.index, 1)
                     self._queue.send_bye(member.number, encode(behind))
 
@@ -329,14 +367,14 @@ class ObjectSender:
             participates = waits and outgoing is not None and not outgoing.low and sent < join.window
             member = self.members.join(join, address, sent, participates, now)
             if member is None:
-                bye = encode(Bye(self.session, join.member, "there is no place for more"))
+                bye = encode(Bye(self.session, join.member, _SESSION_FULL))
                 self._queue.send_bye(join.member, bye)
                 return
             if outgoing is not None:
                 self._update_window()
         if member.active:
             member.nonce = join.nonce
-            member.waiting_since = inf  # who has not heard the admission cannot answer, and is not silent
+            member.waiting_since = inf  # it has lost the ADMIT, and does not answer before it has one
             self._queue.admit(member, now)
         else:
             self._send_bye(member)
@@ -348,21 +386,22 @@ class ObjectSender:
         member.reason = ack.reason
         self._give_up(member, MemberStatus.LEFT)
 
-    def _on_stored(self, outgoing: OutgoingObject, member: Member, held: int, now: float) -> None:
-        """A receiver seems to have blocks from an earlier run. Whether that is so is found out there."""
-        if not member.in_object and outgoing.low <= held and outgoing.sent <= held + member.window:
+    def _on_stored(self, outgoing: OutgoingObject, member: Member, blocks: int, now: float) -> None:
+        """Process an ACK of stored blocks, which the receiver has not verified yet."""
+        if not member.in_object and outgoing.low <= blocks and outgoing.sent <= blocks + member.window:
             self.members.join_late(member, outgoing.low, now)
             self._update_window()
         if member.pending:
-            # What comes late says more than what came before; what it takes back was not lost on the way.
-            self.members.set_stored(member, held if member.stored is None else min(member.stored, held))
+            # The number only falls, as blocks turn out to be wrong; a reordered older ACK has a higher one.
+            # The segments of such blocks were skipped, so they are no losses.
+            self.members.set_stored(member, blocks if member.stored is None else min(member.stored, blocks))
             member.loss_base = max(member.loss_base, outgoing.sent)
             outgoing.stored = self.members.stored()
 
     def _on_ack(self, outgoing: OutgoingObject, member: Member, packet: Nack | Ack, now: float) -> None:
         early = isinstance(packet, Ack) and packet.state == COMPLETE and not outgoing.all_sent
         if early or packet.base > outgoing.sent or packet.stamp > micros(now):
-            self.rejected["an answer to what was not sent"] += 1
+            self.rejected["an answer about blocks that were not sent"] += 1
             return
         if packet.stamp:
             self._measured_round_trip.measured(now - packet.stamp / 1e6 - packet.hold_time / 1e6)
@@ -378,19 +417,19 @@ class ObjectSender:
 
     def _on_nack(self, outgoing: OutgoingObject, member: Member, nack: Nack, now: float) -> None:
         self._flush_timer.on_activity()
-        late = not member.nacks
+        is_first = not member.nacks
         member.nacks += 1
         at = now + (self._round_trip if self._flush_timer.at < inf else self._nack_window)
         lost = charged = 0
         k, repairs = outgoing.about.k, outgoing.repairs
         for request in nack.requests:
-            gone = request.missing and request.block < outgoing.low  # the seals of all blocks are kept
-            if gone or request.block >= outgoing.sent or request.missing >> k:
-                self.rejected["a request for what was not sent"] += 1
+            released = request.missing and request.block < outgoing.low  # a SEAL can be sent for any block
+            if released or request.block >= outgoing.sent or request.missing >> k:
+                self.rejected["a request for segments that were not sent"] += 1
                 continue
             needs = request.need or request.missing.bit_count()
-            if late and request.block >= member.loss_base:  # what was sent before it listened is no loss
-                late = request.missing.bit_count() == outgoing.segments_of(request.block)
+            if is_first and request.block >= member.loss_base:  # segments sent before it joined are no losses
+                is_first = request.missing.bit_count() == outgoing.segments_of(request.block)
                 member.loss_base = request.block + 1
             fresh = request.block >= member.loss_base
             lost += needs if fresh else repairs.lost(request, member.stamp, nack.stamp)
@@ -408,11 +447,11 @@ class ObjectSender:
         if member.charged > _MIN_BUDGET + _BUDGET_FACTOR * (outgoing.segments + outgoing.skipped):
             self._give_up(member, MemberStatus.OVER_BUDGET)
 
-    # --- what is said ----------------------------------------------------------------------------
+    # --- output ----------------------------------------------------------------------------------
 
     @property
     def due(self) -> float:
-        """When to ask `messages` again, unless a message comes or a block is offered."""
+        """When to call `messages` next; a packet or an offered block may change it."""
         found = self._queue.at if self._queue.checked else self._queue.now
         outgoing = self.outgoing
         if outgoing is None:
@@ -432,8 +471,8 @@ class ObjectSender:
         strategy, begun = outgoing.terms
         return inf if strategy.seconds is None else begun + strategy.seconds
 
-    def messages(self, now: float, most: int = MAX_BURST) -> list[bytes | SegmentRange]:
-        """What to send now, in order: bytes as they are, and runs of pieces; some `most` messages."""
+    def messages(self, now: float, limit: int = MAX_BURST) -> list[bytes | SegmentRange]:
+        """Return what to send now, in order: encoded packets, and runs of at most `limit` segments in all."""
         queue, outgoing = self._queue, self.outgoing
         queue.now = now
         if outgoing is not None and self._stragglers is not None:
@@ -445,60 +484,60 @@ class ObjectSender:
             self._check_done(outgoing, now)
             outgoing = self.outgoing
         if now >= queue.offer and not queue.closed:
-            inviting = [self._offer(now)]
-            if outgoing is not None and outgoing.about.carousel:  # for those that come now
-                inviting += [encode(outgoing.about), encode(outgoing.flush(*self._pulse(now), 0, 0))]
-            out += inviting
-            queue.offer = now + max(self._timers.offer, _OFFER_SHARE * len(inviting) / self.rate.pace)
+            offers = [self._offer(now)]
+            if outgoing is not None and outgoing.about.carousel:  # for receivers that arrive at any time
+                offers += [encode(outgoing.about), encode(outgoing.flush(*self._pulse(now), 0, 0))]
+            out += offers
+            queue.offer = now + max(self._timers.offer, _OFFER_SHARE * len(offers) / self.rate.pace)
         if outgoing is not None and outgoing.about.carousel:
-            if allowed := min(most, self.rate.allowed(now)):
+            if allowed := min(limit, self.rate.allowed(now)):
                 self._send_cycle(outgoing, out, allowed, now)
             self.rate.adapt(now, self._round_trip)
         elif outgoing is not None:
-            before, allowed = outgoing.segments, int(min(most, self.rate.allowed(now), self._window.credit))
+            before, allowed = outgoing.segments, int(min(limit, self.rate.allowed(now), self._window.credit))
             self.rate.adapt(now, self._round_trip)
             if allowed:
                 self._start_repairs(outgoing, now)
                 allowed = self._send_repairs(outgoing, out, allowed, now)
                 self._send_new(outgoing, out, allowed, now)
             if outgoing.idle and not queue.runs:
-                # A source that has nothing for the moment is not the end: its next block says as much.
-                ends = outgoing.all_sent or outgoing.full
-                if outgoing.segments > before and not ends:
+                # If the source only has nothing at the moment, wait: its next block serves as a FLUSH.
+                waits = outgoing.all_sent or outgoing.full
+                if outgoing.segments > before and not waits:
                     self._flush_timer.end()
-                self._flush_timer.begin(now if ends else now + 3 * self._nack_window)
+                self._flush_timer.begin(now if waits else now + 3 * self._nack_window)
                 if allowed > 0 and now >= self._flush_timer.at:
                     self._flush(outgoing, out, now)
             else:
                 self._flush_timer.end()
         self._spent(out)
         if outgoing is not None and not outgoing.about.carousel:
-            questions = self._window_flushes(outgoing, now)
-            self._spent(questions)
-            out += questions
+            flushes = self._window_flushes(outgoing, now)
+            self._spent(flushes)
+            out += flushes
         return out
 
-    def _spent(self, said: Sequence[bytes | SegmentRange]) -> None:
-        messages = sum(one.segments if isinstance(one, SegmentRange) else 1 for one in said)
+    def _spent(self, out: Sequence[bytes | SegmentRange]) -> None:
+        messages = sum(one.segments if isinstance(one, SegmentRange) else 1 for one in out)
         self.rate.spent(messages)
         self._window.spent(messages)
 
     def _window_flushes(self, outgoing: OutgoingObject, now: float) -> list[bytes]:
-        """Ask all what they have taken, if it is time for that, or again those that are waited for."""
-        asked = set[int]()
+        """Return the FLUSHes that the window needs: to all receivers, or to those that did not answer."""
+        numbers = set[int]()
         if self._window.flush_due:
-            asked = {member.number for member in self.members if member.pending}
-            self._window.flushed(micros(now), asked)
-        asked |= self._window.to_ask(now, self._nack_window)
-        if not asked:
+            numbers = {member.number for member in self.members if member.pending}
+            self._window.flushed(micros(now), numbers)
+        numbers |= self._window.to_flush(now, self._nack_window)
+        if not numbers:
             return []
-        bits = self.members.bits(lambda it: it.number in asked)
+        bits = self.members.bits(lambda it: it.number in numbers)
         return [encode(outgoing.flush(*self._pulse(now), first, bits)) for first, bits in _bitmaps(bits)]
 
     def _send_cycle(
         self, outgoing: OutgoingObject, out: list[bytes | SegmentRange], allowed: int, now: float
     ) -> None:
-        """What the pace allows of a carousel, up to the end of a round."""
+        """Append at most `allowed` segments of a carousel, up to the end of the object's cycle."""
         while allowed > 0 and (run := outgoing.next_run(allowed, now)) is not None:
             out.append(run)
             allowed -= run.segments
@@ -508,12 +547,10 @@ class ObjectSender:
             last = [encode(outgoing.flush(*self._pulse(now), 0, 0))]
             if outgoing.sent:
                 last.append(encode(outgoing.seal(outgoing.sent - 1, *self._pulse(now))))
-            together = len(self._carousel) > 1
-            out += last * (
-                _CAROUSEL_REPEATS if together else _REPEATS
-            )  # there may be no other round to bring it
+            several = len(self._carousel) > 1
+            out += last * (_CAROUSEL_REPEATS if several else _REPEATS)  # this may be the last cycle
             self._queue.checked = False
-            if together:
+            if several:
                 self.outgoing = self._carousel[(outgoing.about.position + 1) % len(self._carousel)]
                 out += [encode(self.outgoing.about)] * _CAROUSEL_REPEATS
 
@@ -523,18 +560,17 @@ class ObjectSender:
 
     @property
     def _round_trip(self) -> float:
-        """Seconds of the longest round trip. That of a slow receiver keeps no repair from the others for
-        longer than the strategy allows."""
-        longest = inf if self._stragglers is None else self._stragglers.max_round_trip(self._queue.now)
-        return min(self._measured_round_trip.seconds, longest)
+        """Round trip of the group in seconds, cut so that slow receivers do not delay the others' repairs."""
+        limit = inf if self._stragglers is None else self._stragglers.max_round_trip(self._queue.now)
+        return min(self._measured_round_trip.seconds, limit)
 
     @property
     def _nack_window(self) -> float:
-        """Seconds in which the requests for the same come."""
+        """Seconds in which NACKs for the same loss arrive."""
         return backoff_round_trips(len(self.members)) * self._round_trip
 
     def _pulse(self, now: float) -> tuple[int, int, int]:
-        """The stamp, the number of receivers, the round trip."""
+        """Return stamp, number of receivers and round trip, as packets have them."""
         return micros(now), len(self.members), micros(self._round_trip)
 
     def _start_repairs(self, outgoing: OutgoingObject, now: float) -> None:
@@ -546,7 +582,7 @@ class ObjectSender:
     def _send_repairs(
         self, outgoing: OutgoingObject, out: list[bytes | SegmentRange], allowed: int, now: float
     ) -> int:
-        """Repairs that the pace allows. How many messages are still allowed."""
+        """Append at most `allowed` repair segments, and return how many more are allowed."""
         runs = self._queue.runs
         while runs and allowed > 0:
             run = runs.pop(0)
@@ -558,7 +594,7 @@ class ObjectSender:
             outgoing.repaired += run.segments
             if not runs:
                 outgoing.repairs.mark_sent(micros(now))
-                outgoing.sent_at += now - self._queue.taken  # who waits for repairs does not stand still
+                outgoing.sent_at += now - self._queue.taken  # time spent on repairs is no stall of a receiver
         return allowed
 
     def _send_new(
@@ -573,7 +609,7 @@ class ObjectSender:
                     pass
                 out.append(encode(outgoing.seal(outgoing.sent - 1, *self._pulse(now))))
                 outgoing.sent_at = now
-                self._queue.checked = False  # the next blocks are wanted at once, not after the next question
+                self._queue.checked = False  # ask the driver for the next blocks at once, not after a FLUSH
             if (run := outgoing.next_run(allowed, now)) is None:
                 break
             out.append(run)
@@ -590,23 +626,23 @@ class ObjectSender:
             self.outgoing.stored = self.members.stored()
 
     def _flush(self, outgoing: OutgoingObject, out: list[bytes | SegmentRange], now: float) -> None:
-        """Ask what is missing; name those that do not answer, and give up those that never do.
+        """Append a FLUSH, and give up receivers that do not answer.
 
-        Few are named at once, but have as long to answer as many.
+        A small group is asked for ACKs in each FLUSH, but has as much time to answer as a large one.
         """
         wait, timers = 3 * self._nack_window, self._timers
-        names = self._flush_timer.next_flush(now, wait, max(0.5, wait))
+        wants_acks = self._flush_timer.next_flush(now, wait, max(0.5, wait))
         target = outgoing.sent if outgoing.all_sent or not outgoing.full else outgoing.low + 1
-        asked, few = 0, self.members.pending <= SMALL_GROUP
-        if names and not (few and 0 < self._flush_timer.idle_flushes < _SILENT_FLUSHES):
+        ack_bits, is_small = 0, self.members.pending <= SMALL_GROUP
+        if wants_acks and not (is_small and 0 < self._flush_timer.idle_flushes < _SILENT_FLUSHES):
             self._check_silent(outgoing, target, now, timers)
-        if names:
+        if wants_acks:
             out.append(encode(outgoing.about))
-        if names or few:
-            asked = self.members.bits(lambda it: it.pending and (outgoing.all_sent or it.base < target))
+        if wants_acks or is_small:
+            ack_bits = self.members.bits(lambda it: it.pending and (outgoing.all_sent or it.base < target))
         if outgoing.sent:
             out.append(encode(outgoing.seal(outgoing.sent - 1, *self._pulse(now))))
-        out += [encode(outgoing.flush(*self._pulse(now), first, bits)) for first, bits in _bitmaps(asked)]
+        out += [encode(outgoing.flush(*self._pulse(now), first, bits)) for first, bits in _bitmaps(ack_bits)]
         self._queue.checked = False
 
     def _check_silent(self, outgoing: OutgoingObject, target: int, now: float, timers: Timers) -> None:
@@ -644,7 +680,7 @@ class ObjectSender:
         for first, bits in _bitmaps(_bits(slow)):
             behind = encode(Behind(self.session, outgoing.about.object, first, bits))
             self._queue.send_repeatedly(behind, now, self._round_trip)
-        # Pace and round trip were those of the slow ones.
+        # Pace and round trip were those of the slow receivers.
         self.rate.restart()
         self._measured_round_trip = RoundTrip(min(self._timers.max_round_trip, MAX_ROUND_TRIP))
         self._update_window()
@@ -655,7 +691,7 @@ class ObjectSender:
         self._queue.send_bye(member.number, encode(Bye(self.session, member.number, reason)))
 
     def _check_done(self, outgoing: OutgoingObject, now: float) -> None:
-        """Whether the object is done with."""
+        """Finish the object if its strategy allows that, after an update of `low`."""
         self._queue.checked = True
         if not outgoing.about.carousel:
             low = self.members.low()
@@ -665,10 +701,10 @@ class ObjectSender:
             self._finish(outgoing, now, "the strategy did not wait for this receiver")
 
     def _is_done(self, outgoing: OutgoingObject, now: float) -> bool:
-        quiet = self._flush_timer.idle_flushes if outgoing.all_sent and self._flush_timer.at < inf else 0
+        idle = self._flush_timer.idle_flushes if outgoing.all_sent and self._flush_timer.at < inf else 0
         seconds = now - outgoing.terms.begun
         cycles = self._carousel[-1].cycles
-        state = TransferState(self.members.complete, self.members.pending, seconds, quiet, cycles)
+        state = TransferState(self.members.complete, self.members.pending, seconds, idle, cycles)
         return outgoing.terms.strategy.is_done(state)
 
     def _finish(self, outgoing: OutgoingObject, now: float, behind: str) -> None:
@@ -691,8 +727,8 @@ class ObjectSender:
                     one.digest if one.all_sent else None,
                 )
             )
-        whole = members.bits(lambda it: it.in_object and it.state == COMPLETE)
-        for first, bits in _bitmaps(whole):
+        complete = members.bits(lambda it: it.in_object and it.state == COMPLETE)
+        for first, bits in _bitmaps(complete):
             done = encode(Done(self.session, self._queue.objects - 1, first, bits))
             self._queue.send_repeatedly(done, now, self._round_trip)
         self.outgoing, self._carousel, self._queue.runs, self._queue.seals = None, [], [], []
@@ -701,15 +737,20 @@ class ObjectSender:
 
 
 class _SendQueue:
-    """What a sender has to say besides pieces, and when."""
+    """Packets that a sender has scheduled, and the repairs that it is sending."""
 
     def __init__(self, now: float, name: str) -> None:
         self.name = name
         self.objects = 0
+        """Number of the next object."""
         self.now = self.offer = self.taken = now
+        """Times of the last step, of the next OFFER, and of the beginning of the current repairs."""
         self.runs: list[SegmentRange] = []
+        """Repairs still to be sent."""
         self.seals: list[int] = []
+        """Blocks whose SEAL is requested."""
         self.checked = True
+        """False if something has happened that may end the object."""
         self.closed = False
         self._scheduled: list[tuple[float, int, bytes]] = []
         self._admitted: dict[int, tuple[int, int]] = {}
@@ -719,37 +760,37 @@ class _SendQueue:
 
     @property
     def has_admissions(self) -> bool:
-        """Whether a receiver is to be told that it takes part."""
+        """True while an ADMIT is scheduled."""
         return self._admit_at < inf
 
     @property
     def at(self) -> float:
-        """When the next of it is due."""
+        """When the next packet is due; inf if none is scheduled."""
         due = self.now if self._byes else self._admit_at
         return min(due, self._scheduled[0][0]) if self._scheduled else due
 
     def send_at(self, at: float, message: bytes) -> None:
-        """Say this once."""
+        """Schedule a packet."""
         self._order += 1
         heappush(self._scheduled, (at, self._order, message))
 
     def send_repeatedly(self, message: bytes, now: float, trip: float) -> None:
-        """Say this some times, because nobody confirms it."""
+        """Schedule a packet _REPEATS times, because it is not acknowledged."""
         for step in range(_REPEATS):
             self.send_at(now + step * trip, message)
 
     def send_bye(self, number: int, message: bytes) -> None:
-        """Take leave of one receiver; once in a turn, however often it speaks."""
+        """Schedule a BYE or BEHIND for one receiver: once in a step, however much the receiver sends."""
         if len(self._byes) < MAX_BURST:
             self._byes[number] = message
 
     def admit(self, member: Member, now: float) -> None:
-        """Tell a receiver, and others that come in a moment, that they take part; and what is on its way."""
+        """Schedule an ADMIT for the receivers of the next _ADMIT_DELAY seconds, with a DESCRIBE."""
         self._admitted[member.number] = member.index, member.nonce
         self._admit_at = min(self._admit_at, now + _ADMIT_DELAY)
 
     def pop(self, now: float, session: int, about: bytes) -> list[bytes]:
-        """What is due."""
+        """Remove and return the packets that are due. `about` is the DESCRIBE to go with an ADMIT."""
         out = list(self._byes.values())
         self._byes = {}
         if now >= self._admit_at:
@@ -764,7 +805,7 @@ class _SendQueue:
 
 
 def _bitmaps(bits: int) -> list[tuple[int, int]]:
-    """The bits in parts that fit into messages: first and bits; at least one part."""
+    """Split a bitmap into (first bit, bits) for each packet that it needs; at least one."""
     parts = [
         (first, bits >> first & (1 << _BITMAP_SIZE) - 1)
         for first in range(0, bits.bit_length(), _BITMAP_SIZE)
@@ -773,7 +814,7 @@ def _bitmaps(bits: int) -> list[tuple[int, int]]:
 
 
 def _bits(members: Iterable[Member]) -> int:
-    """Return a bit for each of these receivers, by its index."""
+    """Return a bitmap of these receivers, by index."""
     bits = 0
     for member in members:
         bits |= 1 << member.index
@@ -781,9 +822,9 @@ def _bits(members: Iterable[Member]) -> int:
 
 
 def _report(member: Member, begun: float, behind: str) -> ReceiverReport:
-    whole = member.state == COMPLETE
-    reason = "" if whole else member.reason or (behind if member.active else member.status.value)
-    seconds = member.complete_at - begun if whole else inf
+    complete = member.state == COMPLETE
+    reason = "" if complete else member.reason or (behind if member.active else member.status.value)
+    seconds = member.complete_at - begun if complete else inf
     return ReceiverReport(
-        member.name, member.address, whole, seconds, member.nacks, member.requested, reason, member.number
+        member.name, member.address, complete, seconds, member.nacks, member.requested, reason, member.number
     )

@@ -1,17 +1,20 @@
-"""Receivers that are too slow for the strategy: which are left behind, and when.
+"""Receivers that are too slow for the strategy: which of them the sender leaves behind, and when.
 
-A sender goes no further ahead of a receiver than that one can hold, and slows down for what is lost there. So
-one slow receiver slows down all others. Where the strategy waits for all, it is meant to. `deadline` and
-`quorum` promise something that does not need the slow ones, and then they may cost the others so much:
+A sender is never more than a window ahead of its slowest receiver, and slows down for its losses, so one slow
+receiver slows down all others. The strategy `all` means that. `deadline` and `quorum` can be met without the
+slow ones, which then have a budget of time to cost the others:
 
-deadline  an eighth of its time. After that, each of them is left behind that would miss the deadline at the
-          speed that it has had so far, while others did not hold it up. Those that would not are waited for
-quorum    0.1 s and a quarter of the time that the object takes without them
+deadline  an eighth of its time. After that, a receiver is left behind if it would miss the deadline at its
+          speed so far, not counting the time in which others held it up
+quorum    a quarter of the time that the object takes without them, and MIN_DELAY at least
 
-Only what holds up others counts: where all are slow, or too few would be left for the quorum, nobody is left
-behind. While the sender is held up, it looks every so often who is behind. One answer that comes a little
-later than others makes nobody slow: a receiver is behind when it is so at two looks in a row. Nor does one
-that was lost: before a receiver is left behind, it is asked how far it is.
+Only a receiver that holds up others is slow. If all are slow, or too few would be left for the quorum, nobody
+is left behind.
+
+`Stragglers.check` runs while the sender is held up, by a full window, by awaited answers, or by losses. One
+late answer does not make a receiver slow: it must be behind in two checks in a row. Nor does a lost answer:
+before a receiver is left behind, the caller probes it with a FLUSH, up to _MAX_PROBES times. The state of
+each receiver is in its `Member`; this class writes `behind_since`, `probes`, `probed_at` and `held_up` alone.
 """
 
 from __future__ import annotations
@@ -28,21 +31,21 @@ from mcast.cast.protocol.strategy import Strategy
 _DEADLINE_SHARE = 1 / 8
 _QUORUM_SHARE = 1 / 4
 MIN_DELAY = 0.1
-"""Seconds that slow receivers may cost a quorum, however fast the others are."""
+"""Minimum budget of slow receivers in a quorum, in seconds."""
 _CHECKS = 8
-"""So many looks in the time that slow receivers may cost."""
+"""Checks during the budget."""
 _ROUND_TRIPS = 32
-"""So many round trips in that time."""
+"""Minimum round trips during the budget; a longer measured round trip is cut to that."""
 _MIN_INTERVAL = 0.002
-"""Seconds from one look to the next, at least: each is at all receivers."""
+"""Minimum seconds between two checks, each of which looks at all receivers."""
 _MAX_PROBES = 4
-"""A receiver that does not answer so many questions, one at each look, is as far as it was."""
+"""Maximum probes of a receiver, one in each check, before its last answer is taken for its state."""
 _LOSS_VALID = 1.0
-"""Seconds for which a report of too many losses says something of its receiver."""
+"""Seconds for which a receiver's report of losses is used."""
 
 
 class Stragglers:
-    """Watch over one object: how long slow receivers have held up others, and who is left behind for that."""
+    """Watch over one object: time that slow receivers have cost the others, and receivers to leave behind."""
 
     def __init__(self, strategy: Strategy, begun: float) -> None:
         self._strategy, self._begun = strategy, begun
@@ -51,20 +54,20 @@ class Stragglers:
         self._delayed = 0.0
         self._checked_at = -inf
         self.to_probe: list[Member] = []
-        """Whom to ask now how far they are."""
+        """Receivers to probe now with a FLUSH."""
         self.at: float = inf
-        """When to look again; inf while nothing holds the sender up."""
+        """When to check again; inf while nothing holds the sender up."""
 
     @property
     def reason(self) -> str:
-        """Why a receiver was left behind."""
-        of = "deadline" if self._strategy.receivers is None else "quorum"
-        return f"left behind: this receiver is too slow for the {of}"
+        """Reason for leaving a receiver behind, for reports."""
+        promise = "deadline" if self._strategy.receivers is None else "quorum"
+        return f"left behind: this receiver is too slow for the {promise}"
 
     def max_round_trip(self, now: float) -> float:
-        """Seconds of the longest round trip that others wait for; inf where slow receivers may cost any time.
+        """Return the maximum round trip, in seconds, that the sender announces; inf for no limit.
 
-        Receivers wait some round trips before they ask for what they lack.
+        Receivers back off for some round trips, so that of a slow receiver would delay all repairs.
         """
         return max(MIN_ROUND_TRIP, self._budget(now) / _ROUND_TRIPS) if self._watches else inf
 
@@ -77,16 +80,16 @@ class Stragglers:
         self,
         now: float,
         outgoing: OutgoingObject,
-        whole: int,
+        complete: int,
         members: Iterable[Member],
         awaited: Collection[int],
         slowed: bool,
     ) -> list[Member]:
-        """Return the receivers to leave behind now.
+        """Return the receivers to leave behind now, and set `to_probe` and `at`.
 
-        whole    how many receivers have the object
-        awaited  numbers of those whose answer the sender waits for before it sends on
-        slowed   True if the sender is slower than it could be because messages were lost
+        complete  number of receivers that have the object
+        awaited   numbers of the receivers without whose answer the sender cannot send
+        slowed    True if losses keep the sender's rate below its limit
         """
         self.to_probe = []
         held_up = (outgoing.full and not outgoing.all_sent) or bool(awaited) or slowed
@@ -96,74 +99,74 @@ class Stragglers:
         if now < self.at < inf:
             return []
         interval = max(_MIN_INTERVAL, self._budget(now) / _CHECKS)
-        passed = min(now - self._checked_at, interval * 2)  # more has passed where nothing held the sender up
+        passed = min(now - self._checked_at, interval * 2)  # do not count time in which nothing held it up
         self._checked_at, self.at = now, now + interval
-        owing = [member for member in members if member.pending]
-        slow = self._slow(now, outgoing, whole, owing, awaited, slowed)
-        found = []
-        for member in owing:
+        pending = [member for member in members if member.pending]
+        slow = self._slow(now, outgoing, complete, pending, awaited, slowed)
+        behind = []
+        for member in pending:
             if member.number not in slow:
                 member.behind_since, member.probes = inf, 0
             elif member.behind_since < now:
-                found.append(member)
+                behind.append(member)
             else:
                 member.behind_since = now
-        if not found:
+        if not behind:
             return []
         self._delayed += passed
-        for member in owing:
+        for member in pending:
             if member.number not in slow:
                 member.held_up += passed
         if self._delayed < self._budget(now):
             return []
-        found = [member for member in found if self._would_miss(now, outgoing, member)]
+        behind = [member for member in behind if self._would_miss(now, outgoing, member)]
         self.to_probe = [
             one
-            for one in found
+            for one in behind
             if one.probes < _MAX_PROBES and (one.last_heard <= one.probed_at or not one.probes)
         ]
         for member in self.to_probe:
             member.probes += 1
             member.probed_at = now
-        asked = {member.number for member in self.to_probe}
-        return [member for member in found if member.number not in asked]
+        probed = {member.number for member in self.to_probe}
+        return [member for member in behind if member.number not in probed]
 
     def _slow(
         self,
         now: float,
         outgoing: OutgoingObject,
-        whole: int,
-        owing: list[Member],
+        complete: int,
+        pending: list[Member],
         awaited: Collection[int],
         slowed: bool,
     ) -> set[int]:
-        """Numbers of the receivers that hold up others; empty if the promise needs one of them."""
-        needed = 1 if self._strategy.receivers is None else self._strategy.receivers - whole
-        if not 0 < needed < len(owing):
+        """Return the numbers of the receivers that hold up others; empty if the promise needs one of them."""
+        needed = 1 if self._strategy.receivers is None else self._strategy.receivers - complete
+        if not 0 < needed < len(pending):
             return set()
-        bases = [member.base for member in owing]
+        bases = [member.base for member in pending]
         level, lowest = nlargest(needed, bases)[-1], min(bases)
         full = outgoing.full and level + outgoing.window > outgoing.sent
-        worst = max((one.loss for one in owing if slowed and now - one.loss_at < _LOSS_VALID), default=inf)
+        worst = max((one.loss for one in pending if slowed and now - one.loss_at < _LOSS_VALID), default=inf)
 
         def holds_up(member: Member) -> bool:
             if awaited:
                 return member.number in awaited
             if member.base >= level:
                 return False
-            # Where the sender is slow, repairs are late: what others lack then is no fault of theirs.
+            # A slow sender sends repairs late, so receivers may be behind through no fault of their own.
             share = 8 if slowed else 2
             lags = (member.base - lowest) * share <= level - lowest
             lossy = now - member.loss_at < _LOSS_VALID and 2 * member.loss >= worst
             return (full and lags) or (lossy and 2 * member.base <= lowest + level)
 
-        slow = {member.number for member in owing if holds_up(member)}
-        return slow if len(owing) - len(slow) >= needed else set()
+        slow = {member.number for member in pending if holds_up(member)}
+        return slow if len(pending) - len(slow) >= needed else set()
 
     def _would_miss(self, now: float, outgoing: OutgoingObject, member: Member) -> bool:
         """Return True if a receiver would miss the deadline at its speed so far, or there is none."""
         if self._strategy.receivers is not None or outgoing.blocks is None:
             return True
-        took = now - member.joined - member.held_up
+        elapsed = now - member.joined - member.held_up
         left = self._begun + (self._strategy.seconds or 0.0) - now
-        return took >= self._budget(now) and member.base * left < (outgoing.blocks - member.base) * took
+        return elapsed >= self._budget(now) and member.base * left < (outgoing.blocks - member.base) * elapsed

@@ -1,4 +1,4 @@
-"""What a sender does with slow receivers, as a value: when an object is done with, and whether it is kept."""
+"""Strategies of a sender: when an object ends, and whether its promise was kept, as plain values."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _IDLE_FLUSHES = 2
 
 
 class TransferState(NamedTuple):
-    """How an object stands.
+    """Progress of an object.
 
-    whole    how many receivers have the object
-    others   how many take part and do not have it yet
-    seconds  since the object was begun
-    quiet    how many times in a row nobody has answered the question what is missing; 0 until all is sent
-    cycles   how often a carousel has sent all of it
+    complete      number of receivers that have the object
+    pending       number of receivers that take part and do not have it yet
+    seconds       since the object began
+    idle_flushes  number of FLUSHes in a row without a NACK; 0 until all is sent
+    cycles        complete cycles of a carousel
     """
 
     complete: int
@@ -28,13 +28,13 @@ class TransferState(NamedTuple):
 
 
 class Strategy(NamedTuple):
-    """What is waited for, of the receivers that are neither silent nor stand still.
+    """End condition of an object, among receivers that answer and make progress.
 
-    receivers  so many have the object; None: all that take part
-    seconds    the object takes at most so long; None: as long as receivers make progress
-    effort     True: the sender waits only for those that ask
-    carousel   True: the sender waits for nobody, and sends the object round and round
-    cycles     a carousel goes round at most so often; None: until it is ended
+    receivers  the object ends when this many receivers have it; None for all that take part
+    seconds    maximum duration; None for as long as receivers make progress
+    effort     True if the object ends when nobody sends NACKs any more
+    carousel   True if the sender repeats the object in cycles and waits for no receiver
+    cycles     maximum cycles of a carousel; None to repeat it until it is ended
     """
 
     receivers: int | None = None
@@ -45,11 +45,9 @@ class Strategy(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> Strategy:
-        """What `all`, `quorum:K`, `deadline:SECONDS` (or 500ms), `best-effort` or `carousel` says.
+        """Parse `all`, `quorum:K`, `deadline:SECONDS` (or 500ms), `best-effort` or `carousel`.
 
-        A carousel may have a bound: `carousel:3` goes round three times, `carousel:10min` for ten minutes.
-
-        Raises ValueError for others.
+        `carousel:3` ends after three cycles, `carousel:10min` after ten minutes. Raises ValueError otherwise.
         """
         kind, _, figure = text.partition(":")
         whole, timed = parse_int(figure), parse_seconds(figure, unit=kind != "deadline")
@@ -63,11 +61,11 @@ class Strategy(NamedTuple):
             return carousel(seconds=timed)
         if kind == "carousel" and whole is not None:
             return carousel(whole)
-        choices = "all, quorum:K, deadline:SECONDS, best-effort and carousel[:ROUNDS or :10min]"
-        raise ValueError(f"{text!r} is no strategy: there are {choices}")
+        choices = "all, quorum:K, deadline:SECONDS, best-effort or carousel[:CYCLES or :10min]"
+        raise ValueError(f"{text!r} is not a strategy: use {choices}")
 
     def is_done(self, state: TransferState) -> bool:
-        """Whether the sender may turn to the next object."""
+        """Return True if the object may end."""
         if self.cycles is not None and state.cycles >= self.cycles:
             return True
         waits = state.pending or self.carousel
@@ -78,7 +76,10 @@ class Strategy(NamedTuple):
         return self.effort and state.idle_flushes >= _IDLE_FLUSHES
 
     def is_met(self, state: TransferState, lost: int) -> bool:
-        """Whether the promise was kept; `lost` receivers were given up, or gave up."""
+        """Return True if the promise was kept.
+
+        lost  number of receivers that were given up, or gave up
+        """
         if self.carousel:
             return state.cycles > 0
         if self.receivers is not None:
@@ -87,43 +88,43 @@ class Strategy(NamedTuple):
 
 
 def all_receivers() -> Strategy:
-    """Every receiver gets the object; one that dies or stands still is given up by name."""
+    """End the object when all receivers have it; report those that die or make no progress by name."""
     return Strategy()
 
 
 def quorum(receivers: int) -> Strategy:
-    """The object is done with when that many receivers have it. Raises ValueError below 1."""
+    """End the object when that many receivers have it. Raises ValueError below 1."""
     if receivers < 1:
-        raise ValueError(f"a quorum of {receivers}: at least 1")
+        raise ValueError(f"a quorum of {receivers} receivers: at least 1")
     return Strategy(receivers=receivers)
 
 
 def deadline(seconds: float) -> Strategy:
-    """The object is done with after that many seconds, or when all have it. Raises ValueError below 0."""
+    """End the object after that many seconds, or when all have it. Raises ValueError below 0."""
     if not seconds >= 0:
         raise ValueError(f"a deadline of {seconds:g} s: at least 0")
     return Strategy(seconds=seconds)
 
 
 def best_effort() -> Strategy:
-    """The object is done with when nobody asks for more."""
+    """End the object when no receiver requests more repairs."""
     return Strategy(effort=True)
 
 
 def carousel(cycles: int | None = None, seconds: float | None = None) -> Strategy:
-    """The object goes round and round, and nobody answers: receivers may come at any time, and may be mute.
+    """Repeat the object in cycles, for receivers that join at any time and need not be able to send.
 
-    cycles   so often at most; None: until the call is cancelled, or Ctrl-C ends it
-    seconds  for so long at most
+    cycles   maximum cycles; None to repeat until the call is cancelled, or Ctrl-C ends it
+    seconds  maximum duration; None for no limit
 
-    The promise is kept when all has been sent once. Raises ValueError below 1 round, and without a time.
+    The promise is kept when all has been sent once. Raises ValueError for less than 1 cycle or for no time.
     """
     if cycles is not None and cycles < 1:
-        raise ValueError(f"a carousel of {cycles} rounds: at least 1")
+        raise ValueError(f"a carousel of {cycles} cycles: at least 1")
     if seconds is not None and not seconds > 0:
         raise ValueError(f"a carousel for {seconds:g} s: more than 0")
     return Strategy(carousel=True, cycles=cycles, seconds=seconds)
 
 
 _WITHOUT_FIGURE = {"all": all_receivers, "best-effort": best_effort, "carousel": carousel}
-"""What a strategy is called that has no figure."""
+"""Name of a strategy without a figure -> its constructor."""

@@ -338,7 +338,7 @@ def test_an_object_with_a_block_that_a_liar_made_up_is_not_handed_out(roce: Fabr
         ends[0].result(BOUND)
         (got,) = ends[1].result(BOUND)
     assert lied.is_set()
-    reason = "a block differs from its digest, again and again"
+    reason = "a block differed from its digest 8 times"
     assert [one.reason for one in missed] == [reason]
     assert [(one.complete, one.reason) for one in report.receivers] == [(False, reason)]
     assert body(got) == b"the next one is right"
@@ -820,7 +820,7 @@ def test_a_sender_is_given_up_however_often_the_program_asks_for_the_next_object
         alone.now += 1.0
         alone.on_packets(Offer(SESSION, 0, 1, 1, 1000, 0, "sender"))
     assert caplog.messages == [
-        "mine: the object 'thing' of 10.0.0.3 was missed: the sender sent nothing that is missing for 60 s"
+        "mine: the object 'thing' of 10.0.0.3 was missed: the sender sent no missing segment for 60 s"
     ]
 
 

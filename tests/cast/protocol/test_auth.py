@@ -52,7 +52,7 @@ def test_members_read_each_other_and_nobody_else() -> None:
     assert refusal(here, written(end(bytes(32)), OFFER)) == WRONG_KEY
     assert refusal(here, encode(OFFER)) == WRONG_KEY
     assert refusal(Authenticator(), written(there, OFFER)) == NEEDS_KEY
-    assert refusal(here, written(end(), OFFER), 1) == "another's number"
+    assert refusal(here, written(end(), OFFER), 1) == "forged: the number is of another address"
 
 
 def test_no_byte_of_a_message_can_be_changed() -> None:
@@ -67,7 +67,8 @@ def test_no_byte_of_a_message_can_be_changed() -> None:
             end().decode(message[:short], address(1))
 
 
-def test_a_message_counts_once_in_whatever_order_it_comes() -> None:
+def test_a_packet_is_accepted_once() -> None:
+    """Packets may arrive in any order within the replay window."""
     there, here = end(), end()
     said = [written(there, OFFER) for _ in range(5000)]
     for place in (1, 0, 4000, 3999, 4999):
@@ -82,7 +83,8 @@ def test_a_message_counts_once_in_whatever_order_it_comes() -> None:
         assert refusal(here, old) == REPLAYED, "a member that counts as far as it can costs nothing"
 
 
-def test_what_was_said_in_an_earlier_session_is_refused() -> None:
+def test_packets_of_another_session_are_rejected() -> None:
+    """Even by an end with the same key."""
     said = written(end(nonce=76), LEAVES)
     assert refusal(end(nonce=77), said, 1) == WRONG_KEY
     assert refusal(KeyedAuthenticator(KEY), said, 1) == UNKNOWN_SESSION
@@ -111,9 +113,10 @@ def test_another_version_is_refused_as_such(sign: bytes) -> None:
     assert {refusal(by, old, 1) for by in (end(), Authenticator())} == {VERSION}
 
 
-def test_receivers_may_come_and_go_for_ever_and_count_once_all_the_same(
+def test_replay_of_dropped_receivers_is_rejected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """More receivers than MAX_MEMBERS join and leave; no packet of theirs is accepted twice."""
     monkeypatch.setattr(auth, "MAX_MEMBERS", 2)
     here, sender = end(), end()
     assert here.decode(written(sender, OFFER), address(0)) == OFFER
@@ -129,7 +132,8 @@ def test_receivers_may_come_and_go_for_ever_and_count_once_all_the_same(
         assert len(here._sessions[SESSION]._receivers) <= 2
 
 
-def test_a_receiver_that_speaks_stays_known_while_others_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_active_receiver_keeps_its_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other receivers join and leave meanwhile, more than MAX_MEMBERS."""
     monkeypatch.setattr(auth, "MAX_MEMBERS", 2)
     here, by = end(), end()
     said: list[bytes] = []
@@ -145,8 +149,8 @@ def test_a_short_key_is_refused() -> None:
         KeyedAuthenticator(bytes(15))
 
 
-def test_what_was_heard_before_a_silence_does_not_count_again() -> None:
-    """A receiver that rests and goes on refuses what was recorded, of the sender and of other receivers."""
+def test_a_resumed_session_rejects_replays() -> None:
+    """After `suspend` and `begin`, recorded packets of the sender and of other receivers are rejected."""
     sender, other, here = end(), end(), end()
     late = LEAVES._replace(stamp=9)
     said, answered = [written(sender, OFFER) for _ in range(2)], written(other, late)

@@ -51,8 +51,8 @@ def took(network: Network) -> dict[int, int]:
     return {end: network.got_it[end] - network.came[end] for end in network.takers}
 
 
-def test_losses_before_do_not_slow_a_carousel_down() -> None:
-    """Nobody would say that they have ended."""
+def test_a_carousel_starts_at_the_limit() -> None:
+    """Losses of an earlier object do not slow it down: no receiver would report their end."""
     sender = ObjectSender(number(0), "sender", MESSAGE_SIZE, 0.0, limit=5000.0)
     sender.rate.pace = 100.0
     sender.begin(0.0, all_receivers(), 1)
@@ -63,7 +63,8 @@ def test_losses_before_do_not_slow_a_carousel_down() -> None:
 
 
 @pytest.mark.parametrize("parity", [True, False])
-def test_mute_and_late_receivers_have_all_in_a_few_rounds(parity: bool) -> None:
+def test_mute_and_late_receivers_in_a_few_cycles(parity: bool) -> None:
+    """All receivers complete, although they cannot send or join late."""
     case = Case((DATA,), 4, window=64, strategy=carousel(cycles=9), pace=PACE, use_parity=parity)
     for seed in range(4):
         network = Network(case, Weather(loss=0.01, late={3: 1.05, 4: 1.2}, mute=(2, 4)), seed)
@@ -83,7 +84,8 @@ def test_mute_and_late_receivers_have_all_in_a_few_rounds(parity: bool) -> None:
         assert settled.repairs >= 8 * segments
 
 
-def test_without_losses_the_rest_comes_now_and_the_beginning_in_the_next_round() -> None:
+def test_a_late_receiver_completes_in_the_next_cycle() -> None:
+    """Without losses it receives the rest in this cycle, and the beginning in the next one."""
     case = Case((DATA,), 2, window=64, strategy=carousel(cycles=4), pace=PACE)
     network = Network(case, Weather(late={2: 0.2}))
     network.run()
@@ -91,7 +93,8 @@ def test_without_losses_the_rest_comes_now_and_the_beginning_in_the_next_round()
     assert network.takers[2].got == {0: DATA}
 
 
-def test_a_receiver_has_no_more_blocks_in_part_than_it_has_room_for() -> None:
+def test_incomplete_blocks_are_bounded() -> None:
+    """A receiver has at most `window` of them."""
     layout = ObjectLayout(976 * 4 * 1000, 976, 4, 0)
     some = IncomingObject(0, layout, 3, False, circle(3))
     some.allow_any_order()
@@ -108,8 +111,8 @@ def test_a_receiver_has_no_more_blocks_in_part_than_it_has_room_for() -> None:
     assert [narrow.add_segments(block, 0, 1) for block in (0, 2, 3, 999)] == [1, 1, 0, 0], "as into a pipe"
 
 
-def test_narrow_blocks_reach_no_further_than_what_they_bring_is_worth() -> None:
-    """Else a liar's cost hundreds of MB: each that is taken is known of until those before it have come."""
+def test_reach_is_less_for_small_blocks() -> None:
+    """Else a liar's blocks would cost hundreds of MB: the state of each is stored until earlier ones end."""
     narrow, wide = (
         IncomingObject(0, ObjectLayout(1 << 40, 960, k, 0), 8, False, circle(8)) for k in (1, 128)
     )
@@ -120,7 +123,7 @@ def test_narrow_blocks_reach_no_further_than_what_they_bring_is_worth() -> None:
 
 
 @pytest.mark.parametrize("in_order", [(), (1, 2)], ids=["any order", "in order"])
-def test_little_memory_costs_rounds_and_no_byte(in_order: tuple[int, ...]) -> None:
+def test_little_memory_costs_cycles_alone(in_order: tuple[int, ...]) -> None:
     data = DATA[:60_000]
     case = Case(
         (data,), 2, window=4, strategy=carousel(cycles=60), pace=PACE, use_parity=False, in_order=in_order
@@ -131,7 +134,8 @@ def test_little_memory_costs_rounds_and_no_byte(in_order: tuple[int, ...]) -> No
 
 
 @pytest.mark.parametrize("pace", [1.0, 8.0, 29.0])
-def test_invitations_leave_room_for_the_object_at_the_slowest_pace(pace: float) -> None:
+def test_offers_leave_room_for_segments(pace: float) -> None:
+    """At the slowest pace, too, most messages are segments."""
     case = Case((DATA[:3000],), 1, strategy=carousel(cycles=2), pace=pace)
     network = Network(case, Weather(late={1: 1.5}))
     network.run()
@@ -153,14 +157,16 @@ class Unlucky(Network):
             super()._say(source, message)
 
 
-def test_one_round_is_enough_although_its_last_words_are_lost() -> None:
+def test_one_cycle_with_its_end_lost() -> None:
+    """One cycle is enough although the last messages of the session are lost."""
     network = Unlucky(Case((DATA[:2000],), 2, strategy=carousel(cycles=1), pace=PACE), CALM)
     network.run()
     assert network.lost == {Seal, Flush}
     assert [taker.got for taker in network.takers.values()] == [{0: DATA[:2000]}] * 2
 
 
-def test_what_came_behind_a_disk_that_is_wrong_is_not_wanted_again() -> None:
+def test_blocks_after_a_wrong_prefix_stay_verified() -> None:
+    """Blocks that arrived while a stored block turned out to be wrong are not received again."""
     some = IncomingObject(0, ObjectLayout(5, 1, 1, 0), 8, False, circle(8))
     some.allow_any_order()
     some.resume(3)
@@ -186,7 +192,8 @@ MANY = tuple(DATA[at * 1000 : at * 1000 + at * 700 % 5000] for at in range(20))
 
 
 @pytest.mark.parametrize("parity", [True, False])
-def test_objects_that_go_round_together_come_to_mute_and_late_receivers_each_once(parity: bool) -> None:
+def test_several_objects_for_mute_and_late_receivers(parity: bool) -> None:
+    """Each object of a carousel completes once at each receiver."""
     for seed in range(2):
         strategy = carousel(cycles=9)
         case = Case(
@@ -209,7 +216,7 @@ def test_objects_that_go_round_together_come_to_mute_and_late_receivers_each_onc
         assert [one.segments for one in settled] == [-(-len(one) // PIECE) for one in MANY]
 
 
-def test_without_losses_all_that_go_round_together_come_in_one_round() -> None:
+def test_several_objects_without_loss_in_one_cycle() -> None:
     case = Case(MANY, 2, window=64, strategy=carousel(cycles=1), pace=PACE, partial_objects=32)
     network = Network(case)
     network.run()
@@ -218,9 +225,8 @@ def test_without_losses_all_that_go_round_together_come_in_one_round() -> None:
 
 @pytest.mark.parametrize("together", [1, 2, 4])
 @pytest.mark.parametrize("in_order", [(), (1,)], ids=["any order", "in order"])
-def test_who_may_have_few_objects_in_part_gets_all_of_them_later(
-    together: int, in_order: tuple[int, ...]
-) -> None:
+def test_a_bound_of_incomplete_objects_costs_cycles(together: int, in_order: tuple[int, ...]) -> None:
+    """A receiver with few incomplete objects at a time completes all of them later."""
     some, strategy = MANY[:6], carousel(cycles=60)
     case = Case(
         some,
@@ -237,7 +243,7 @@ def test_who_may_have_few_objects_in_part_gets_all_of_them_later(
     assert network.takers[1].got == dict(enumerate(some))
 
 
-def test_an_ordinary_object_follows_those_that_went_round_together() -> None:
+def test_an_object_after_a_carousel() -> None:
     network = Network(Case(MANY[:3], 2, strategy=carousel(cycles=2), pace=PACE, partial_objects=32), CALM)
 
     def plays(until: Callable[[], bool]) -> None:
@@ -256,7 +262,7 @@ def test_an_ordinary_object_follows_those_that_went_round_together() -> None:
 
 
 @pytest.mark.parametrize("objects", [(b"",), (b"x", DATA[:5000], b"")])
-def test_small_objects_go_round_one_after_another(objects: tuple[bytes, ...]) -> None:
+def test_a_carousel_of_small_objects(objects: tuple[bytes, ...]) -> None:
     case = Case(objects, 2, strategy=carousel(cycles=3), pace=PACE)
     network = Network(case, Weather(mute=(2,)))
     network.run()
@@ -264,7 +270,8 @@ def test_small_objects_go_round_one_after_another(objects: tuple[bytes, ...]) ->
     assert [one.cycles for one in network.sender.results] == [3] * len(objects)
 
 
-def test_what_an_earlier_run_has_left_is_compared_and_not_believed() -> None:
+def test_a_stored_prefix_is_verified() -> None:
+    """Blocks that an earlier run stored do not count before they are verified."""
     half, other = DATA[:100_000], DATA[:50_000] + bytes(50_000)
     case = Case(
         (DATA,), 3, window=64, strategy=carousel(cycles=6), pace=PACE, disks={1: half, 2: other, 3: DATA}
@@ -279,7 +286,7 @@ def test_what_an_earlier_run_has_left_is_compared_and_not_believed() -> None:
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["open", "closed"])
-def test_no_wrong_byte_although_some_lie_and_some_is_lost(key: bytes | None) -> None:
+def test_no_wrong_byte_with_liars_and_losses(key: bytes | None) -> None:
     for seed in range(12):
         random = Random(seed)
         data = random.randbytes(random.choice((0, 983, 30_000)))
@@ -314,7 +321,7 @@ def test_no_wrong_byte_although_some_lie_and_some_is_lost(key: bytes | None) -> 
 @pytest.mark.parametrize(
     ("k", "max_parity", "each", "cycles"), [(4, 4, 1, 4), (128, 32, 8, 4), (40, 7, 3, 2)]
 )
-def test_each_round_brings_other_parity(k: int, max_parity: int, each: int, cycles: int) -> None:
+def test_each_cycle_sends_other_parity(k: int, max_parity: int, each: int, cycles: int) -> None:
     about = Describe(1, 0, k, 1, k, max_parity, 1, 0, "", b"")
     around = OutgoingObject(about, Terms(carousel(), 0.0))
     found = []
@@ -332,7 +339,8 @@ def test_each_round_brings_other_parity(k: int, max_parity: int, each: int, cycl
     assert found[cycles] == found[0]
 
 
-def test_who_takes_what_goes_round_is_quiet_and_patient() -> None:
+def test_a_carousel_receiver_sends_nothing() -> None:
+    """It waits for longer than `stall`, and fails when the sender is silent."""
     who = ReceiverConfig(number(1), "r1", 8, MESSAGE_SIZE, True, peer_timeout=10.0, stall=60.0, stores=True)
     core = ObjectReceiver(number(0), who, Random(1), 0.0)
     offer = Offer(number(0), 0, 0, 1, 1000, 0, "sender")
@@ -367,7 +375,8 @@ def is_right(core: ObjectReceiver, now: float) -> None:
         core.checked(ready.block, True, now)
 
 
-def test_what_is_never_described_is_waited_for_in_so_many_rounds() -> None:
+def test_an_object_never_described_is_given_up() -> None:
+    """After MAX_FRUITLESS_CYCLES cycles, and not before."""
     core, now, steps = told_of_what_goes_round(1, circle=3), 0.0, 0
     while not core.satisfied:
         now += 2.0
@@ -387,7 +396,8 @@ def test_what_is_never_described_is_waited_for_in_so_many_rounds() -> None:
     assert [[ended.complete for ended in one.ended] for one in core.all_receivers()] == [[True]] * 2
 
 
-def test_what_comes_of_several_shares_the_room_for_blocks_in_part() -> None:
+def test_objects_share_the_bound_of_blocks() -> None:
+    """The bound of incomplete blocks is for all objects of a carousel together."""
     layout, around = ObjectLayout(976 * 4 * 1000, 976, 4, 0), circle(4, count=3)
     several = [IncomingObject(number, layout, 4, False, around) for number in range(3)]
     for some in several[:2]:
@@ -399,7 +409,7 @@ def test_what_comes_of_several_shares_the_room_for_blocks_in_part() -> None:
     assert several[2].add_segments(0, 0, 4) or 0 in several[2]._open
 
 
-def test_an_object_that_does_not_fit_the_others_is_refused() -> None:
+def test_an_object_of_another_carousel_is_rejected() -> None:
     core = told_of_what_goes_round(1, circle=3)
     for count, place, object_ in ((2, 1, 1), (3, 0, 1), (0, 0, 2), (1, 0, 1)):
         core.on_packet(Describe(number(0), object_, 1, 1, 1, 0, count, place, "", b""), 1.0)
@@ -408,7 +418,8 @@ def test_an_object_that_does_not_fit_the_others_is_refused() -> None:
 
 
 @pytest.mark.parametrize("missing", [[3], [0, 3, 4]])
-def test_what_no_round_brings_is_given_up_by_name(missing: list[int]) -> None:
+def test_missing_blocks_are_named_when_given_up(missing: list[int]) -> None:
+    """The reason says how many blocks are missing, and where the first one begins."""
     core, steps = told_of_what_goes_round(5), 0
     while not core.ended and steps < 1000:
         steps += 1
@@ -420,14 +431,14 @@ def test_what_no_round_brings_is_given_up_by_name(missing: list[int]) -> None:
     assert [(one.complete, one.reason) for one in core.ended] == [
         (
             False,
-            f"the carousel did not bring what is missing in {MAX_FRUITLESS_CYCLES} rounds: "
+            f"the carousel did not send what is missing in {MAX_FRUITLESS_CYCLES} cycles: "
             f"{len(missing)} of 5 blocks, "
             f"the first at byte {missing[0]}",
         )
     ]
 
 
-def test_a_carousel_that_only_invites_is_given_up() -> None:
+def test_a_carousel_without_segments_is_given_up() -> None:
     core = told_of_what_goes_round(5)
     comes(core, 1, 0.0)
     is_right(core, 0.0)
@@ -436,23 +447,25 @@ def test_a_carousel_that_only_invites_is_given_up() -> None:
         core.on_packet(Offer(number(0), 0, 0, 1, 1000, 0, "sender"), step / 10)
         core.messages(step / 10)
     assert [one.reason for one in core.ended] == [
-        f"the carousel's sender invited {MAX_FRUITLESS_OFFERS} times, and no piece came between: "
+        f"the carousel's sender sent {MAX_FRUITLESS_OFFERS} invitations and no segment between them: "
         "4 of 5 blocks, "
         "the first at byte 0"
     ]
 
 
-def test_what_is_never_said_of_the_whole_is_missing_too() -> None:
+def test_a_missing_digest_is_named_when_given_up() -> None:
+    """All blocks are verified, but no FLUSH with the digest of the object arrives."""
     core = told_of_what_goes_round(1)
     for step in range(100):
         comes(core, 0, float(step))
         is_right(core, float(step))
         core.messages(float(step))
-    assert [one.reason.rpartition(": ")[2] for one in core.ended] == ["the digest of the whole"]
+    assert [one.reason.rpartition(": ")[2] for one in core.ended] == ["the digest of the object"]
 
 
 @pytest.mark.parametrize("loss", [0.5, 0.97])
-def test_whatever_is_lost_a_carousel_that_brings_all_is_not_given_up(loss: float) -> None:
+def test_a_lossy_carousel_is_not_given_up(loss: float) -> None:
+    """At any loss rate, a carousel that sends all segments completes before it is given up."""
     for seed in range(10):
         core, random, now = told_of_what_goes_round(4), Random(seed), 0.0
         while core.incoming is not None and core.incoming.base < 4:
@@ -478,7 +491,7 @@ def test_a_slow_pipe_is_no_fault_of_the_carousel() -> None:
     assert core.incoming.base == 3
 
 
-def test_only_an_object_of_known_size_goes_round() -> None:
+def test_a_carousel_needs_a_known_size() -> None:
     network = Network(Case((DATA,), strategy=carousel(), stream=True))
     with pytest.raises(ValueError, match="its size must be known"):
         network._begin(DATA)
@@ -514,11 +527,11 @@ def test_a_carousel_in_words() -> None:
     assert Strategy.of("carousel:3") == carousel(cycles=3)
     assert Strategy.of("carousel:10min") == carousel(seconds=600)
     for text, says in {
-        "carousel:0": "^a carousel of 0 rounds: at least 1$",
-        "carousel:-1": "is no strategy",
+        "carousel:0": "^a carousel of 0 cycles: at least 1$",
+        "carousel:-1": "is not a strategy",
         "carousel:0s": "^a carousel for 0 s: more than 0$",
-        "carousel:x": "is no strategy",
-        "carousel:nan": "is no strategy",
+        "carousel:x": "is not a strategy",
+        "carousel:nan": "is not a strategy",
     }.items():
         with pytest.raises(ValueError, match=says):
             Strategy.of(text)

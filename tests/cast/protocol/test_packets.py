@@ -101,38 +101,38 @@ BAD: dict[str, Packet] = {
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_message_is_read_as_it_was_written(name: str) -> None:
+def test_packets_round_trip(name: str) -> None:
     packet = GOOD[name]
     assert decode(encode(packet)) == packet
     assert decode_from(encode(packet), address(1 if isinstance(packet, Join | Nack | Ack) else 0)) == packet
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_a_message_fits_into_the_smallest_that_a_member_takes(name: str) -> None:
+def test_packets_fit_into_the_minimum_size(name: str) -> None:
     assert len(encode(LONGEST.get(name, GOOD[name]))) <= MIN_MESSAGE_SIZE
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_is_out_of_bounds_is_malformed(name: str) -> None:
+def test_fields_out_of_bounds_are_malformed(name: str) -> None:
     with pytest.raises(Rejected, match="malformed"):
         decode(encode(BAD[name]))
 
 
-def test_a_bitmap_has_no_byte_that_it_does_not_need() -> None:
+def test_a_bitmap_has_no_unneeded_byte() -> None:
     flush = Flush(S, 0, 6, 6, 0, 5, 3, 1000, 1, bytes(32), 0, 0)
     sizes = [len(encode(flush._replace(ack_bits=bits))) for bits in (0, 1, 0xFF, 0x100)]
     assert [size - sizes[0] for size in sizes] == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_nobody_speaks_for_an_end_at_another_address(name: str) -> None:
-    with pytest.raises(Rejected, match="another's number"):
+def test_a_number_of_another_address_is_forged(name: str) -> None:
+    with pytest.raises(Rejected, match="forged: the number is of another address"):
         decode_from(encode(GOOD[name]), "10.9.9.9")
 
 
 @pytest.mark.parametrize("apart", [0, 6])
-def test_pieces_that_follow_one_another_are_found_together(apart: int) -> None:
-    """Wherever one breaks the row, it ends before that one, which is read by itself."""
+def test_decode_run_finds_consecutive_segments(apart: int) -> None:
+    """The run ends before the packet that breaks it, which is then decoded by itself."""
 
     def segment(place: int, block: int = 7, session: int = S, object_: int = 0) -> bytes:
         return encode(Data(session, object_, block, place, bytes(32)))

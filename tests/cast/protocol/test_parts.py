@@ -48,7 +48,7 @@ from mcast.endpoint.receiving import LowWater
 from .network import LIARS_NUMBER, address, described, joined, number
 
 
-def test_any_pieces_that_are_enough_give_the_block() -> None:
+def test_any_k_segments_decode_the_block() -> None:
     random = Random(5)
     for segments in (1, 2, 17, 128):
         data = [random.randbytes(32) for _ in range(segments)]
@@ -60,13 +60,14 @@ def test_any_pieces_that_are_enough_give_the_block() -> None:
             there = b"".join(bytes(32) if place in lost else segment for place, segment in enumerate(data))
             found = restore(there, 32, lost, {row: parity[row] for row in rows})
             assert found == [data[place] for place in lost]
-        with pytest.raises(ValueError, match="are needed"):
+        with pytest.raises(ValueError, match="cannot decode"):
             restore(there, 32, [0], {})
-    with pytest.raises(ValueError, match=r"^127 pieces are there, 128 are needed$"):
+    with pytest.raises(ValueError, match=r"^cannot decode a block of 128 source segments from 127 segments$"):
         restore(there, 32, [0, 1], {0: parity[0]})
 
 
-def test_parity_that_is_asked_for_bit_by_bit_is_that_of_the_block() -> None:
+def test_parity_does_not_depend_on_the_request() -> None:
+    """Parity segments computed a few at a time are those computed together."""
     data = Random(1).randbytes(40 * 32)
     parity = parity_segments(data, 32)
     block = SourceBlock(data, 32, 40)
@@ -82,8 +83,8 @@ def test_answers_are_spread_where_others_answer() -> None:
     assert all(spread(random, 5) <= 4 * ACK_SPREAD for _ in range(99))
 
 
-def test_messages_of_runs_are_their_heads_and_pieces() -> None:
-    """Of whole blocks and parts, across what is made together, with a short piece and with parity."""
+def test_framed_packets_are_headers_and_segments() -> None:
+    """Of complete blocks and parts, across batches, with a short segment and with parity."""
     about = Describe(number(0), 0, 3 * 40 * 976 + 100, 976, 40, MAX_PARITY, 0, 0, "", b"")
     data = Random(2).randbytes(3 * 40 * 976 + 100)
     blocks = [SourceBlock(data[at : at + 40 * 976], 976, 40) for at in range(0, len(data), 40 * 976)]
@@ -108,7 +109,7 @@ def test_messages_of_runs_are_their_heads_and_pieces() -> None:
     ]
 
 
-def test_memory_is_taken_once_to_have_freed_memory_kept() -> None:
+def test_keep_freed_memory_acts_once() -> None:
     keep_freed_memory()
     tracemalloc.start()
     try:
@@ -127,7 +128,7 @@ def test_a_block_that_differs_is_no_block() -> None:
     assert joined(block.info, {0: bytes(33)}, 32, 4) is None, "too few"
 
 
-def test_a_piece_that_is_too_long_touches_no_other() -> None:
+def test_a_long_segment_does_not_touch_others() -> None:
     data = Random(1).randbytes(100)
     block = SourceBlock(data, 32, 4)
     honest = {place: block.segment(place) for place in range(4)}
@@ -146,8 +147,8 @@ def test_a_piece_that_is_too_long_touches_no_other() -> None:
 @pytest.mark.parametrize(("first", "count"), [(0, 4), (1, 3), (2, 5), (4, 2), (3, 1)])
 @pytest.mark.parametrize("apart", [0, 7])
 @pytest.mark.parametrize("size", [100, 60, 1])
-def test_pieces_in_a_row_go_to_their_places(first: int, count: int, apart: int, size: int) -> None:
-    """As one by one; those beyond the end of the block, and those of parity, too."""
+def test_put_run_equals_put_of_each(first: int, count: int, apart: int, size: int) -> None:
+    """Also for segments beyond the end of the block, and for parity."""
     random = Random(3)
     row = [random.randbytes(32) for _ in range(count)]
     memory = memoryview(b"head" + random.randbytes(apart).join(row))
@@ -161,7 +162,8 @@ def test_pieces_in_a_row_go_to_their_places(first: int, count: int, apart: int, 
 
 
 @pytest.mark.parametrize("members", [1, 10, 1000])
-def test_few_speak_at_first_however_many_there_are(members: int) -> None:
+def test_few_receivers_have_a_short_backoff(members: int) -> None:
+    """In a group of any size."""
     random = Random(3)
     for _ in range(20):
         waits = sorted(backoff(random, 4.0, members) for _ in range(members))
@@ -169,7 +171,7 @@ def test_few_speak_at_first_however_many_there_are(members: int) -> None:
         assert sum(wait < waits[0] + 1.0 for wait in waits) <= 40
 
 
-def test_who_hears_its_own_request_is_silent() -> None:
+def test_an_equal_request_suppresses() -> None:
     asking = NackTimer(Random(1))
     asking.start(0.0, 0.001, 10)
     asking.on_nack(RepairRequest(1, 2, 0b11), 0.0, 0.001, 10)
@@ -186,7 +188,7 @@ def test_who_hears_its_own_request_is_silent() -> None:
     )
 
 
-def test_no_stranger_silences_a_receiver_for_long() -> None:
+def test_forged_nacks_suppress_a_few_times_only() -> None:
     receiver, now, asked = described(4), 1.0, list[tuple[RepairRequest, ...]]()
     all_sent = Flush(number(0), 0, 4, 4, 0, 1, 1, 1000, 1, bytes(32), 0, 0)
     receiver.on_packet(all_sent, now)
@@ -201,13 +203,13 @@ def test_no_stranger_silences_a_receiver_for_long() -> None:
     assert now > 1.01  # most of the time the other one is a receiver that the sender hears
 
 
-def test_one_parity_piece_repairs_different_losses() -> None:
+def test_one_parity_segment_repairs_different_losses() -> None:
     repairs = Repairs(8, 4)
     assert [repairs.request(RepairRequest(0, 1, 1 << place), 0, 1.0) for place in range(5)] == [1, 0, 0, 0, 0]
     assert repairs.take() == ([SegmentRange(0, 8, 1)], [])
 
 
-def test_what_is_on_its_way_is_not_sent_again() -> None:
+def test_repairs_under_way_are_not_sent_again() -> None:
     repairs = Repairs(8, 4)
     repairs.request(RepairRequest(0, 1, 1), 0, 1.0)
     repairs.take()
@@ -217,7 +219,7 @@ def test_what_is_on_its_way_is_not_sent_again() -> None:
     assert repairs.take() == ([SegmentRange(0, 9, 1)], [])
 
 
-def test_where_parity_is_used_up_pieces_are_repeated() -> None:
+def test_source_segments_repeat_if_parity_is_used_up() -> None:
     repairs = Repairs(8, 1)
     repairs.request(RepairRequest(0, 3, 0b1011), 0, 1.0)
     assert repairs.take() == ([SegmentRange(0, 0, 2), SegmentRange(0, 3, 1)], [])
@@ -226,7 +228,7 @@ def test_where_parity_is_used_up_pieces_are_repeated() -> None:
     assert repairs.take() == ([SegmentRange(0, 2, 1)], [5])
 
 
-def test_what_has_not_gone_yet_is_not_asked_for_again() -> None:
+def test_repairs_not_sent_yet_are_not_repeated() -> None:
     repairs = Repairs(8, 4)
     repairs.request(RepairRequest(0, 1, 1), 0, 1.0)
     repairs.take()
@@ -236,7 +238,7 @@ def test_what_has_not_gone_yet_is_not_asked_for_again() -> None:
     assert repairs.request(RepairRequest(0, 1, 2), 200, 1.0) == 1
 
 
-def test_nobody_is_charged_twice_for_one_piece() -> None:
+def test_a_segment_is_charged_once() -> None:
     repairs = Repairs(8, 2)
     assert repairs.request(RepairRequest(0, 3, 0b111), 0, 1.0) == 3, "more than there is parity for"
     assert repairs.request(RepairRequest(0, 2, 0b11000), 0, 1.0) == 2
@@ -294,8 +296,8 @@ def test_a_pause_tells_nothing_of_the_pace() -> None:
     assert 400 < rate.pace < 500, "nor who has little to say"
 
 
-def test_a_paced_sender_sends_several_messages_in_a_turn() -> None:
-    """Else each message costs all ends a turn."""
+def test_a_paced_sender_sends_bursts() -> None:
+    """Else each message would cost all ends a step."""
     rate, now, steps, sent = Rate(limit=1000.0), 0.0, 0, 0
     rate.allowed(now)
     while (now := rate.next(now)) < 10.0:
@@ -306,19 +308,20 @@ def test_a_paced_sender_sends_several_messages_in_a_turn() -> None:
     assert steps <= 1001
 
 
-def test_who_is_slow_to_answer_is_asked_again_and_waited_for_some_round_trips() -> None:
+def test_an_unanswered_flush_is_repeated() -> None:
+    """The window waits for the receiver for some pauses, and then ignores it."""
     window = Window()
     window.set_queue(100)
     window.spent(75)
     window.flushed(5, {1, 2})
     window.answered(1, 5)
-    assert window.to_ask(0.0, 0.25) == set()
-    asked = [{*window.to_ask(step / 4, 0.25)} for step in range(1, 13)]
+    assert window.to_flush(0.0, 0.25) == set()
+    asked = [{*window.to_flush(step / 4, 0.25)} for step in range(1, 13)]
     assert asked == [{2}] * 11 + [set()]
     assert window.credit == 75
 
 
-def test_a_question_says_nothing_of_the_pace() -> None:
+def test_a_flush_does_not_change_the_pace() -> None:
     rate, now = Rate(), 0.0
     for messages in [500] * 20 + [1, 2, 1]:  # losses are heard of when little is left to send
         rate.adapt(now, 0.001)
@@ -340,7 +343,7 @@ def test_a_limit_is_kept() -> None:
     assert 900 <= sent <= 1010
 
 
-def test_the_next_message_may_go_as_soon_as_the_pace_allows_it() -> None:
+def test_next_is_when_a_message_is_allowed() -> None:
     rate = Rate(limit=10.0)
     assert (rate.allowed(0.0), rate.next(0.0)) == (0, 0.1)
     assert (rate.allowed(0.1), rate.next(0.1)) == (1, 0.1)
@@ -351,7 +354,7 @@ def test_the_next_message_may_go_as_soon_as_the_pace_allows_it() -> None:
     assert free.next(7.0) == 7.0
 
 
-def test_a_sender_that_yields_to_losses_keeps_within_its_limit() -> None:
+def test_a_slowed_sender_stays_within_its_limit() -> None:
     rate = Rate(limit=10.0)
     rate.adapt(0.0, 0.01)
     rate.lost(0.5)
@@ -406,8 +409,8 @@ def sending(now: float, receivers: int = 1, strategy: Strategy | None = None) ->
 
 
 @pytest.mark.parametrize("asks", [False, True])
-def test_a_receiver_that_answers_and_never_gets_on_is_given_up(asks: bool) -> None:
-    """Each time it says that it has nothing, or asks for the same again."""
+def test_a_receiver_without_progress_is_given_up(asks: bool) -> None:
+    """It answers each time that it has nothing, or requests the same again."""
     now, answers = 1.0, 0
     sender = sending(now)
     while not sender.results:
@@ -419,28 +422,31 @@ def test_a_receiver_that_answers_and_never_gets_on_is_given_up(asks: bool) -> No
             sender.on_packet(nack if asks else ack, address(1), now)
             answers += 1
         now = max(now + 0.05, sender.due)
-    assert [(one.complete, one.reason) for one in sender.results[0].receivers] == [(False, "stood still")]
+    assert [(one.complete, one.reason) for one in sender.results[0].receivers] == [
+        (False, "made no progress")
+    ]
     assert answers > 10
 
 
 @pytest.mark.parametrize(
     "refused", [RepairRequest(1, 1, 1), RepairRequest(0, 1, 0b10)], ids=["block", "segment"]
 )
-def test_what_was_not_sent_cannot_be_asked_for(refused: RepairRequest) -> None:
+def test_requests_for_unsent_segments_are_rejected(refused: RepairRequest) -> None:
     sender = sending(1.0)
     sender.messages(1.0)
     sender.on_packet(Nack(number(0), 0, ME, 0, 1, 0, (refused,)), address(1), 1.0)
-    assert sender.rejected == {"a request for what was not sent": 1}
+    assert sender.rejected == {"a request for segments that were not sent": 1}
 
 
-def test_one_address_does_not_take_the_places_of_others_and_is_told_so() -> None:
+def test_receivers_of_one_address_are_bounded() -> None:
+    """One more gets a BYE with the reason; receivers of other addresses join."""
     sender = ObjectSender(number(0), "sender", 1024, 0.0)
     many = [(number_at("a", end), "a") for end in range(MAX_MEMBERS_PER_ADDRESS + 1)]
     for end, where in [*many, (number_at("b", 0), "b")]:
         sender.on_packet(Join(number(0), end, 8, 1024, 1, 0, 0, 0, "r"), where, 0.0)
     said = [decode(one) for one in sender.messages(0.0) if isinstance(one, bytes)]
     byes = [(one.member, one.reason) for one in said if isinstance(one, Bye)]
-    assert byes == [(many[-1][0], "there is no place for more")]
+    assert byes == [(many[-1][0], "session full: at most 8192 receivers, 64 per address")]
     assert [member.address for member in sender.members] == ["a"] * MAX_MEMBERS_PER_ADDRESS + ["b"]
     assert sender.members.bits(lambda one: one.address == "b") == 1 << MAX_MEMBERS_PER_ADDRESS
     for _ in range(2):
@@ -448,7 +454,7 @@ def test_one_address_does_not_take_the_places_of_others_and_is_told_so() -> None
     assert sender.rejected == {"not a receiver of this session": 2}
 
 
-def test_who_is_gone_loses_its_place_to_one_that_comes() -> None:
+def test_a_departed_receiver_makes_room() -> None:
     sender = ObjectSender(number(0), "sender", 1024, 0.0)
     numbers = [number_at("a", end) for end in range(MAX_MEMBERS_PER_ADDRESS + 2)]
     *many, other, last = numbers
@@ -490,7 +496,8 @@ def test_a_receiver_with_a_long_name_takes_part() -> None:
     assert [member.name for member in sender.members] == [me.name[:MAX_TEXT]]
 
 
-def test_as_many_are_turned_away_in_one_turn_as_a_burst_has() -> None:
+def test_byes_of_a_step_are_bounded() -> None:
+    """A flood of JOINs beyond the maximum gets at most MAX_BURST BYEs in a step."""
     sender = ObjectSender(number(0), "sender", 1024, 0.0)
     for end in range(MAX_MEMBERS_PER_ADDRESS + MAX_BURST + 9):
         sender.on_packet(ENTER._replace(member=number_at("a", end)), "a", 0.0)
@@ -500,8 +507,8 @@ def test_as_many_are_turned_away_in_one_turn_as_a_burst_has() -> None:
 
 
 @pytest.mark.parametrize(("window", "part"), [(8, False), (9, True)])
-def test_who_comes_late_takes_part_if_it_can_hold_all_that_was_sent(window: int, part: bool) -> None:
-    """Since the beginning: the sender still has all of it, because the other one has answered nothing yet."""
+def test_a_late_receiver_with_a_large_window(window: int, part: bool) -> None:
+    """It takes part from the first block on, which the sender still has: the other one has not answered."""
     sender = ObjectSender(number(0), "sender", 1024, 1.0)
     sender.on_packet(ENTER._replace(window=64), address(1), 1.0)
     sender.begin(1.0, all_receivers(), k=1)
@@ -514,7 +521,8 @@ def test_who_comes_late_takes_part_if_it_can_hold_all_that_was_sent(window: int,
     assert [member.in_object for member in sender.members] == [True, part]
 
 
-def test_the_time_for_which_a_receiver_holds_a_stamp_is_no_part_of_the_round_trip() -> None:
+def test_hold_time_is_not_in_the_round_trip() -> None:
+    """The hold time of a stamp at a receiver is subtracted from the measurement."""
     now, trips = 1.0, list[int]()
     sender = sending(now)
     while not sender.results:
@@ -529,9 +537,8 @@ def test_the_time_for_which_a_receiver_holds_a_stamp_is_no_part_of_the_round_tri
 
 
 @pytest.mark.parametrize(("strategy", "enough"), [(all_receivers(), 3), (quorum(2), 2)])
-def test_a_sender_turns_to_the_answer_that_ends_an_object_and_to_none_before(
-    strategy: Strategy, enough: int
-) -> None:
+def test_only_the_last_ack_checks_for_the_end(strategy: Strategy, enough: int) -> None:
+    """Each other one leaves `due` as it is."""
     sender, now = sending(1.0, 3, strategy), 1.0
     while sender.due <= now:
         sender.messages(now)
@@ -544,7 +551,8 @@ def test_a_sender_turns_to_the_answer_that_ends_an_object_and_to_none_before(
     assert [one.complete for one in sender.results[0].receivers].count(True) == enough
 
 
-def test_who_comes_late_to_a_long_object_is_told_of_it_while_it_goes_out() -> None:
+def test_describe_is_repeated_in_a_long_object() -> None:
+    """A late receiver gets the description while the segments are sent."""
     now, blocks = 1.0, 30
     sender = ObjectSender(number(0), "sender", 1024, now, Timers(peer_timeout=5.0, stall=20.0))
     sender.on_packet(ENTER._replace(window=4096), address(1), now)
@@ -560,8 +568,8 @@ def test_who_comes_late_to_a_long_object_is_told_of_it_while_it_goes_out() -> No
     assert {sum(seal < at for seal in seals) for at in again} >= {8, 16, 24}
 
 
-def test_a_receiver_that_hears_no_admission_is_not_silent() -> None:
-    """So it cannot answer, but it goes on asking to take part, which it does at last."""
+def test_a_receiver_without_admit_is_not_silent() -> None:
+    """It cannot answer, but it repeats its JOIN, and takes part at last."""
     now = 1.0
     sender = sending(now)
     while now < 15.0:
@@ -574,17 +582,19 @@ def test_a_receiver_that_hears_no_admission_is_not_silent() -> None:
     assert sender.results[0].strategy_met
 
 
-def test_a_sender_that_speaks_and_sends_nothing_is_not_waited_for() -> None:
+def test_a_sender_without_segments_is_given_up() -> None:
+    """It is heard, but sends no missing segment for `stall` seconds."""
     one = described(2)
     for now in range(0, 70, 5):  # beyond `Self.stall`
         one.on_packet(Flush(number(0), 0, 2, UNKNOWN_BLOCKS, 0, 0, 1, 1000, 1, bytes(32), 0, 0), now)
         one.messages(now)
     assert [(ended.complete, ended.reason) for ended in one.ended] == [
-        (False, "the sender sent nothing that is missing for 60 s")
+        (False, "the sender sent no missing segment for 60 s")
     ]
 
 
-def test_a_seal_that_no_block_can_have_is_counted_and_those_beside_it_hold() -> None:
+def test_an_impossible_seal_is_rejected() -> None:
+    """It is counted, and the other blocks in the packet are used."""
     one = described(3)
     good = BlockInfo(1, 1, bytes(Digest(b"x")))
     seal = Seal(number(0), 0, 2, 0, 0, 1, 1000, (good, BlockInfo(1, 2, bytes(32)), good))
@@ -596,7 +606,7 @@ def test_a_seal_that_no_block_can_have_is_counted_and_those_beside_it_hold() -> 
     assert [ready.block for ready in one.take_ready()] == [0, 2]
 
 
-def test_a_block_that_is_wrong_again_and_again_ends_the_object() -> None:
+def test_a_block_that_stays_wrong_fails_the_object() -> None:
     one, seal = described(1), Seal(number(0), 0, 0, 0, 0, 1, 1000, (BlockInfo(1, 1, bytes(32)),))
     one.on_packet(seal, 0.0)
     for _ in range(MAX_MISMATCHES):
@@ -605,13 +615,13 @@ def test_a_block_that_is_wrong_again_and_again_ends_the_object() -> None:
         assert [ready.block for ready in one.take_ready()] == [0]
         one.checked(0, False, 0.0)
     assert [(ended.complete, ended.reason) for ended in one.ended] == [
-        (False, "a block differs from its digest, again and again")
+        (False, f"a block differed from its digest {MAX_MISMATCHES} times")
     ]
     assert one.rejected == {"a block that differs from its digest": MAX_MISMATCHES}
 
 
-def test_a_block_that_all_wait_for_has_a_place_though_none_is_free() -> None:
-    """Of the blocks that have one, none can give it up: the disk works on them."""
+def test_the_first_missing_block_always_has_room() -> None:
+    """None of the other blocks can be dropped, because the driver verifies them."""
     dropped: list[int] = []
 
     class Some:
@@ -634,8 +644,10 @@ def test_a_block_that_all_wait_for_has_a_place_though_none_is_free() -> None:
     assert dropped == [3]
 
 
-def test_one_object_at_a_time_is_on_its_way() -> None:
-    with pytest.raises(ValueError, match=r"^the object before is still on its way$"):
+def test_one_object_is_sent_at_a_time() -> None:
+    with pytest.raises(
+        ValueError, match=r"^the previous object is still being sent: wait for its result, or abandon it$"
+    ):
         sending(1.0).begin(1.0, all_receivers(), size=1)
 
 
@@ -655,8 +667,8 @@ def test_a_receiver_that_leaves_is_not_waited_for() -> None:
     )
 
 
-def test_a_receiver_that_has_the_object_and_leaves_says_both_at_once() -> None:
-    """All that it has said before may be lost."""
+def test_a_complete_receiver_leaves_in_one_ack() -> None:
+    """All of its earlier packets may be lost."""
     session, now = number(0), 1.0
     one = described(0)
     one.on_packet(Flush(session, 0, 0, 0, 0, 0, 1, 1000, 1, bytes(Digest()), 0, 0), now)
@@ -676,8 +688,8 @@ def test_a_receiver_that_has_the_object_and_leaves_says_both_at_once() -> None:
     assert not [member for member in sender.members if member.active], "it takes no part in the next one"
 
 
-def test_what_is_lost_of_a_later_object_is_asked_for_from_its_beginning() -> None:
-    """The first one may have begun before this end has heard of it."""
+def test_a_later_object_is_requested_from_block_0() -> None:
+    """The first object may have begun before the receiver joined; a later one has not."""
     session, one = number(0), described(0)
     one.on_packet(Flush(session, 0, 0, 0, 0, 0, 1, 1000, 1, bytes(Digest()), 0, 0), 0.0)
     one.on_packet(Describe(session, 1, 2, 1, 1, 0, 0, 0, "next", b""), 0.0)
@@ -687,8 +699,8 @@ def test_what_is_lost_of_a_later_object_is_asked_for_from_its_beginning() -> Non
     assert [[request.block for request in nack.requests] for nack in nacks] == [[0, 1]]
 
 
-def test_an_object_that_has_all_come_is_kept_while_the_disk_is_at_work() -> None:
-    """However long that takes, and whatever the sender turns to meanwhile."""
+def test_a_storable_object_waits_for_the_disk() -> None:
+    """For any time, and although the sender goes on to the next object."""
     session, digest = number(0), bytes(Digest(b"x"))
     one = described(1, stores=True)
     assert one.on_data(0, 0, 0, 1, 0.0) == 1
@@ -719,8 +731,8 @@ def test_a_promise_is_kept_or_not() -> None:
 
 
 @pytest.mark.parametrize("depth", [256, 512, 1024, 4096])
-def test_a_full_window_leaves_no_queue_low(depth: int) -> None:
-    """A sender fills the window as a rule, and the answers of the others come on top: nobody is warned."""
+def test_a_full_window_leaves_the_queue_a_reserve(depth: int) -> None:
+    """A sender usually fills the window, and ACKs of other receivers are in the queue: no warning is due."""
     window = Window()
     window.set_queue(depth)
     assert not LowWater(depth).has_fallen(depth - int(window.credit) - 2 * SMALL_GROUP)

@@ -30,7 +30,7 @@ KEY = bytes(range(32))
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["open", "closed"])
 @pytest.mark.parametrize("loss", [0.0, 0.1])
-def test_what_all_have_is_not_sent_again(loss: float, key: bytes | None) -> None:
+def test_blocks_stored_by_all_are_skipped(loss: float, key: bytes | None) -> None:
     disks = {1: DATA[: BLOCK * 30], 2: DATA}
     case = Case((DATA,), 2, window=6, disks=disks, key=key)
     network = Network(case, Weather(loss=loss), seed=3)
@@ -57,7 +57,7 @@ LEFT = {
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("left", LEFT)
-def test_what_is_wrong_on_the_disk_is_taken_anew(left: str, stream: bool) -> None:
+def test_wrong_stored_blocks_are_received_anew(left: str, stream: bool) -> None:
     network = Network(
         Case((DATA,), 2, window=6, disks={1: LEFT[left]}, stream=stream), Weather(loss=0.02), seed=4
     )
@@ -67,10 +67,8 @@ def test_what_is_wrong_on_the_disk_is_taken_anew(left: str, stream: bool) -> Non
 
 
 @pytest.mark.parametrize(("seed", "killed"), [(0, 0.05), (1, 0.055), (4, 0.07)])
-def test_a_receiver_that_comes_back_takes_part_although_the_beginning_is_gone(
-    seed: int, killed: float
-) -> None:
-    """The sender keeps a window alone; what was before is on the disk, and its seals come again."""
+def test_a_restarted_receiver_joins_late(seed: int, killed: float) -> None:
+    """The sender has only a window of blocks; earlier ones are stored, and their SEALs are sent again."""
     network = Network(
         Case((DATA * 4,), 2, window=6), Weather(loss=0.05, kills={1: (killed, 0.004)}), seed=seed
     )
@@ -80,14 +78,15 @@ def test_a_receiver_that_comes_back_takes_part_although_the_beginning_is_gone(
     assert taker.got == {0: DATA * 4}
 
 
-def test_more_on_the_disk_than_any_object_has_is_no_error() -> None:
+def test_more_stored_blocks_than_the_maximum() -> None:
     one = described(UNKNOWN_SIZE)
     one.resume(1 << 40, 0.0)
     said = [decode(message) for message in one.messages(1.0)]
     assert [(ack.state, ack.base) for ack in said if isinstance(ack, Ack)] == [(STORED, MAX_BLOCKS)]
 
 
-def test_an_end_before_a_block_that_waits_to_be_compared_leaves_it_waiting() -> None:
+def test_end_leaves_a_block_in_verification() -> None:
+    """The stored prefix ends before a block that the driver verifies."""
     one = described(UNKNOWN_SIZE)
     one.resume(9, 0.0)
     one.on_packet(Seal(number(0), 0, 1, 0, 0, 1, 1000, (BlockInfo(1, 1, bytes(32)),) * 2), 0.0)
@@ -98,7 +97,7 @@ def test_an_end_before_a_block_that_waits_to_be_compared_leaves_it_waiting() -> 
     assert [ended.complete for ended in one.ended] == [True]
 
 
-def test_what_is_not_sent_takes_no_time_but_that_of_the_seals() -> None:
+def test_skipped_blocks_cost_only_their_seals() -> None:
     session, now, blocks = number(0), 1.0, 1000
     sender = ObjectSender(session, "sender", 1024, now)
     sender.on_packet(Join(session, number(1), 4096, 1024, 1, 0, 0, 0, "r"), "b", now)

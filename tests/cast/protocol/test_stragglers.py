@@ -38,7 +38,7 @@ QUEUE = 64
 PROMISES = ("deadline", "quorum")
 
 
-class SlowPlay(SimulatedTransfer):
+class SlowTransfer(SimulatedTransfer):
     """A transfer to many, of which the first `slow` take few messages a second, out of a short queue."""
 
     def __init__(self, setup: TransferSetup, slow: int) -> None:
@@ -120,10 +120,10 @@ MANY = [(1000, slow, promise, loss) for slow in (1, 500, 999) for promise in PRO
     ("receivers", "slow", "promise", "loss"),
     [*CASES, MANY[0], *(pytest.param(*case, marks=pytest.mark.long) for case in MANY[1:])],
 )
-def test_slow_ones_are_left_behind(receivers: int, slow: int, promise: str, loss: float) -> None:
-    """They alone, early, and named: each other one has the object long before they would."""
+def test_slow_receivers_are_left_behind(receivers: int, slow: int, promise: str, loss: float) -> None:
+    """They alone, early, and by name: the others have the object long before."""
     strategy = deadline(1.0) if promise == "deadline" else quorum(receivers - slow)
-    settled, words = SlowPlay(TransferSetup(receivers, loss, 1 << 20, strategy, seed=1), slow).settled()
+    settled, words = SlowTransfer(TransferSetup(receivers, loss, 1 << 20, strategy, seed=1), slow).settled()
     assert settled.strategy_met
     fast = [one for one in settled.receivers if int(one.name.split()[1]) >= slow]
     left = [one for one in settled.receivers if int(one.name.split()[1]) < slow]
@@ -135,9 +135,9 @@ def test_slow_ones_are_left_behind(receivers: int, slow: int, promise: str, loss
 
 
 @pytest.mark.parametrize("receivers", [2, 40])
-def test_one_that_makes_the_deadline_is_waited_for(receivers: int) -> None:
-    """However much slower than the others it is, and however much it holds them up."""
-    settled, _ = SlowPlay(TransferSetup(receivers, 0.0, 1 << 20, deadline(8.0), seed=1), 1).settled()
+def test_a_receiver_that_makes_the_deadline(receivers: int) -> None:
+    """The sender waits for it, however slow it is, and however long it holds the others up."""
+    settled, _ = SlowTransfer(TransferSetup(receivers, 0.0, 1 << 20, deadline(8.0), seed=1), 1).settled()
     assert [one.reason for one in settled.receivers if not one.complete] == []
     assert settled.receivers[0].seconds > 0.5
 
@@ -145,15 +145,15 @@ def test_one_that_makes_the_deadline_is_waited_for(receivers: int) -> None:
 @pytest.mark.parametrize(
     "strategy", [all_receivers(), quorum(3), deadline(60.0)], ids=["all", "quorum", "late"]
 )
-def test_nobody_is_left_behind_whom_the_promise_needs(strategy: Strategy) -> None:
-    """`all` waits for each, and a quorum for as many as it wants."""
-    settled, _ = SlowPlay(TransferSetup(3, 0.0, 1 << 20, strategy, seed=1), 1).settled()
+def test_needed_receivers_are_not_left_behind(strategy: Strategy) -> None:
+    """`all` waits for each receiver, a quorum for as many as it wants."""
+    settled, _ = SlowTransfer(TransferSetup(3, 0.0, 1 << 20, strategy, seed=1), 1).settled()
     assert (settled.strategy_met, [one.reason for one in settled.receivers]) == (True, ["", "", ""])
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_losses_make_nobody_slow(seed: int) -> None:
-    """Of receivers on a bad network only the one is left behind that looks at its queue too seldom."""
+def test_losses_do_not_make_a_receiver_slow(seed: int) -> None:
+    """On a bad network only the receiver is left behind that empties its queue too seldom."""
     case = Case((DATA,), 30, strategy=deadline(1.0), queue=64)
     network = Network(case, Weather(loss=0.05, naps={1: (16, 0.05)}), seed)
     network.run()
@@ -161,8 +161,8 @@ def test_losses_make_nobody_slow(seed: int) -> None:
     assert [one.name for one in settled.receivers if not one.complete] == ["r1"]
 
 
-def test_the_next_object_has_those_left_behind() -> None:
-    """They hear that they are left behind, and take part again."""
+def test_stragglers_take_part_in_the_next_object() -> None:
+    """They get a BEHIND, and take part again."""
     naps = {1: (16, 0.05)}
     case = Case((DATA, b"small"), 3, strategy=deadline(1.0), queue=64)
     network = Network(case, Weather(naps=naps))
@@ -172,7 +172,7 @@ def test_the_next_object_has_those_left_behind() -> None:
     ]
     assert without == [["r1"], []]
     assert network.takers[1].got == {1: b"small"}
-    assert network.takers[1].wrong == ["left behind: this receiver is too slow for what the sender promises"]
+    assert network.takers[1].wrong == ["left behind: this receiver is too slow for the sender's strategy"]
 
 
 def operations(kind: str, count: int, most: float = inf) -> int:

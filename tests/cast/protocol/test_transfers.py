@@ -163,10 +163,8 @@ def test_transfers_in_any_weather(first: int) -> None:
 
 @pytest.mark.parametrize("parity", [True, False])
 @pytest.mark.parametrize(("depth", "nap", "seconds"), [(512, 0.01, 5.0), (512, 0.3, 25.0), (64, 0.05, 15.0)])
-def test_a_receiver_that_comes_late_to_its_queue_gets_all(
-    depth: int, nap: float, seconds: float, parity: bool
-) -> None:
-    """What its queue cannot hold is lost, repairs too: the sender finds the pace at which they arrive."""
+def test_a_receiver_slow_to_its_queue_completes(depth: int, nap: float, seconds: float, parity: bool) -> None:
+    """Its queue overflows, of repairs too: the sender finds the rate that it can receive."""
     data = Random(1).randbytes(3_000_000)
     case = Case((data,), 2, k=MAX_K, max_parity=MAX_PARITY, window=256, use_parity=parity)
     network = Network(case, Weather(naps={1: (depth, nap)}))
@@ -178,8 +176,8 @@ def test_a_receiver_that_comes_late_to_its_queue_gets_all(
     assert network.now < seconds, "virtual ones"
 
 
-def test_few_receivers_wait_some_round_trips_for_what_was_lost() -> None:
-    """The last words of receivers are lost, too."""
+def test_a_small_group_repairs_in_some_round_trips() -> None:
+    """The last packets of receivers are lost, too."""
     nap, took = 0.05, dict[float, float]()
     for loss in (0.0, 0.01):
         ends = []
@@ -206,16 +204,16 @@ class Sleepy(Network):
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_few_receivers_that_answer_late_are_not_given_up(seed: int) -> None:
-    """The sender asks them often, and believes that no round trip is as long as these."""
+def test_late_answers_in_a_small_group(seed: int) -> None:
+    """No receiver is given up, although round trips are longer than the maximum that the sender uses."""
     case = Case((Random(seed).randbytes(1_000_000),), 3, MAX_K, MAX_PARITY, 256, queue=1024)
     network = Sleepy(case, Weather(0.01, naps=dict.fromkeys((1, 2, 3), (1024, 3.0))), seed)
     network.run()
     assert [account.reason for account in network.sender.results[0].receivers] == [""] * 3
 
 
-def test_what_a_queue_holds_is_never_lost_however_late_its_receiver_comes() -> None:
-    """The sender is at most the room of each receiver ahead. It may begin before that one is admitted."""
+def test_a_window_of_blocks_fits_into_the_queue() -> None:
+    """The sender is at most a receiver's window ahead, even if it begins before the ADMIT."""
     data = Random(1).randbytes(2_000_000)
     for nap in (0.01, 0.3):
         network = Network(Case((data,), 2, k=128, window=4), Weather(naps={1: (700, nap)}))
@@ -225,7 +223,8 @@ def test_what_a_queue_holds_is_never_lost_however_late_its_receiver_comes() -> N
         assert settled.repairs <= 4 * 128
 
 
-def test_what_a_queue_holds_is_never_lost_where_a_small_group_says_how_much_that_is() -> None:
+def test_announced_queues_never_overflow() -> None:
+    """In a small group, however late the receivers empty their queues."""
     data = Random(1).randbytes(2_000_000)
     repairs = []
     for queue in (700, 0):
@@ -240,8 +239,8 @@ def test_what_a_queue_holds_is_never_lost_where_a_small_group_says_how_much_that
 
 
 @pytest.mark.parametrize("receivers", [2, SMALL_GROUP + 1])
-def test_a_queue_that_few_receivers_speak_of_is_not_overrun_while_messages_are_lost(receivers: int) -> None:
-    """More of them are not asked what they have taken. A receiver that is not admitted yet takes nothing."""
+def test_announced_queues_never_overflow_with_loss(receivers: int) -> None:
+    """A larger group has no such window. A receiver that is not admitted yet ignores segments."""
     data = Random(1).randbytes(2_000_000)
     case = Case((data,), receivers, k=MAX_K, max_parity=MAX_PARITY, window=256, queue=512)
     network = Network(case, Weather(loss=0.01, naps={1: (512, 0.05)}))
@@ -251,7 +250,8 @@ def test_a_queue_that_few_receivers_speak_of_is_not_overrun_while_messages_are_l
     assert (settled.repairs < settled.segments / 4) == (receivers <= SMALL_GROUP)
 
 
-def test_who_does_not_say_what_it_has_taken_is_not_waited_for_long() -> None:
+def test_a_receiver_that_does_not_answer_the_window() -> None:
+    """The sender waits for it for a short time only."""
     data = Random(1).randbytes(2_000_000)
     case = Case((data,), 2, k=MAX_K, window=256, queue=512)
     network = Network(case, Weather(deaths={1: 0.018}))
@@ -276,7 +276,7 @@ def greedy(random: Random, heard: bytes) -> list[bytes]:
     return [encode(Nack(number(0), 0, LIARS_NUMBER, 0, packet.stamp, 0, requests))]
 
 
-def test_who_asks_for_too_much_is_given_up() -> None:
+def test_a_receiver_over_its_budget_is_given_up() -> None:
     data = Random(1).randbytes(1_000_000)
     network = Network(Case((data,), 2, k=MAX_K, max_parity=MAX_PARITY, window=256), lie=greedy)
     network.run()
@@ -285,14 +285,14 @@ def test_who_asks_for_too_much_is_given_up() -> None:
     assert {one.name: one.reason for one in settled.receivers} == {
         "r1": "",
         "r2": "",
-        "liar": "asked for too much",
+        "liar": "requested too many repairs",
     }
     assert 8 * settled.segments < settled.repairs < 14 * settled.segments
 
 
 @pytest.mark.parametrize("limit", [10.0, 100.0, 180.0])
 def test_a_low_limit_holds_and_leaves_room_for_repairs(limit: float) -> None:
-    """Questions count as other messages do."""
+    """FLUSHes count as other messages do."""
     data = Random(1).randbytes(40_000)
     network = Network(Case((data,), 1, k=MAX_K, max_parity=MAX_PARITY, pace=limit), Weather(loss=0.1))
     with patch.object(network.sender.rate, "spent", wraps=network.sender.rate.spent) as spent:
@@ -305,8 +305,8 @@ def test_a_low_limit_holds_and_leaves_room_for_repairs(limit: float) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_who_begins_to_listen_late_slows_nobody_down(seed: int) -> None:
-    """Nothing is lost, but the second receiver hears that it takes part when the object is on its way."""
+def test_a_late_admission_slows_nobody_down(seed: int) -> None:
+    """Nothing is lost, but the second receiver is admitted while the object is being sent."""
     data = Random(1).randbytes(1_500_000)
     network = Network(Case((data,), 2, k=MAX_K, max_parity=MAX_PARITY, window=256), seed=seed)
     network.run()
@@ -314,7 +314,7 @@ def test_who_begins_to_listen_late_slows_nobody_down(seed: int) -> None:
     assert network.sender.rate.pace == inf
 
 
-def test_who_comes_late_has_not_lost_the_repairs_of_others() -> None:
+def test_repairs_before_the_admission_are_no_losses() -> None:
     sender = ObjectSender(number(0), "sender", MESSAGE_SIZE, 0.0)
     sender.on_packet(Join(number(0), number(1), 256, MESSAGE_SIZE, 0, 0, 7, 0, "r1"), address(1), 0.0)
     block = SourceBlock(bytes(MAX_K * 976), 976, MAX_K)
@@ -343,8 +343,8 @@ def test_who_comes_late_has_not_lost_the_repairs_of_others() -> None:
     assert lost.call_count == 1, "the first receiver's second request alone"
 
 
-def test_who_waits_for_a_slow_sender_does_not_stand_still() -> None:
-    """The repairs of what one receiver lacks take longer than the sender's patience."""
+def test_waiting_for_a_slow_sender_is_no_stall() -> None:
+    """The repairs for one receiver take longer than `stall`."""
     data = Random(1).randbytes(300_000)
     case = Case((data,), 2, k=MAX_K, window=256, use_parity=False, pace=20.0, stall=3.0)
     network = Network(case, Weather(loss=0.5))
@@ -353,7 +353,8 @@ def test_who_waits_for_a_slow_sender_does_not_stand_still() -> None:
     assert settled.strategy_met, settled.receivers
 
 
-def test_in_a_closed_group_liars_at_any_address_change_nothing() -> None:
+def test_liars_change_nothing_in_a_closed_group() -> None:
+    """They send from any address."""
     for seed in range(60, 90):
         play(seed, bytes(range(32)))
 
