@@ -20,8 +20,10 @@ from typing import Protocol
 from mcast.cast.protocol.packets import Describe
 
 MAX_FRUITLESS_CYCLES = 32
-"""Maximum cycles without a new block. Cycles are counted by the segments that arrive, so at any loss rate a
-segment that each cycle sends has arrived by then, with a probability of 1 - e**-32."""
+"""Maximum cycles without a new block, counted by the segments that arrive.
+
+So at any loss rate, a segment that each cycle sends has arrived by then with a probability of 1 - e**-32.
+"""
 MAX_FRUITLESS_OFFERS = 600
 """Maximum OFFERs in a row without a segment. At most one message in four of a sender goes with an OFFER."""
 

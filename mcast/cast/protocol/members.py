@@ -173,8 +173,7 @@ class MemberTable:
         self._all: dict[int, Member] = {}
         self._by_address: dict[str, list[Member]] = {}
         self._departed = OrderedDict[int, Member]()
-        """By number, receivers that are not active and take no part in the object, whose indexes are free.
-        The one that departed first is first."""
+        """By number, receivers that are not active and take no part in the object; first departed, first."""
         self.active: int = 0
         """Number of active receivers."""
         self.pending: int = 0

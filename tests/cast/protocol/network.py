@@ -1,4 +1,4 @@
-"""A seeded network for the ends of the protocol of objects, with real bytes, in virtual time."""
+"""Seeded network for the state machines of `mcast.cast.protocol`, with real bytes, in virtual time."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ from mcast.cast.protocol.strategy import Strategy, all_receivers
 
 MESSAGE_SIZE = 1024
 MAX_SECONDS = 2000.0
-"""Virtual seconds: an end that has not ended by then hangs."""
+"""Timeout of a run, in virtual seconds."""
 
 Lie = Callable[[Random, bytes], list[bytes]]
-"""What a liar says to a message that it hears."""
+"""Attacker: returns the messages that it sends after it has received one."""
 
 
 def address(end: int) -> str:
-    """Where an end is (0: the sender, n: receiver n)."""
+    """Return the address of an end (0: the sender, n: receiver n)."""
     return f"10.0.{end // 250}.{end % 250 + 1}"
 
 
 def number(end: int, run: int = 0) -> int:
-    """The number of that end."""
+    """Return the number of an end."""
     return number_at(address(end), end + 1 + 100 * run)
 
 
-class Weather(NamedTuple):
-    """What happens to messages, each with a probability; to receivers, by number, at a time."""
+class Conditions(NamedTuple):
+    """Faults: of messages, each with a probability; of receivers, by number, at a time in seconds."""
 
     loss: float = 0.0
     doubles: float = 0.0
@@ -58,20 +58,20 @@ class Weather(NamedTuple):
     deaths: dict[int, float] = {}  # noqa: RUF012  (never changed)
     late: dict[int, float] = {}  # noqa: RUF012
     kills: dict[int, tuple[float, float]] = {}  # noqa: RUF012
-    """Killed at that time, and back so much later with what is on the disk."""
+    """Receiver -> time of its kill, and seconds until it is restarted with what it has stored."""
     mute: tuple[int, ...] = ()
-    """Receivers whose words nobody hears."""
+    """Receivers all of whose messages are lost."""
     naps: dict[int, tuple[int, float]] = {}  # noqa: RUF012
-    """The queue of a receiver holds so many messages, and it looks there once in so many seconds."""
+    """Receiver -> length of its queue in messages, and seconds between two times at which it empties it."""
     decay: bool = False
-    """Whether the disk may have lost or changed something meanwhile."""
+    """True if a killed receiver may lose or change stored bytes."""
 
 
-CALM = Weather()
+CALM = Conditions()
 
 
 class Case(NamedTuple):
-    """The objects, how they are cut and promised, and to how many."""
+    """Objects, their partition and strategy, and properties of the receivers."""
 
     objects: tuple[bytes, ...]
     receivers: int = 3
@@ -83,35 +83,35 @@ class Case(NamedTuple):
     use_parity: bool = True
     key: bytes | None = None
     disks: dict[int, bytes] = {}  # noqa: RUF012
-    """What earlier runs of receivers have left."""
+    """Receiver -> bytes that an earlier run has stored."""
     pace: float = inf
-    """The most messages a second."""
+    """Maximum messages a second."""
     in_order: tuple[int, ...] = ()
-    """Receivers that can put a block into its place in its turn alone, as into a pipe."""
+    """Receivers that write blocks in order alone, as into a pipe."""
     stall: float = 20.0
-    """Seconds for which a receiver may stand still."""
+    """Maximum seconds without progress of a receiver."""
     partial_objects: int = 0
-    """All objects go round together, and a receiver may have so many in part; 0: one after another."""
+    """Maximum incomplete objects of a receiver in a carousel of all objects; 0: one object at a time."""
     queue: int = 0
-    """How many messages the receivers say that their queues hold."""
+    """Length of their queue in messages that receivers announce."""
 
 
-class Taker:
-    """A receiver with its bytes: what it takes for verified is in `got`, by object."""
+class SimulatedReceiver:
+    """A receiver with its bytes; objects that it takes for complete are in `got`, by number."""
 
     def __init__(
         self, core: ObjectReceiver, authenticator: Authenticator, disk: bytes = b"", in_order: bool = False
     ) -> None:
         self.core, self.authenticator, self.disk = core, authenticator, disk
         self.compared = 0
-        """How many blocks of the disk were right."""
+        """Number of stored blocks that were verified."""
         self.sent: list[bytes] = []
         self._in_order = in_order
         self._described = dict[int, ObjectReceiver]()
         authenticator.begin(core.session, NONCE)
         self.got: dict[int, bytes] = {}
         self.wrong: list[str] = []
-        self._pieces: dict[tuple[int, int], dict[int, bytes]] = {}
+        self._segments: dict[tuple[int, int], dict[int, bytes]] = {}
         self._blocks: dict[int, dict[int, bytes]] = {}
 
     def on_packet(self, message: bytes, source: str, now: float) -> None:
@@ -124,13 +124,14 @@ class Taker:
             if packet.session == core.session and core.on_data(
                 packet.object, packet.block, packet.esi, 1, now
             ):
-                self._pieces.setdefault((packet.object, packet.block), {})[packet.esi] = bytes(packet.payload)
+                segments = self._segments.setdefault((packet.object, packet.block), {})
+                segments[packet.esi] = bytes(packet.payload)
         else:
             core.on_packet(packet, now)
         for one in [*core.all_receivers()]:
-            self._heed(one, now)
+            self._drive(one, now)
 
-    def _heed(self, core: ObjectReceiver, now: float) -> None:
+    def _drive(self, core: ObjectReceiver, now: float) -> None:
         about = core.about
         if about is not None and self._described.get(about.object) is not core:
             self._described[about.object] = core
@@ -167,12 +168,12 @@ class Taker:
             if whole is None and not about.carousel:
                 for later in [block for block in blocks if block >= ready.block]:
                     del blocks[later]
-                for block in [block for number, block in self._pieces if number == ready.object]:
-                    del self._pieces[ready.object, block]
+                for block in [block for number, block in self._segments if number == ready.object]:
+                    del self._segments[ready.object, block]
             self.compared += whole is not None
         else:
-            segments = self._pieces.pop((ready.object, ready.block), {})
-            assert sum(1 << place for place in segments) & ready.segments == ready.segments
+            segments = self._segments.pop((ready.object, ready.block), {})
+            assert sum(1 << esi for esi in segments) & ready.segments == ready.segments
             whole = joined(ready.info, segments, about.segment, about.k)
         if whole is not None:
             blocks[ready.block] = whole
@@ -184,7 +185,7 @@ class Taker:
 
     @property
     def left(self) -> bytes:
-        """What a kill leaves on the disk."""
+        """Bytes that are stored after a kill."""
         about = self.core.about
         return b"" if about is None else self._joined(about.object)
 
@@ -194,40 +195,42 @@ class Taker:
 
 
 def joined(info: BlockInfo, segments: Mapping[int, Buffer], segment: int, k: int) -> bytes | None:
-    """The bytes of a block of which these pieces are there; None if they are not what the seal says."""
+    """Return the bytes of a block from these segments; None if they do not have its digest."""
     block = BlockBuffer(memoryview(bytearray(segment * k)), segment, k)
-    for place, one in segments.items():
-        block.put(place, one)
-    whole = block.assemble_verified(info, sum(1 << place for place in segments))
+    for esi, one in segments.items():
+        block.put(esi, one)
+    whole = block.assemble_verified(info, sum(1 << esi for esi in segments))
     return None if whole is None else bytes(whole)
 
 
 class Network:
-    """One sender, receivers and liars; `run` plays all objects."""
+    """One sender, receivers and attackers; `run` transfers all objects."""
 
-    def __init__(self, case: Case, weather: Weather = CALM, seed: int = 0, lie: Lie | None = None) -> None:
-        self.case, self.weather = case, weather
+    def __init__(
+        self, case: Case, conditions: Conditions = CALM, seed: int = 0, lie: Lie | None = None
+    ) -> None:
+        self.case, self.conditions = case, conditions
         self.random = Random(seed)
         timers = Timers(peer_timeout=5.0, stall=case.stall)
         self._authenticator = authenticator_for(case.key)
         self._authenticator.begin(number(0), NONCE)
         max_message = MESSAGE_SIZE - self._authenticator.overhead
         self.sender = ObjectSender(number(0), "sender", max_message, 0.0, timers, case.pace, NONCE)
-        self.takers: dict[int, Taker] = {}
-        self.came: dict[int, int] = {}
-        self.got_it: dict[int, int] = {}
-        """How many rounds of a carousel had ended when an end came, and when it had the first object."""
+        self.receivers: dict[int, SimulatedReceiver] = {}
+        self.joined_in: dict[int, int] = {}
+        self.completed_in: dict[int, int] = {}
+        """Receiver -> cycles of a carousel before it joined, and before it had the first object."""
         self.lie = lie
         self.now = 0.0
         self._events: list[tuple[float, int, int, int, bytes]] = []
         self._order = 0
-        self._queues: dict[int, list[tuple[int, bytes]]] = {end: [] for end in weather.naps}
-        self._wakes = dict.fromkeys(weather.naps, 0.0)
+        self._queues: dict[int, list[tuple[int, bytes]]] = {end: [] for end in conditions.naps}
+        self._wakes = dict.fromkeys(conditions.naps, 0.0)
         self._blocks: list[list[SourceBlock]] = []
         self._digests: list[bytes] = []
         self._abouts: list[Describe] = []
         for end in range(1, case.receivers + 1):
-            if end not in weather.late:
+            if end not in conditions.late:
                 self._join(end, case.disks.get(end, b""))
 
     def _join(self, end: int, disk: bytes = b"", run: int = 0) -> None:
@@ -245,8 +248,8 @@ class Network:
             queue=self.case.queue,
         )
         core = ObjectReceiver(number(0), config, Random(self.random.random()), self.now)
-        self.takers[end] = Taker(core, authenticator, disk, end in self.case.in_order)
-        self.came[end] = self._cycles
+        self.receivers[end] = SimulatedReceiver(core, authenticator, disk, end in self.case.in_order)
+        self.joined_in[end] = self._cycles
 
     @property
     def _cycles(self) -> int:
@@ -255,32 +258,36 @@ class Network:
     # --- the run ---------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Play until all ends that live have ended. Fails if one of them hangs."""
+        """Simulate until all live ends have finished. Fails if one of them hangs."""
         left = list(self.case.objects)
-        late, deaths, kills = dict(self.weather.late), dict(self.weather.deaths), dict(self.weather.kills)
+        late, deaths, kills = (
+            dict(self.conditions.late),
+            dict(self.conditions.deaths),
+            dict(self.conditions.kills),
+        )
         back: dict[int, tuple[float, bytes]] = {}
         sender = self.sender
         present = self.case.receivers - len(late)
-        while not (sender.finished and all(taker.core.finished for taker in self.takers.values())):
+        while not (sender.finished and all(receiver.core.finished for receiver in self.receivers.values())):
             for end, at in [*late.items()]:
                 if self.now >= at:
                     del late[end]
                     self._join(end)
             for end, at in [*deaths.items()]:
                 if self.now >= at:
-                    self.takers.pop(end, None)
+                    self.receivers.pop(end, None)
                     del deaths[end]
             for end, (at, pause) in [*kills.items()]:
                 if self.now >= at:
                     del kills[end]
-                    if end in self.takers:
-                        back[end] = at + pause, self._damaged(self.takers.pop(end).left)
+                    if end in self.receivers:
+                        back[end] = at + pause, self._damaged(self.receivers.pop(end).left)
             for end, (at, disk) in [*back.items()]:
                 if self.now >= at:
                     del back[end]
                     self._join(end, disk, run=1)
-            here = sum(taker.core.index is not None for taker in self.takers.values())
-            ready = (here and len(sender.members) >= present) or self.now > 1.0  # one may have died before
+            joined_now = sum(receiver.core.index is not None for receiver in self.receivers.values())
+            ready = (joined_now and len(sender.members) >= present) or self.now > 1.0  # one may have died
             if ready and sender.outgoing is None and not sender._queue.closed:
                 if left:
                     count = len(left) if self.case.partial_objects else 1
@@ -290,12 +297,12 @@ class Network:
                     sender.close(self.now)
             also = [at for at, _ in (*kills.values(), *back.values())]
             self._step(min([*late.values(), *deaths.values(), *also, inf]))
-            assert self.now < MAX_SECONDS, self._stuck()
+            assert self.now < MAX_SECONDS, self._hang()
 
     def _damaged(self, disk: bytes) -> bytes:
-        """What is there after the kill: now and then another byte, or fewer, or more."""
+        """Return the stored bytes after a kill: sometimes with another byte, fewer, or more."""
         random = self.random
-        kind = random.choice(("", "", "byte", "less", "more")) if self.weather.decay else ""
+        kind = random.choice(("", "", "byte", "less", "more")) if self.conditions.decay else ""
         if kind == "byte" and disk:
             at = random.randrange(len(disk))
             return disk[:at] + bytes((disk[at] ^ 1,)) + disk[at + 1 :]
@@ -303,8 +310,8 @@ class Network:
             disk[: random.randint(0, len(disk))] if kind == "less" else disk + bytes(3000 * (kind == "more"))
         )
 
-    def _stuck(self) -> str:
-        ends = {end: taker.core.finished for end, taker in self.takers.items()}
+    def _hang(self) -> str:
+        ends = {end: receiver.core.finished for end, receiver in self.receivers.items()}
         return f"hangs: sender over {self.sender.finished}, receivers over {ends}"
 
     def _begin(self, *objects: bytes) -> None:
@@ -325,7 +332,7 @@ class Network:
         return [SourceBlock(data[a:b], about.segment, about.k) for a, b in pairwise(cuts)]
 
     def _step(self, also: float) -> None:
-        """One turn of each end, then the next thing that happens."""
+        """Run a step of each end, then the next event."""
         sender = self.sender
         outgoing = sender.outgoing
         step = 0
@@ -338,24 +345,24 @@ class Network:
                 sender.end(self._digests[step])
         for one in sender.messages(self.now):
             if isinstance(one, SegmentRange):
-                for place in range(one.first, one.first + one.segments):
-                    segment = self._blocks[step][one.block].segment(place)
+                for esi in range(one.first, one.first + one.segments):
+                    segment = self._blocks[step][one.block].segment(esi)
                     session, number_ = self._abouts[step].session, self._abouts[step].object
-                    self._say(0, encode(Data(session, number_, one.block, place, segment)))
+                    self._send(0, encode(Data(session, number_, one.block, esi, segment)))
             else:
-                self._say(0, one)
-        for end, taker in self.takers.items():
+                self._send(0, one)
+        for end, receiver in self.receivers.items():
             if self._wakes.get(end, self.now) <= self.now:
-                self._look(end)
-                for core in [*taker.core.all_receivers()]:
+                self._empty_queue(end)
+                for core in [*receiver.core.all_receivers()]:
                     for message in core.messages(self.now):
-                        self._say(end, message)
-        dues = [self._wakes.get(end, taker.due) for end, taker in self.takers.items()]
+                        self._send(end, message)
+        dues = [self._wakes.get(end, receiver.due) for end, receiver in self.receivers.items()]
         dues += self.sender.due, also
         due = max(min(dues), self.now + 1e-5)
         if self._events and self._events[0][0] <= due:
             while self._events and self._events[0][0] <= max(due, self._events[0][0]):
-                self._arrives()
+                self._arrive()
                 if not self._events or self._events[0][0] > self.now + 1e-5:
                     break
         elif due < inf:
@@ -363,69 +370,69 @@ class Network:
         else:
             self.now += 1.0
 
-    def _look(self, end: int) -> None:
-        """A receiver that naps takes what its queue has, and naps again."""
+    def _empty_queue(self, end: int) -> None:
+        """Let a napping receiver empty its queue."""
         if end in self._queues:
             heard, self._queues[end] = self._queues[end], []
-            self._wakes[end] = self.now + self.weather.naps[end][1]
+            self._wakes[end] = self.now + self.conditions.naps[end][1]
             for source, message in heard:
-                self._hears(end, source, message)
+                self._deliver(end, source, message)
 
-    def _say(self, source: int, message: bytes) -> None:
-        weather, random = self.weather, self.random
+    def _send(self, source: int, message: bytes) -> None:
+        conditions, random = self.conditions, self.random
         if source > 0:
-            self.takers[source].sent.append(message)
-        if source in weather.mute:
+            self.receivers[source].sent.append(message)
+        if source in conditions.mute:
             return
         if source >= 0:
-            authenticator = self._authenticator if source == 0 else self.takers[source].authenticator
+            authenticator = self._authenticator if source == 0 else self.receivers[source].authenticator
             (message,) = map(bytes, authenticator.sign([message]))
-        for target in [0, *self.takers, *([-1] if self.lie and source >= 0 else [])]:
-            if target == source or (random.random() < weather.loss and target >= 0):
+        for target in [0, *self.receivers, *([-1] if self.lie and source >= 0 else [])]:
+            if target == source or (random.random() < conditions.loss and target >= 0):
                 continue
-            for _ in range(2 if random.random() < weather.doubles else 1):
-                late = random.random() * 0.01 if random.random() < weather.disorder else 0.0
+            for _ in range(2 if random.random() < conditions.doubles else 1):
+                late = random.random() * 0.01 if random.random() < conditions.disorder else 0.0
                 heard = message
                 segment = heard[len(MAGIC)] == KIND_OF_DATA
-                if source == 0 and random.random() < weather.garbled and segment:
+                if source == 0 and random.random() < conditions.garbled and segment:
                     at = len(heard) - 1 - random.randrange(4)
                     heard = heard[:at] + bytes((heard[at] ^ 0x55,)) + heard[at + 1 :]
                 self._order += 1
                 heappush(self._events, (self.now + 0.0002 + late, self._order, source, target, heard))
 
-    def _arrives(self) -> None:
+    def _arrive(self) -> None:
         at, _, source, target, message = heappop(self._events)
         self.now = max(self.now, at)
         if target == -1:
             assert self.lie is not None
             for lie in self.lie(self.random, message):
-                self._say(-1, lie)
+                self._send(-1, lie)
         elif target == 0:
             try:
                 packet = self._authenticator.decode(message, self._from(source))
             except Rejected:
                 return
             self.sender.on_packet(packet, self._from(source), self.now)
-        elif target in self.takers and (queue := self._queues.get(target)) is not None:
-            if len(queue) < self.weather.naps[target][0]:
+        elif target in self.receivers and (queue := self._queues.get(target)) is not None:
+            if len(queue) < self.conditions.naps[target][0]:
                 queue.append((source, message))
-        elif target in self.takers:
-            self._hears(target, source, message)
+        elif target in self.receivers:
+            self._deliver(target, source, message)
 
-    def _hears(self, end: int, source: int, message: bytes) -> None:
-        self.takers[end].on_packet(message, self._from(source), self.now)
-        if self.takers[end].got:
-            self.got_it.setdefault(end, self._cycles)
+    def _deliver(self, end: int, source: int, message: bytes) -> None:
+        self.receivers[end].on_packet(message, self._from(source), self.now)
+        if self.receivers[end].got:
+            self.completed_in.setdefault(end, self._cycles)
 
     def _from(self, source: int) -> str:
-        """Where a message comes from: in a closed group the liar is at any address, each time another."""
+        """Return the source address of a message; in a closed group the attacker uses any address."""
         if source >= 0:
             return address(source)
         return LIAR if self.case.key is None else address(self.random.randint(0, self.case.receivers))
 
 
 def described(size: int, stores: bool = False) -> ObjectReceiver:
-    """A receiver that takes part, of whose first object it has been told: pieces and blocks of one byte."""
+    """Return a receiver with an object that is described: segments and blocks of one byte."""
     session, me = number(0), number(1)
     made = ObjectReceiver(
         session, ReceiverConfig(me, "r1", 8, MESSAGE_SIZE, True, stores=stores), Random(1), 0.0

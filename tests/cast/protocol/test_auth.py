@@ -23,7 +23,7 @@ from .network import address, number
 KEY = bytes(range(32))
 SESSION, MEMBER = number(0), number(1)
 OFFER = Offer(SESSION, 0, 5, 3, 1000, 77, "sender")
-LEAVES = Ack(SESSION, 0, MEMBER, 0, 0, 0, LEFT, "")
+LEAVE = Ack(SESSION, 0, MEMBER, 0, 0, 0, LEFT, "")
 TAGGED = "00000000000000011d80a0a81c727f6ef6627a220d781272"
 """The end of that message, the first of its end."""
 
@@ -48,7 +48,7 @@ def refusal(by: Authenticator, message: bytes, source: int = 0) -> str:
 def test_members_read_each_other_and_nobody_else() -> None:
     here, there = end(), end()
     assert here.decode(written(there, OFFER), address(0)) == OFFER
-    assert here.decode(written(end(), LEAVES), address(1)) == LEAVES
+    assert here.decode(written(end(), LEAVE), address(1)) == LEAVE
     assert refusal(here, written(end(bytes(32)), OFFER)) == WRONG_KEY
     assert refusal(here, encode(OFFER)) == WRONG_KEY
     assert refusal(Authenticator(), written(there, OFFER)) == NEEDS_KEY
@@ -56,10 +56,10 @@ def test_members_read_each_other_and_nobody_else() -> None:
 
 
 def test_no_byte_of_a_message_can_be_changed() -> None:
-    message = written(end(), LEAVES)
-    for place in range(len(message)):
+    message = written(end(), LEAVE)
+    for index in range(len(message)):
         changed = bytearray(message)
-        changed[place] ^= 1
+        changed[index] ^= 1
         with pytest.raises(Rejected):
             end().decode(bytes(changed), address(1))
     for short in range(len(message)):
@@ -70,31 +70,31 @@ def test_no_byte_of_a_message_can_be_changed() -> None:
 def test_a_packet_is_accepted_once() -> None:
     """Packets may arrive in any order within the replay window."""
     there, here = end(), end()
-    said = [written(there, OFFER) for _ in range(5000)]
-    for place in (1, 0, 4000, 3999, 4999):
-        assert here.decode(said[place], address(0)) == OFFER
-    for place in (0, 1, 3999, 4000, 4999, 2):
-        assert refusal(here, said[place]) == REPLAYED, "heard, or too long ago"
-    assert here.decode(said[1000], address(0)) == OFFER
+    packets = [written(there, OFFER) for _ in range(5000)]
+    for index in (1, 0, 4000, 3999, 4999):
+        assert here.decode(packets[index], address(0)) == OFFER
+    for index in (0, 1, 3999, 4000, 4999, 2):
+        assert refusal(here, packets[index]) == REPLAYED, "heard, or too long ago"
+    assert here.decode(packets[1000], address(0)) == OFFER
     there._count = (1 << 64) - 2
     latest = written(there, OFFER)
     assert here.decode(latest, address(0)) == OFFER
-    for old in (said[4998], latest):
+    for old in (packets[4998], latest):
         assert refusal(here, old) == REPLAYED, "a member that counts as far as it can costs nothing"
 
 
 def test_packets_of_another_session_are_rejected() -> None:
     """Even by an end with the same key."""
-    said = written(end(nonce=76), LEAVES)
-    assert refusal(end(nonce=77), said, 1) == WRONG_KEY
-    assert refusal(KeyedAuthenticator(KEY), said, 1) == UNKNOWN_SESSION
+    packets = written(end(nonce=76), LEAVE)
+    assert refusal(end(nonce=77), packets, 1) == WRONG_KEY
+    assert refusal(KeyedAuthenticator(KEY), packets, 1) == UNKNOWN_SESSION
     old = written(end(nonce=76), OFFER._replace(nonce=76))
     assert refusal(end(nonce=77), old) == REPLAYED
 
 
 def test_a_recorded_admission_admits_nobody() -> None:
-    who = ReceiverConfig(MEMBER, "r", 8, 1024, True, nonce=5)
-    receiver = ObjectReceiver(SESSION, who, Random(1), 0.0)
+    config = ReceiverConfig(MEMBER, "r", 8, 1024, True, nonce=5)
+    receiver = ObjectReceiver(SESSION, config, Random(1), 0.0)
     receiver.on_packet(Admit(SESSION, {MEMBER: (0, 4)}), 0.0)
     assert receiver.index is None
     receiver.on_packet(Admit(SESSION, {MEMBER: (3, 5)}), 0.0)
@@ -103,13 +103,13 @@ def test_a_recorded_admission_admits_nobody() -> None:
 
 def test_a_tag_is_the_keyed_blake3_of_the_message() -> None:
     """The bytes are a format: other programs write them."""
-    assert written(end(), LEAVES).hex()[-48:] == TAGGED
+    assert written(end(), LEAVE).hex()[-48:] == TAGGED
 
 
 @pytest.mark.parametrize("sign", [b"mcC1", b"mcK1"])
 def test_another_version_is_refused_as_such(sign: bytes) -> None:
     """Both by an end with a key and by one without."""
-    old = sign + written(end(), LEAVES)[4:]
+    old = sign + written(end(), LEAVE)[4:]
     assert {refusal(by, old, 1) for by in (end(), Authenticator())} == {VERSION}
 
 
@@ -136,12 +136,12 @@ def test_an_active_receiver_keeps_its_window(monkeypatch: pytest.MonkeyPatch) ->
     """Other receivers join and leave meanwhile, more than MAX_MEMBERS."""
     monkeypatch.setattr(auth, "MAX_MEMBERS", 2)
     here, by = end(), end()
-    said: list[bytes] = []
+    packets: list[bytes] = []
     for other in range(2, 9):
-        said.append(written(by, LEAVES._replace(stamp=100)))
-        here.decode(said[-1], address(1))
-        here.decode(written(end(), LEAVES._replace(member=number(other), stamp=other)), address(other))
-    assert [refusal(here, one, 1) for one in said] == [REPLAYED] * len(said)
+        packets.append(written(by, LEAVE._replace(stamp=100)))
+        here.decode(packets[-1], address(1))
+        here.decode(written(end(), LEAVE._replace(member=number(other), stamp=other)), address(other))
+    assert [refusal(here, one, 1) for one in packets] == [REPLAYED] * len(packets)
 
 
 def test_a_short_key_is_refused() -> None:
@@ -152,17 +152,17 @@ def test_a_short_key_is_refused() -> None:
 def test_a_resumed_session_rejects_replays() -> None:
     """After `suspend` and `begin`, recorded packets of the sender and of other receivers are rejected."""
     sender, other, here = end(), end(), end()
-    late = LEAVES._replace(stamp=9)
-    said, answered = [written(sender, OFFER) for _ in range(2)], written(other, late)
-    here.decode(said[0], address(0))
+    late = LEAVE._replace(stamp=9)
+    packets, answered = [written(sender, OFFER) for _ in range(2)], written(other, late)
+    here.decode(packets[0], address(0))
     here.decode(answered, address(1))
     here.suspend(SESSION)
-    assert refusal(here, said[0]) == REPLAYED
+    assert refusal(here, packets[0]) == REPLAYED
     here.begin(SESSION, 77)
-    assert refusal(here, said[0]) == REPLAYED
+    assert refusal(here, packets[0]) == REPLAYED
     assert refusal(here, answered, 1) == REPLAYED
-    assert here.decode(said[1], address(0)) == OFFER
+    assert here.decode(packets[1], address(0)) == OFFER
     assert here.decode(written(other, late._replace(stamp=10)), address(1)) == late._replace(stamp=10)
     here.suspend(SESSION)
     here.forget(SESSION, 77)
-    assert here.decode(said[0], address(0)) == OFFER, "of a session that is not remembered"
+    assert here.decode(packets[0], address(0)) == OFFER, "of a session that is not remembered"

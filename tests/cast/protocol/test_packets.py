@@ -46,22 +46,22 @@ S, R = number(0), number(1)
 SEALED = BlockInfo(4, 4000, bytes(32))
 GOOD: dict[str, Packet] = {
     "offer": Offer(S, 0, 5, 3, 1000, 9, "sender"),
-    "enter": Join(S, R, 8, MIN_MESSAGE_SIZE, 1, 5, 9, 0, "r"),
+    "join": Join(S, R, 8, MIN_MESSAGE_SIZE, 1, 5, 9, 0, "r"),
     "admit": Admit(S, {R: (0, 9), 7: (MAX_MEMBERS - 1, 8)}),
     "describe": Describe(S, 0, 20_000, 976, MAX_K, MAX_PARITY, 0, 0, "thing", bytes(MAX_METADATA)),
-    "piece": Data(S, 0, 1, 2, b"x"),
+    "data": Data(S, 0, 1, 2, b"x"),
     "seal": Seal(S, 0, MAX_SEALS, 0, 5, 3, 1000, (SEALED,) * MAX_SEALS),
     "flush": Flush(S, 0, 6, 6, 0, 5, 3, 1000, 1, bytes(32), MAX_MEMBERS - 3, 5),
-    "lack": Nack(S, 0, R, 1, 5, 100, (RepairRequest(1, MAX_K, (1 << MAX_K) - 1), RepairRequest(4, 0, 0))),
-    "have": Ack(S, 0, R, 6, 5, 10, 1, ""),
-    "over": Done(S, 0, 0, 7),
+    "nack": Nack(S, 0, R, 1, 5, 100, (RepairRequest(1, MAX_K, (1 << MAX_K) - 1), RepairRequest(4, 0, 0))),
+    "ack": Ack(S, 0, R, 6, 5, 10, 1, ""),
+    "done": Done(S, 0, 0, 7),
     "behind": Behind(S, 0, 3, 5),
     "bye": Bye(S, 0, "done"),
 }
 LONGEST: dict[str, Packet] = {
     "admit": Admit(S, {number_at("a", salt): (salt, 1) for salt in range(1, MAX_ADMITTED + 1)}),
     "describe": Describe(S, 0, 1, 976, 1, 0, 0, 0, "n" * MAX_TEXT, bytes(MAX_METADATA)),
-    "piece": Data(S, 0, 1, 2, bytes(segment_size(MIN_MESSAGE_SIZE))),
+    "data": Data(S, 0, 1, 2, bytes(segment_size(MIN_MESSAGE_SIZE))),
 }
 BAD: dict[str, Packet] = {
     "more members than there are": Offer(S, 0, 5, MAX_MEMBERS + 1, 1000, 9, "sender"),
@@ -72,30 +72,30 @@ BAD: dict[str, Packet] = {
     "an index beyond the bitmap": Admit(S, {R: (MAX_MEMBERS, 9)}),
     "too many at once": Admit(S, dict.fromkeys(range(MAX_ADMITTED + 1), (0, 0))),
     "nobody": Admit(S, {}),
-    "an empty piece of all": Describe(S, 0, 1, 0, 4, 4, 0, 0, "", b""),
-    "small pieces": Describe(S, 0, 1, segment_size(MIN_MESSAGE_SIZE) - 1, 4, 4, 0, 0, "", b""),
-    "large pieces": Describe(S, 0, 1, MAX_SEGMENT + 1, 4, 4, 0, 0, "", b""),
-    "no width": Describe(S, 0, 1, 976, 0, 4, 0, 0, "", b""),
-    "wide blocks": Describe(S, 0, 1, 976, MAX_K + 1, 4, 0, 0, "", b""),
+    "segments of no bytes": Describe(S, 0, 1, 0, 4, 4, 0, 0, "", b""),
+    "small segments": Describe(S, 0, 1, segment_size(MIN_MESSAGE_SIZE) - 1, 4, 4, 0, 0, "", b""),
+    "large segments": Describe(S, 0, 1, MAX_SEGMENT + 1, 4, 4, 0, 0, "", b""),
+    "no k": Describe(S, 0, 1, 976, 0, 4, 0, 0, "", b""),
+    "large k": Describe(S, 0, 1, 976, MAX_K + 1, 4, 0, 0, "", b""),
     "much parity": Describe(S, 0, 1, 976, 4, MAX_PARITY + 1, 0, 0, "", b""),
     "more blocks than there are": Describe(S, 0, 1 << 63, 976, 1, 0, 0, 0, "", b""),
-    "more pieces than are missing": Nack(S, 0, R, 1, 5, 100, (RepairRequest(1, 3, 3),)),
+    "more segments than are missing": Nack(S, 0, R, 1, 5, 100, (RepairRequest(1, 3, 3),)),
     "much metadata": Describe(S, 0, 1, 976, 4, 4, 0, 0, "", bytes(MAX_METADATA + 1)),
-    "an empty piece": Data(S, 0, 1, 2, b""),
-    "a long piece": Data(S, 0, 1, 2, bytes(MAX_SEGMENT + 1)),
+    "an empty segment": Data(S, 0, 1, 2, b""),
+    "a long segment": Data(S, 0, 1, 2, bytes(MAX_SEGMENT + 1)),
     "a block beyond all": Data(S, 0, 1 << 31, 2, b"x"),
-    "a place beyond parity": Data(S, 0, 1, MAX_K + MAX_PARITY, b"x"),
+    "an id beyond parity": Data(S, 0, 1, MAX_K + MAX_PARITY, b"x"),
     "blocks before the first": Seal(S, 0, 0, 0, 5, 3, 1000, (SEALED, SEALED)),
     "many seals": Seal(S, 0, 99, 0, 5, 3, 1000, (SEALED,) * (MAX_SEALS + 1)),
     "a sealed block of nothing": Seal(S, 0, 0, 0, 5, 3, 1000, (BlockInfo(0, 0, bytes(32)),)),
-    "gone before it was sent": Flush(S, 0, 6, 6, 7, 5, 3, 1000, 1, bytes(32), 0, 5),
+    "released before it was sent": Flush(S, 0, 6, 6, 7, 5, 3, 1000, 1, bytes(32), 0, 5),
     "more sent than there is": Flush(S, 0, 7, 6, 0, 5, 3, 1000, 1, bytes(32), 0, 5),
-    "asked beyond the bitmap": Flush(S, 0, 6, 6, 0, 5, 3, 1000, 1, bytes(32), MAX_MEMBERS, 1),
-    "lacking nothing": Nack(S, 0, R, 1, 5, 100, ()),
-    "lacking what it has": Nack(S, 0, R, 2, 5, 100, (RepairRequest(1, 1, 1),)),
-    "lacking more than a block": Nack(S, 0, R, 1, 5, 100, (RepairRequest(1, MAX_K + 1, 1),)),
-    "a state that is none": Ack(S, 0, R, 6, 5, 10, 6, ""),
-    "whole beyond the bitmap": Done(S, 0, MAX_MEMBERS, 1),
+    "asks beyond the bitmap": Flush(S, 0, 6, 6, 0, 5, 3, 1000, 1, bytes(32), MAX_MEMBERS, 1),
+    "no request": Nack(S, 0, R, 1, 5, 100, ()),
+    "request before the base": Nack(S, 0, R, 2, 5, 100, (RepairRequest(1, 1, 1),)),
+    "request for more than a block": Nack(S, 0, R, 1, 5, 100, (RepairRequest(1, MAX_K + 1, 1),)),
+    "an unknown state": Ack(S, 0, R, 6, 5, 10, 6, ""),
+    "complete beyond the bitmap": Done(S, 0, MAX_MEMBERS, 1),
     "slow beyond the bitmap": Behind(S, 0, MAX_MEMBERS, 1),
 }
 
@@ -130,19 +130,19 @@ def test_a_number_of_another_address_is_forged(name: str) -> None:
         decode_from(encode(GOOD[name]), "10.9.9.9")
 
 
-@pytest.mark.parametrize("apart", [0, 6])
-def test_decode_run_finds_consecutive_segments(apart: int) -> None:
+@pytest.mark.parametrize("gap", [0, 6])
+def test_decode_run_finds_consecutive_segments(gap: int) -> None:
     """The run ends before the packet that breaks it, which is then decoded by itself."""
 
-    def segment(place: int, block: int = 7, session: int = S, object_: int = 0) -> bytes:
-        return encode(Data(session, object_, block, place, bytes(32)))
+    def segment(esi: int, block: int = 7, session: int = S, object_: int = 0) -> bytes:
+        return encode(Data(session, object_, block, esi, bytes(32)))
 
-    row = [segment(place) for place in range(3, 13)]
+    row = [segment(esi) for esi in range(3, 13)]
     size = len(row[0])
-    step = size + apart
+    step = size + gap
 
     def found(messages: list[bytes], begin: int = 0) -> tuple[int, ...] | None:
-        memory = (b"x" * apart).join(messages)
+        memory = (b"x" * gap).join(messages)
         return decode_run(memory, begin * step, step, size, len(messages) - begin)
 
     assert found(row) == (S, 0, 7, 3, 10)
@@ -172,7 +172,7 @@ def test_foreign_and_cut_bytes_are_rejected() -> None:
     with pytest.raises(Rejected, match="foreign"):
         decode(b"mcF1" + bytes(40))
     with pytest.raises(Rejected, match="another version of this protocol: install the same mcast"):
-        decode(b"mcC1" + encode(GOOD["lack"])[4:])
-    for at in range(4, len(encode(GOOD["lack"])) - 21):
+        decode(b"mcC1" + encode(GOOD["nack"])[4:])
+    for at in range(4, len(encode(GOOD["nack"])) - 21):
         with pytest.raises(Rejected, match="malformed"):
-            decode(encode(GOOD["lack"])[:at])
+            decode(encode(GOOD["nack"])[:at])

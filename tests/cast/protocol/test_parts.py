@@ -57,9 +57,9 @@ def test_any_k_segments_decode_the_block() -> None:
         for _ in range(5):
             lost = random.sample(range(segments), random.randint(0, min(segments, MAX_PARITY)))
             rows = random.sample(range(MAX_PARITY), len(lost))
-            there = b"".join(bytes(32) if place in lost else segment for place, segment in enumerate(data))
+            there = b"".join(bytes(32) if esi in lost else segment for esi, segment in enumerate(data))
             found = restore(there, 32, lost, {row: parity[row] for row in rows})
-            assert found == [data[place] for place in lost]
+            assert found == [data[esi] for esi in lost]
         with pytest.raises(ValueError, match="cannot decode"):
             restore(there, 32, [0], {})
     with pytest.raises(ValueError, match=r"^cannot decode a block of 128 source segments from 127 segments$"):
@@ -103,9 +103,9 @@ def test_framed_packets_are_headers_and_segments() -> None:
         for row in list_rows(rows)
     ]
     assert made == [
-        encode(Data(about.session, about.object, run.block, place, blocks[run.block].segment(place)))
+        encode(Data(about.session, about.object, run.block, esi, blocks[run.block].segment(esi)))
         for run in runs
-        for place in range(run.first, run.first + run.segments)
+        for esi in range(run.first, run.first + run.segments)
     ]
 
 
@@ -121,7 +121,7 @@ def test_keep_freed_memory_acts_once() -> None:
 
 def test_a_block_that_differs_is_no_block() -> None:
     block = SourceBlock(Random(1).randbytes(100), 32, 4)
-    segments = {place: block.segment(place) for place in (0, 2, 3, 4)}
+    segments = {esi: block.segment(esi) for esi in (0, 2, 3, 4)}
     assert joined(block.info, segments, 32, 4) == Random(1).randbytes(100)
     segments[4] = bytes(32)
     assert joined(block.info, segments, 32, 4) is None
@@ -131,39 +131,39 @@ def test_a_block_that_differs_is_no_block() -> None:
 def test_a_long_segment_does_not_touch_others() -> None:
     data = Random(1).randbytes(100)
     block = SourceBlock(data, 32, 4)
-    honest = {place: block.segment(place) for place in range(4)}
-    for place in range(3, -1, -1):  # each liar comes after its neighbour
-        long = {**{other: honest[other] for other in honest if other != place}, place: data * 2}
+    honest = {esi: block.segment(esi) for esi in range(4)}
+    for esi in range(3, -1, -1):  # each long segment arrives after its neighbour
+        long = {**{other: honest[other] for other in honest if other != esi}, esi: data * 2}
         memory = bytearray(100)
         found = BlockBuffer(memoryview(memory), 32, 4)
         for at, one in long.items():
             found.put(at, one)
-        found.put(place, honest[place])
+        found.put(esi, honest[esi])
         whole = found.assemble(block.info, 0b1111)
         assert whole is not None
         assert bytes(whole) == data == memory
 
 
 @pytest.mark.parametrize(("first", "count"), [(0, 4), (1, 3), (2, 5), (4, 2), (3, 1)])
-@pytest.mark.parametrize("apart", [0, 7])
+@pytest.mark.parametrize("gap", [0, 7])
 @pytest.mark.parametrize("size", [100, 60, 1])
-def test_put_run_equals_put_of_each(first: int, count: int, apart: int, size: int) -> None:
+def test_put_run_equals_put_of_each(first: int, count: int, gap: int, size: int) -> None:
     """Also for segments beyond the end of the block, and for parity."""
     random = Random(3)
     row = [random.randbytes(32) for _ in range(count)]
-    memory = memoryview(b"head" + random.randbytes(apart).join(row))
+    memory = memoryview(b"head" + random.randbytes(gap).join(row))
     together, alone = bytearray(size), bytearray(size)
     of_all, of_each = BlockBuffer(memoryview(together), 32, 4), BlockBuffer(memoryview(alone), 32, 4)
-    of_all.put_run(first, count, memory, 4, 32 + apart, 32)
-    for place, one in enumerate(row, first):
-        of_each.put(place, one)
+    of_all.put_run(first, count, memory, 4, 32 + gap, 32)
+    for esi, one in enumerate(row, first):
+        of_each.put(esi, one)
     assert together == alone
     assert of_all._parity == of_each._parity
 
 
 @pytest.mark.parametrize("members", [1, 10, 1000])
-def test_few_receivers_have_a_short_backoff(members: int) -> None:
-    """In a group of any size."""
+def test_few_receivers_back_off_shortly(members: int) -> None:
+    """In a group of any size, few send a NACK before the others can receive the first one."""
     random = Random(3)
     for _ in range(20):
         waits = sorted(backoff(random, 4.0, members) for _ in range(members))
@@ -172,9 +172,9 @@ def test_few_receivers_have_a_short_backoff(members: int) -> None:
 
 
 def test_an_equal_request_suppresses() -> None:
-    asking = NackTimer(Random(1))
-    asking.start(0.0, 0.001, 10)
-    asking.on_nack(RepairRequest(1, 2, 0b11), 0.0, 0.001, 10)
+    timer = NackTimer(Random(1))
+    timer.start(0.0, 0.001, 10)
+    timer.on_nack(RepairRequest(1, 2, 0b11), 0.0, 0.001, 10)
     mine = [
         RepairRequest(1, 1, 0b100),
         RepairRequest(1, 2, 0b1100),
@@ -182,10 +182,8 @@ def test_an_equal_request_suppresses() -> None:
         RepairRequest(1, 3, 0b111),
         RepairRequest(2, 1, 1),
     ]
-    assert asking.requests(mine, 0.001, 0.001, 10, 9) == (mine[3], mine[4])
-    assert asking.requests(mine, 1.0, 0.001, 10, 2) == (mine[0], mine[1]), (
-        "what was heard long ago is forgotten"
-    )
+    assert timer.requests(mine, 0.001, 0.001, 10, 9) == (mine[3], mine[4])
+    assert timer.requests(mine, 1.0, 0.001, 10, 2) == (mine[0], mine[1]), "old NACKs of others are forgotten"
 
 
 def test_forged_nacks_suppress_a_few_times_only() -> None:
@@ -200,12 +198,12 @@ def test_forged_nacks_suppress_a_few_times_only() -> None:
         asked += [one.requests for one in map(decode, receiver.messages(now)) if isinstance(one, Nack)]
         assert now < 2.0
     assert asked == [requests]
-    assert now > 1.01  # most of the time the other one is a receiver that the sender hears
+    assert now > 1.01  # usually the NACKs of others are genuine, and suppress
 
 
 def test_one_parity_segment_repairs_different_losses() -> None:
     repairs = Repairs(8, 4)
-    assert [repairs.request(RepairRequest(0, 1, 1 << place), 0, 1.0) for place in range(5)] == [1, 0, 0, 0, 0]
+    assert [repairs.request(RepairRequest(0, 1, 1 << esi), 0, 1.0) for esi in range(5)] == [1, 0, 0, 0, 0]
     assert repairs.take() == ([SegmentRange(0, 8, 1)], [])
 
 
@@ -232,9 +230,9 @@ def test_repairs_not_sent_yet_are_not_repeated() -> None:
     repairs = Repairs(8, 4)
     repairs.request(RepairRequest(0, 1, 1), 0, 1.0)
     repairs.take()
-    assert repairs.request(RepairRequest(0, 1, 2), 150, 1.0) == 0, "the pace holds it back"
+    assert repairs.request(RepairRequest(0, 1, 2), 150, 1.0) == 0, "the rate holds it back"
     repairs.mark_sent(200)
-    assert repairs.request(RepairRequest(0, 1, 2), 150, 1.0) == 0, "on its way"
+    assert repairs.request(RepairRequest(0, 1, 2), 150, 1.0) == 0, "under way"
     assert repairs.request(RepairRequest(0, 1, 2), 200, 1.0) == 1
 
 
@@ -242,7 +240,7 @@ def test_a_segment_is_charged_once() -> None:
     repairs = Repairs(8, 2)
     assert repairs.request(RepairRequest(0, 3, 0b111), 0, 1.0) == 3, "more than there is parity for"
     assert repairs.request(RepairRequest(0, 2, 0b11000), 0, 1.0) == 2
-    assert repairs.take() == ([SegmentRange(0, 8, 2), SegmentRange(0, 0, 3)], []), "both who asked are served"
+    assert repairs.take() == ([SegmentRange(0, 8, 2), SegmentRange(0, 0, 3)], []), "both receivers are served"
 
 
 def test_repairs_that_are_lost_are_losses() -> None:
@@ -251,11 +249,11 @@ def test_repairs_that_are_lost_are_losses() -> None:
     for request in asked:
         repairs.request(request, 0, 1.0)
     repairs.take()
-    assert repairs.sent(0, 500) == 0, "not gone yet"
+    assert repairs.sent(0, 500) == 0, "not sent yet"
     repairs.mark_sent(100)
     assert (repairs.sent(0, 99), repairs.sent(0, 100), repairs.sent(100, 500)) == (0, 6, 0)
     assert [repairs.lost(request, 0, 100) for request in asked] == [1, 3, 2]
-    assert [repairs.lost(request, 0, 99) for request in asked] == [0, 0, 0], "on their way"
+    assert [repairs.lost(request, 0, 99) for request in asked] == [0, 0, 0], "under way"
     assert [repairs.lost(request, 100, 500) for request in asked] == [0, 0, 0], "judged before"
     assert repairs.lost(RepairRequest(2, 1, 0b1000), 0, 100) == 1
     assert repairs.lost(RepairRequest(3, 1, 1), 0, 100) == 0, "nobody repaired that block"
@@ -289,11 +287,11 @@ def test_a_pause_tells_nothing_of_the_pace() -> None:
     assert 400 < rate.pace < 500, "the loss is of what was sent before the pause"
     for second in range(4, 1000):
         rate.adapt(second, 0.001)
-    assert 400 < rate.pace < 500, "who is silent does not learn that the receivers have become faster"
+    assert 400 < rate.pace < 500, "an idle sender learns nothing of the receivers"
     for second in range(1000, 1100):
         rate.spent(10)
         rate.adapt(second, 0.001)
-    assert 400 < rate.pace < 500, "nor who has little to say"
+    assert 400 < rate.pace < 500, "nor one that sends little"
 
 
 def test_a_paced_sender_sends_bursts() -> None:
@@ -323,7 +321,7 @@ def test_an_unanswered_flush_is_repeated() -> None:
 
 def test_a_flush_does_not_change_the_pace() -> None:
     rate, now = Rate(), 0.0
-    for messages in [500] * 20 + [1, 2, 1]:  # losses are heard of when little is left to send
+    for messages in [500] * 20 + [1, 2, 1]:  # losses are reported when little is left to send
         rate.adapt(now, 0.001)
         rate.spent(messages)
         now += 0.005
@@ -394,32 +392,32 @@ def test_a_strategy_in_words(text: str, strategy: Strategy) -> None:
 
 
 ME = number(1)
-ENTER = Join(number(0), ME, 8, 1024, 1, 0, 0, 0, "r")
+JOIN = Join(number(0), ME, 8, 1024, 1, 0, 0, 0, "r")
 
 
 def sending(now: float, receivers: int = 1, strategy: Strategy | None = None) -> ObjectSender:
-    """A sender whose receivers have asked to take part; all of its object, a byte, may be sent."""
+    """Return a sender with receivers that have joined, and an object of one byte, which it may send."""
     sender = ObjectSender(number(0), "sender", 1024, now, Timers(peer_timeout=5.0, stall=20.0))
     for end in range(1, 1 + receivers):
-        sender.on_packet(ENTER._replace(member=number(end)), address(end), now)
+        sender.on_packet(JOIN._replace(member=number(end)), address(end), now)
     sender.begin(now, strategy or all_receivers(), size=1, k=1)
     sender.offer(BlockInfo(1, 1, bytes(32)))
     sender.end(bytes(32))
     return sender
 
 
-@pytest.mark.parametrize("asks", [False, True])
-def test_a_receiver_without_progress_is_given_up(asks: bool) -> None:
+@pytest.mark.parametrize("sends_nack", [False, True])
+def test_a_receiver_without_progress_is_given_up(sends_nack: bool) -> None:
     """It answers each time that it has nothing, or requests the same again."""
     now, answers = 1.0, 0
     sender = sending(now)
     while not sender.results:
         assert now < 100.0
-        said = [decode(one) for one in sender.messages(now) if isinstance(one, bytes)]
-        for flush in [one for one in said if isinstance(one, Flush)]:
+        packets = [decode(one) for one in sender.messages(now) if isinstance(one, bytes)]
+        for flush in [one for one in packets if isinstance(one, Flush)]:
             nack = Nack(number(0), 0, ME, 0, flush.stamp, 0, (RepairRequest(0, 1, 1),))
             ack = Ack(number(0), 0, ME, 0, flush.stamp, 0, PENDING, "")
-            sender.on_packet(nack if asks else ack, address(1), now)
+            sender.on_packet(nack if sends_nack else ack, address(1), now)
             answers += 1
         now = max(now + 0.05, sender.due)
     assert [(one.complete, one.reason) for one in sender.results[0].receivers] == [
@@ -444,8 +442,8 @@ def test_receivers_of_one_address_are_bounded() -> None:
     many = [(number_at("a", end), "a") for end in range(MAX_MEMBERS_PER_ADDRESS + 1)]
     for end, where in [*many, (number_at("b", 0), "b")]:
         sender.on_packet(Join(number(0), end, 8, 1024, 1, 0, 0, 0, "r"), where, 0.0)
-    said = [decode(one) for one in sender.messages(0.0) if isinstance(one, bytes)]
-    byes = [(one.member, one.reason) for one in said if isinstance(one, Bye)]
+    packets = [decode(one) for one in sender.messages(0.0) if isinstance(one, bytes)]
+    byes = [(one.member, one.reason) for one in packets if isinstance(one, Bye)]
     assert byes == [(many[-1][0], "session full: at most 8192 receivers, 64 per address")]
     assert [member.address for member in sender.members] == ["a"] * MAX_MEMBERS_PER_ADDRESS + ["b"]
     assert sender.members.bits(lambda one: one.address == "b") == 1 << MAX_MEMBERS_PER_ADDRESS
@@ -460,7 +458,7 @@ def test_a_departed_receiver_makes_room() -> None:
     *many, other, last = numbers
 
     def enters(end: int) -> None:
-        sender.on_packet(ENTER._replace(member=end), "a", 0.0)
+        sender.on_packet(JOIN._replace(member=end), "a", 0.0)
 
     for end in many:
         enters(end)
@@ -468,7 +466,7 @@ def test_a_departed_receiver_makes_room() -> None:
     for end in many[3:9]:
         sender.on_packet(Ack(number(0), 0, end, 0, 0, 0, LEFT, ""), "a", 0.0)
     enters(other)
-    assert other not in [member.number for member in sender.members]  # or strangers would take turns
+    assert other not in [member.number for member in sender.members]  # else others could replace it at once
     sender.abandon(0.0)
     assert len(sender.results[0].receivers) == MAX_MEMBERS_PER_ADDRESS
     enters(other)
@@ -500,24 +498,24 @@ def test_byes_of_a_step_are_bounded() -> None:
     """A flood of JOINs beyond the maximum gets at most MAX_BURST BYEs in a step."""
     sender = ObjectSender(number(0), "sender", 1024, 0.0)
     for end in range(MAX_MEMBERS_PER_ADDRESS + MAX_BURST + 9):
-        sender.on_packet(ENTER._replace(member=number_at("a", end)), "a", 0.0)
+        sender.on_packet(JOIN._replace(member=number_at("a", end)), "a", 0.0)
     for byes in (MAX_BURST, 0):
-        said = [decode(one) for one in sender.messages(0.0) if isinstance(one, bytes)]
-        assert sum(isinstance(one, Bye) for one in said) == byes
+        packets = [decode(one) for one in sender.messages(0.0) if isinstance(one, bytes)]
+        assert sum(isinstance(one, Bye) for one in packets) == byes
 
 
 @pytest.mark.parametrize(("window", "part"), [(8, False), (9, True)])
 def test_a_late_receiver_with_a_large_window(window: int, part: bool) -> None:
     """It takes part from the first block on, which the sender still has: the other one has not answered."""
     sender = ObjectSender(number(0), "sender", 1024, 1.0)
-    sender.on_packet(ENTER._replace(window=64), address(1), 1.0)
+    sender.on_packet(JOIN._replace(window=64), address(1), 1.0)
     sender.begin(1.0, all_receivers(), k=1)
     for _ in range(8):
         sender.offer(BlockInfo(1, 1, bytes(32)))
     sender.messages(1.0)
     assert sender.outgoing is not None
     assert sender.outgoing.sent == 8
-    sender.on_packet(ENTER._replace(member=number(2), window=window), address(2), 1.0)
+    sender.on_packet(JOIN._replace(member=number(2), window=window), address(2), 1.0)
     assert [member.in_object for member in sender.members] == [True, part]
 
 
@@ -526,8 +524,8 @@ def test_hold_time_is_not_in_the_round_trip() -> None:
     now, trips = 1.0, list[int]()
     sender = sending(now)
     while not sender.results:
-        said = [decode(one) for one in sender.messages(now) if isinstance(one, bytes)]
-        for flush in [one for one in said if isinstance(one, Flush)]:
+        packets = [decode(one) for one in sender.messages(now) if isinstance(one, bytes)]
+        for flush in [one for one in packets if isinstance(one, Flush)]:
             trips.append(flush.round_trip)
             state = COMPLETE if len(trips) == 3 else PENDING
             ack = Ack(number(0), 0, ME, 0, flush.stamp, 80_000, state, "")
@@ -538,7 +536,7 @@ def test_hold_time_is_not_in_the_round_trip() -> None:
 
 @pytest.mark.parametrize(("strategy", "enough"), [(all_receivers(), 3), (quorum(2), 2)])
 def test_only_the_last_ack_checks_for_the_end(strategy: Strategy, enough: int) -> None:
-    """Each other one leaves `due` as it is."""
+    """Earlier ones do not make the sender due."""
     sender, now = sending(1.0, 3, strategy), 1.0
     while sender.due <= now:
         sender.messages(now)
@@ -555,16 +553,16 @@ def test_describe_is_repeated_in_a_long_object() -> None:
     """A late receiver gets the description while the segments are sent."""
     now, blocks = 1.0, 30
     sender = ObjectSender(number(0), "sender", 1024, now, Timers(peer_timeout=5.0, stall=20.0))
-    sender.on_packet(ENTER._replace(window=4096), address(1), now)
+    sender.on_packet(JOIN._replace(window=4096), address(1), now)
     about = sender.begin(now, all_receivers(), k=1)
-    said: list[bytes | SegmentRange] = []
+    packets: list[bytes | SegmentRange] = []
     while sender.outgoing is not None and sender.outgoing.sent < blocks:
         while sender.blocks_wanted and sender.outgoing.offered < blocks:
             sender.offer(BlockInfo(1, 1, bytes(32)))
-        said += sender.messages(now)
+        packets += sender.messages(now)
         now += 0.001
-    seals = [at for at, one in enumerate(said) if isinstance(one, bytes) and isinstance(decode(one), Seal)]
-    again = [at for at, one in enumerate(said) if one == encode(about) and at > seals[0]]
+    seals = [at for at, one in enumerate(packets) if isinstance(one, bytes) and isinstance(decode(one), Seal)]
+    again = [at for at, one in enumerate(packets) if one == encode(about) and at > seals[0]]
     assert {sum(seal < at for seal in seals) for at in again} >= {8, 16, 24}
 
 
@@ -574,7 +572,7 @@ def test_a_receiver_without_admit_is_not_silent() -> None:
     sender = sending(now)
     while now < 15.0:
         sender.messages(now)
-        sender.on_packet(ENTER, address(1), now)
+        sender.on_packet(JOIN, address(1), now)
         now += 0.1
     assert sender.results == []
     sender.on_packet(Ack(number(0), 0, ME, 1, 0, 0, COMPLETE, ""), address(1), now)
@@ -585,7 +583,7 @@ def test_a_receiver_without_admit_is_not_silent() -> None:
 def test_a_sender_without_segments_is_given_up() -> None:
     """It is heard, but sends no missing segment for `stall` seconds."""
     one = described(2)
-    for now in range(0, 70, 5):  # beyond `Self.stall`
+    for now in range(0, 70, 5):  # beyond `ReceiverConfig.stall`
         one.on_packet(Flush(number(0), 0, 2, UNKNOWN_BLOCKS, 0, 0, 1, 1000, 1, bytes(32), 0, 0), now)
         one.messages(now)
     assert [(ended.complete, ended.reason) for ended in one.ended] == [
@@ -627,20 +625,20 @@ def test_the_first_missing_block_always_has_room() -> None:
     class Some:
         base = 0
 
-        def __init__(self, number: int, kept: bool) -> None:
-            self.number, self._kept = number, kept
+        def __init__(self, number: int, verifying: bool) -> None:
+            self.number, self._verifying = number, verifying
 
         def is_verifying(self, block: int) -> bool:
-            return self._kept
+            return self._verifying
 
         def drop(self, block: int) -> None:
             dropped.append(block)
 
-    places, one = PartialBlocks(1), Some(0, True)
-    assert [places.add(one, block) for block in (3, 5, 0)] == [True, False, True]
+    blocks, one = PartialBlocks(1), Some(0, True)
+    assert [blocks.add(one, block) for block in (3, 5, 0)] == [True, False, True]
     assert dropped == []
-    places, one = PartialBlocks(1), Some(0, False)
-    assert [places.add(one, block) for block in (3, 5)] == [True, True]
+    blocks, one = PartialBlocks(1), Some(0, False)
+    assert [blocks.add(one, block) for block in (3, 5)] == [True, True]
     assert dropped == [3]
 
 
@@ -660,11 +658,9 @@ def test_a_receiver_that_leaves_is_not_waited_for() -> None:
     sender.messages(now)
     assert sender.results == []
     sender.on_packet(Ack(me, 0, you, 0, 0, 0, LEFT, ""), "b", now)
-    said = [decode(one) for one in sender.messages(now) if isinstance(one, bytes)]
+    packets = [decode(one) for one in sender.messages(now) if isinstance(one, bytes)]
     assert [(one.complete, one.reason) for one in sender.results[0].receivers] == [(False, "left")]
-    assert [one.member for one in said if isinstance(one, Bye)] == [you], (
-        "the receiver is told that it may go"
-    )
+    assert [one.member for one in packets if isinstance(one, Bye)] == [you], "the receiver may stop"
 
 
 def test_a_complete_receiver_leaves_in_one_ack() -> None:
@@ -680,10 +676,10 @@ def test_a_complete_receiver_leaves_in_one_ack() -> None:
     sender.messages(now)
     sender.on_packet(decode(parting), "b", now)
     sender.messages(now)
-    (settled,) = sender.results
-    assert settled.strategy_met
+    (result,) = sender.results
+    assert result.strategy_met
     assert decode(parting).reason == "enough"  # type: ignore[union-attr]
-    assert [(account.complete, account.reason) for account in settled.receivers] == [(True, "")]
+    assert [(report.complete, report.reason) for report in result.receivers] == [(True, "")]
     assert sender.members.get(number(1)) is not None
     assert not [member for member in sender.members if member.active], "it takes no part in the next one"
 
@@ -694,8 +690,8 @@ def test_a_later_object_is_requested_from_block_0() -> None:
     one.on_packet(Flush(session, 0, 0, 0, 0, 0, 1, 1000, 1, bytes(Digest()), 0, 0), 0.0)
     one.on_packet(Describe(session, 1, 2, 1, 1, 0, 0, 0, "next", b""), 0.0)
     one.on_packet(Seal(session, 1, 1, 0, 0, 1, 1000, (BlockInfo(1, 1, bytes(32)),) * 2), 0.0)
-    said = [decode(message) for message in one.messages(1.0)]
-    nacks = [packet for packet in said if isinstance(packet, Nack)]
+    packets = [decode(message) for message in one.messages(1.0)]
+    nacks = [packet for packet in packets if isinstance(packet, Nack)]
     assert [[request.block for request in nack.requests] for nack in nacks] == [[0, 1]]
 
 
@@ -708,7 +704,7 @@ def test_a_storable_object_waits_for_the_disk() -> None:
     one.on_packet(Flush(session, 0, 1, 1, 0, 0, 1, 1000, 1, digest, 0, 0), 0.0)
     assert len(one.take_ready()) == 1
     one.checked(0, True, 0.0)
-    for now in range(0, 200, 5):  # beyond `Self.stall`
+    for now in range(0, 200, 5):  # beyond `ReceiverConfig.stall`
         one.on_packet(Offer(session, now // 100, 0, 1, 1000, 0, "sender"), now)
         one.messages(now)
     next_ = Describe(session, 1, 0, 1, 1, 0, 0, 0, "next", b"")

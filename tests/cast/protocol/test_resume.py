@@ -20,7 +20,7 @@ from mcast.cast.protocol.packets import (
 from mcast.cast.protocol.sender import ObjectSender
 from mcast.cast.protocol.strategy import all_receivers
 
-from .network import Case, Network, Weather, described, number
+from .network import Case, Conditions, Network, described, number
 
 BLOCK = 976 * 4
 DATA = Random(5).randbytes(BLOCK * 40 + 100)
@@ -33,17 +33,17 @@ KEY = bytes(range(32))
 def test_blocks_stored_by_all_are_skipped(loss: float, key: bytes | None) -> None:
     disks = {1: DATA[: BLOCK * 30], 2: DATA}
     case = Case((DATA,), 2, window=6, disks=disks, key=key)
-    network = Network(case, Weather(loss=loss), seed=3)
+    network = Network(case, Conditions(loss=loss), seed=3)
     network.run()
-    assert [taker.got for taker in network.takers.values()] == [{0: DATA}] * 2
+    assert [receiver.got for receiver in network.receivers.values()] == [{0: DATA}] * 2
     block = network._abouts[0].segment * 4
     held = [len(disk) // block for disk in disks.values()]
-    assert [taker.compared for taker in network.takers.values()] == held
-    (settled,) = network.sender.results
-    assert settled.strategy_met
-    assert settled.segments == -(-len(DATA) // network._abouts[0].segment)
+    assert [receiver.compared for receiver in network.receivers.values()] == held
+    (result,) = network.sender.results
+    assert result.strategy_met
+    assert result.segments == -(-len(DATA) // network._abouts[0].segment)
     # One window may have left before the sender has heard what the disks have.
-    assert loss or settled.skipped >= (held[0] - 6) * 4
+    assert loss or result.skipped >= (held[0] - 6) * 4
 
 
 LEFT = {
@@ -59,10 +59,10 @@ LEFT = {
 @pytest.mark.parametrize("left", LEFT)
 def test_wrong_stored_blocks_are_received_anew(left: str, stream: bool) -> None:
     network = Network(
-        Case((DATA,), 2, window=6, disks={1: LEFT[left]}, stream=stream), Weather(loss=0.02), seed=4
+        Case((DATA,), 2, window=6, disks={1: LEFT[left]}, stream=stream), Conditions(loss=0.02), seed=4
     )
     network.run()
-    assert [taker.got for taker in network.takers.values()] == [{0: DATA}] * 2
+    assert [receiver.got for receiver in network.receivers.values()] == [{0: DATA}] * 2
     assert network.sender.results[0].strategy_met
 
 
@@ -70,19 +70,19 @@ def test_wrong_stored_blocks_are_received_anew(left: str, stream: bool) -> None:
 def test_a_restarted_receiver_joins_late(seed: int, killed: float) -> None:
     """The sender has only a window of blocks; earlier ones are stored, and their SEALs are sent again."""
     network = Network(
-        Case((DATA * 4,), 2, window=6), Weather(loss=0.05, kills={1: (killed, 0.004)}), seed=seed
+        Case((DATA * 4,), 2, window=6), Conditions(loss=0.05, kills={1: (killed, 0.004)}), seed=seed
     )
     network.run()
-    taker = network.takers[1]
-    assert taker.compared >= 10
-    assert taker.got == {0: DATA * 4}
+    receiver = network.receivers[1]
+    assert receiver.compared >= 10
+    assert receiver.got == {0: DATA * 4}
 
 
 def test_more_stored_blocks_than_the_maximum() -> None:
     one = described(UNKNOWN_SIZE)
     one.resume(1 << 40, 0.0)
-    said = [decode(message) for message in one.messages(1.0)]
-    assert [(ack.state, ack.base) for ack in said if isinstance(ack, Ack)] == [(STORED, MAX_BLOCKS)]
+    packets = [decode(message) for message in one.messages(1.0)]
+    assert [(ack.state, ack.base) for ack in packets if isinstance(ack, Ack)] == [(STORED, MAX_BLOCKS)]
 
 
 def test_end_leaves_a_block_in_verification() -> None:

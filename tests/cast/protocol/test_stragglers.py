@@ -1,4 +1,4 @@
-"""Slow receivers under `deadline` and `quorum`: they are left behind, and the others keep the promise."""
+"""Slow receivers under `deadline` and `quorum`: they are left behind, so that the promise is kept."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ from mcast.cast.protocol.sender import ObjectResult, ObjectSender
 from mcast.cast.protocol.strategy import Strategy, all_receivers, deadline, quorum
 from mcast.testing.transfer import SimulatedTransfer, TransferSetup
 
-from .network import Case, Network, Weather
+from .network import Case, Conditions, Network
 
 DATA = Random(1).randbytes(200_000)
 SEGMENTS_PER_SECOND = 400
-"""What a slow receiver takes: the object has 256 pieces, which the others have in some ms."""
+"""Rate of a slow receiver: the object has 256 segments, which the others receive in some ms."""
 QUEUE = 64
 PROMISES = ("deadline", "quorum")
 
 
 class SlowTransfer(SimulatedTransfer):
-    """A transfer to many, of which the first `slow` take few messages a second, out of a short queue."""
+    """Transfer to receivers of which the first `slow` take few messages a second, from a short queue."""
 
     def __init__(self, setup: TransferSetup, slow: int) -> None:
         super().__init__(setup._replace(window=8, parity=False))
-        self._slow, self._taken = slow, [0.0] * slow
+        self._slow, self._emptied_at = slow, [0.0] * slow
 
-    def settled(self) -> tuple[ObjectResult, list[str]]:
-        """The outcome, and why each receiver that has not the object has been left behind."""
+    def outcome(self) -> tuple[ObjectResult, list[str]]:
+        """Transfer the object; return its result, and the reason of each receiver that does not have it."""
         begun = self._gather()
-        self._taken = [begun] * self._slow
+        self._emptied_at = [begun] * self._slow
         self._about = self.sender.begin(begun, self.setup.strategy, self.setup.size, "", b"", 8, 0)
         for _ in self._turns(begun):
             if self.sender.results:
@@ -68,31 +68,33 @@ class SlowTransfer(SimulatedTransfer):
             if number >= self._slow or self.sender.outgoing is None:
                 self._deliver(number, burst, lost, now)
                 continue
-            waiting = max(0.0, self._taken[number] - now) * SEGMENTS_PER_SECOND
+            waiting = max(0.0, self._emptied_at[number] - now) * SEGMENTS_PER_SECOND
             window = int(QUEUE - waiting)
             lost = sorted({*lost, *range(window, total)}) if window < total else lost
-            self._taken[number] = max(now, self._taken[number]) + (total - len(lost)) / SEGMENTS_PER_SECOND
+            self._emptied_at[number] = (
+                max(now, self._emptied_at[number]) + (total - len(lost)) / SEGMENTS_PER_SECOND
+            )
             heard = self._heard(burst, lost)
             if heard:
-                self._push(self._taken[number], 1, [number, *heard])
+                self._push(self._emptied_at[number], 1, [number, *heard])
 
     @staticmethod
     def _heard(burst: list[Any], lost: list[int]) -> list[Any]:
-        """What is left of a burst of which these messages are lost."""
-        gone, found, at = {*lost}, list[Any](), 0
+        """Return a burst without the lost messages."""
+        lost_here, found, at = {*lost}, list[Any](), 0
         for count, one in burst:
             if isinstance(one, SegmentRange):
                 start = None
-                for place in range(one.segments + 1):
-                    there = place < one.segments and at + place not in gone
+                for index in range(one.segments + 1):
+                    there = index < one.segments and at + index not in lost_here
                     if there and start is None:
-                        start = place
+                        start = index
                     if not there and start is not None:
                         found.append(
-                            (place - start, SegmentRange(one.block, one.first + start, place - start))
+                            (index - start, SegmentRange(one.block, one.first + start, index - start))
                         )
                         start = None
-            elif at not in gone:
+            elif at not in lost_here:
                 found.append((1, one))
             at += count
         return found
@@ -100,14 +102,14 @@ class SlowTransfer(SimulatedTransfer):
     def _deliver(self, number: int, burst: list[Any], lost: list[int], now: float) -> None:
         end, at = self._ends[number], 0
         for count, one in burst:
-            gone = [place - at for place in lost if at <= place < at + count]
+            lost_here = [index - at for index in lost if at <= index < at + count]
             at += count
             if isinstance(one, SegmentRange):
-                self._take(end, one, gone, now)
-            elif not gone:
+                self._receive(end, one, lost_here, now)
+            elif not lost_here:
                 end.on_packet(one, now)
         for ready in end.take_ready():
-            end.checked(ready.block, self._is_right(ready), now)
+            end.checked(ready.block, self._is_valid(ready), now)
         self._wake(number, end, now)
 
 
@@ -123,10 +125,10 @@ MANY = [(1000, slow, promise, loss) for slow in (1, 500, 999) for promise in PRO
 def test_slow_receivers_are_left_behind(receivers: int, slow: int, promise: str, loss: float) -> None:
     """They alone, early, and by name: the others have the object long before."""
     strategy = deadline(1.0) if promise == "deadline" else quorum(receivers - slow)
-    settled, words = SlowTransfer(TransferSetup(receivers, loss, 1 << 20, strategy, seed=1), slow).settled()
-    assert settled.strategy_met
-    fast = [one for one in settled.receivers if int(one.name.split()[1]) >= slow]
-    left = [one for one in settled.receivers if int(one.name.split()[1]) < slow]
+    result, words = SlowTransfer(TransferSetup(receivers, loss, 1 << 20, strategy, seed=1), slow).outcome()
+    assert result.strategy_met
+    fast = [one for one in result.receivers if int(one.name.split()[1]) >= slow]
+    left = [one for one in result.receivers if int(one.name.split()[1]) < slow]
     assert (len(fast), len(left)) == (receivers - slow, slow)
     assert max(one.seconds for one in fast) < 0.6
     reason = f"left behind: this receiver is too slow for the {promise}"
@@ -137,9 +139,9 @@ def test_slow_receivers_are_left_behind(receivers: int, slow: int, promise: str,
 @pytest.mark.parametrize("receivers", [2, 40])
 def test_a_receiver_that_makes_the_deadline(receivers: int) -> None:
     """The sender waits for it, however slow it is, and however long it holds the others up."""
-    settled, _ = SlowTransfer(TransferSetup(receivers, 0.0, 1 << 20, deadline(8.0), seed=1), 1).settled()
-    assert [one.reason for one in settled.receivers if not one.complete] == []
-    assert settled.receivers[0].seconds > 0.5
+    result, _ = SlowTransfer(TransferSetup(receivers, 0.0, 1 << 20, deadline(8.0), seed=1), 1).outcome()
+    assert [one.reason for one in result.receivers if not one.complete] == []
+    assert result.receivers[0].seconds > 0.5
 
 
 @pytest.mark.parametrize(
@@ -147,36 +149,36 @@ def test_a_receiver_that_makes_the_deadline(receivers: int) -> None:
 )
 def test_needed_receivers_are_not_left_behind(strategy: Strategy) -> None:
     """`all` waits for each receiver, a quorum for as many as it wants."""
-    settled, _ = SlowTransfer(TransferSetup(3, 0.0, 1 << 20, strategy, seed=1), 1).settled()
-    assert (settled.strategy_met, [one.reason for one in settled.receivers]) == (True, ["", "", ""])
+    result, _ = SlowTransfer(TransferSetup(3, 0.0, 1 << 20, strategy, seed=1), 1).outcome()
+    assert (result.strategy_met, [one.reason for one in result.receivers]) == (True, ["", "", ""])
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_losses_do_not_make_a_receiver_slow(seed: int) -> None:
     """On a bad network only the receiver is left behind that empties its queue too seldom."""
     case = Case((DATA,), 30, strategy=deadline(1.0), queue=64)
-    network = Network(case, Weather(loss=0.05, naps={1: (16, 0.05)}), seed)
+    network = Network(case, Conditions(loss=0.05, naps={1: (16, 0.05)}), seed)
     network.run()
-    (settled,) = network.sender.results
-    assert [one.name for one in settled.receivers if not one.complete] == ["r1"]
+    (result,) = network.sender.results
+    assert [one.name for one in result.receivers if not one.complete] == ["r1"]
 
 
 def test_stragglers_take_part_in_the_next_object() -> None:
     """They get a BEHIND, and take part again."""
     naps = {1: (16, 0.05)}
     case = Case((DATA, b"small"), 3, strategy=deadline(1.0), queue=64)
-    network = Network(case, Weather(naps=naps))
+    network = Network(case, Conditions(naps=naps))
     network.run()
     without = [
-        [one.name for one in settled.receivers if not one.complete] for settled in network.sender.results
+        [one.name for one in result.receivers if not one.complete] for result in network.sender.results
     ]
     assert without == [["r1"], []]
-    assert network.takers[1].got == {1: b"small"}
-    assert network.takers[1].wrong == ["left behind: this receiver is too slow for the sender's strategy"]
+    assert network.receivers[1].got == {1: b"small"}
+    assert network.receivers[1].wrong == ["left behind: this receiver is too slow for the sender's strategy"]
 
 
-def operations(kind: str, count: int, most: float = inf) -> int:
-    """How many lines a sender runs for so many of one event, by as many receivers; it fails after `most`."""
+def operations(kind: str, count: int, limit: float = inf) -> int:
+    """Return the lines that a sender runs for `count` events, one by each receiver. Fails after `limit`."""
     sender = ObjectSender(number_at("10.9.9.9", 1), "s", 4096, 0.0)
     session = sender.session
     where = [f"10.1.{one // 250}.{one % 250 + 1}" for one in range(count)]
@@ -207,8 +209,8 @@ def operations(kind: str, count: int, most: float = inf) -> int:
     def trace(frame: FrameType, event: str, _: object) -> Any:
         nonlocal lines
         lines += 1
-        if lines > most:
-            raise AssertionError(f"more than {most:,.0f} lines for {count:,} of {kind}")
+        if lines > limit:
+            raise AssertionError(f"more than {limit:,.0f} lines for {count:,} of {kind}")
         return trace
 
     before = sys.gettrace()
@@ -223,5 +225,5 @@ def operations(kind: str, count: int, most: float = inf) -> int:
 
 @pytest.mark.parametrize("kind", ["join", "leave", "resume", "answer", "whole", "request"])
 def test_an_event_costs_as_much_in_a_large_group(kind: str) -> None:
-    """The sender's work for 8,000 joins, leaves and so on is 8 times that for 1,000."""
+    """The sender's work for 8,000 JOINs, ACKs and so on is 8 times that for 1,000."""
     assert operations(kind, 8000, 8.4 * operations(kind, 1000))

@@ -1,4 +1,4 @@
-"""Transfers of objects, whatever the network does: no wrong byte is taken for right, and no end hangs."""
+"""Transfers of objects over a faulty network: no wrong byte is accepted, and no end hangs."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from mcast.cast.protocol.rate import SMALL_GROUP
 from mcast.cast.protocol.sender import ObjectSender
 from mcast.cast.protocol.strategy import all_receivers, best_effort, deadline, quorum
 
-from .network import LIARS_NUMBER, MESSAGE_SIZE, Case, Network, Weather, address, number
+from .network import LIARS_NUMBER, MESSAGE_SIZE, Case, Conditions, Network, address, number
 
 SIZES = (0, 1, 983, 976 * 4, 976 * 4 + 1, 30_000, 60_000)
 
 
 def anything(random: Random, heard: bytes) -> list[bytes]:
-    """A liar says what comes into its head, in its own name and in others'."""
+    """Attacker that sends random packets, under its own number and under others."""
     try:
         packet = decode(heard)
     except Rejected:
@@ -65,7 +65,7 @@ def anything(random: Random, heard: bytes) -> list[bytes]:
 
 
 def recorded(random: Random, heard: bytes) -> list[bytes]:
-    """A liar without the key says again what it hears, at once and later, changed, and without the tag."""
+    """Attacker without the key that replays packets at once and later, changed, and without their tag."""
     _RECORD.append(heard)
     del _RECORD[:-300]
     again = random.choice(_RECORD)
@@ -80,15 +80,15 @@ _RECORD: list[bytes] = []
 
 
 def earlier(random: Random, data: bytes) -> bytes:
-    """What an earlier run may have left: a part of the same bytes, with a change, or of others."""
+    """Return stored bytes of an earlier run: a part of the object, perhaps with a change, or other bytes."""
     part = bytearray(data[: random.randint(0, len(data))])
     if part and random.random() < 0.3:
         part[random.randrange(len(part))] ^= 1
     return bytes(part) if random.random() < 0.8 else random.randbytes(random.choice(SIZES))
 
 
-def play(seed: int, key: bytes | None = None) -> None:
-    """A transfer whose circumstances are the seed's."""
+def run_transfer(seed: int, key: bytes | None = None) -> None:
+    """Run a transfer under random conditions, and check its outcome."""
     _RECORD.clear()
     random = Random(seed)
     objects = tuple(random.randbytes(random.choice(SIZES)) for _ in range(random.randint(1, 3)))
@@ -125,7 +125,7 @@ def play(seed: int, key: bytes | None = None) -> None:
         disks=disks,
         queue=random.choice((0, 64)),
     )
-    weather = Weather(
+    conditions = Conditions(
         loss=random.choice((0.0, 0.01, 0.2)),
         doubles=random.choice((0.0, 0.1)),
         disorder=random.choice((0.0, 0.1)),
@@ -135,30 +135,32 @@ def play(seed: int, key: bytes | None = None) -> None:
         kills=kills,
         decay=True,
     )
-    network = Network(case, weather, seed, (recorded if key else anything) if hostile else None)
+    network = Network(case, conditions, seed, (recorded if key else anything) if hostile else None)
     network.run()
-    for taker in network.takers.values():
-        for at, data in taker.got.items():
+    for receiver in network.receivers.values():
+        for at, data in receiver.got.items():
             assert data == objects[at]
-    settled = network.sender.results
-    assert [one.object for one in settled] == list(range(len(objects)))
-    for one in settled:
-        for account in one.receivers:
-            if account.complete and account.name.startswith("r") and account.name != "liar":
-                end = int(account.name[1:])
-                assert end not in network.takers or end in kills or one.object in network.takers[end].got
-            assert account.complete == (not account.reason)
-    # Who says recorded messages late makes the round trip long, and so a lossy receiver may seem silent.
-    trusted = weather.loss < 0.1 if key and hostile else not (hostile or weather.garbled)
+    results = network.sender.results
+    assert [one.object for one in results] == list(range(len(objects)))
+    for one in results:
+        for report in one.receivers:
+            if report.complete and report.name.startswith("r") and report.name != "liar":
+                end = int(report.name[1:])
+                assert (
+                    end not in network.receivers or end in kills or one.object in network.receivers[end].got
+                )
+            assert report.complete == (not report.reason)
+    # Replayed packets make the measured round trip long, so that a lossy receiver may seem silent.
+    trusted = conditions.loss < 0.1 if key and hostile else not (hostile or conditions.garbled)
     if strategy == all_receivers() and trusted and not (deaths or late or kills):
-        assert all(one.strategy_met for one in settled)
-        assert all(taker.got.keys() == set(range(len(objects))) for taker in network.takers.values())
+        assert all(one.strategy_met for one in results)
+        assert all(receiver.got.keys() == set(range(len(objects))) for receiver in network.receivers.values())
 
 
 @pytest.mark.parametrize("first", range(0, 60, 10))
-def test_transfers_in_any_weather(first: int) -> None:
+def test_transfers_under_random_conditions(first: int) -> None:
     for seed in range(first, first + 10):
-        play(seed)
+        run_transfer(seed)
 
 
 @pytest.mark.parametrize("parity", [True, False])
@@ -167,38 +169,38 @@ def test_a_receiver_slow_to_its_queue_completes(depth: int, nap: float, seconds:
     """Its queue overflows, of repairs too: the sender finds the rate that it can receive."""
     data = Random(1).randbytes(3_000_000)
     case = Case((data,), 2, k=MAX_K, max_parity=MAX_PARITY, window=256, use_parity=parity)
-    network = Network(case, Weather(naps={1: (depth, nap)}))
+    network = Network(case, Conditions(naps={1: (depth, nap)}))
     network.run()
-    (settled,) = network.sender.results
-    assert settled.strategy_met, settled.receivers
-    assert [taker.got for taker in network.takers.values()] == [{0: data}] * 2
-    assert settled.repairs < 3.25 * settled.segments
-    assert network.now < seconds, "virtual ones"
+    (result,) = network.sender.results
+    assert result.strategy_met, result.receivers
+    assert [receiver.got for receiver in network.receivers.values()] == [{0: data}] * 2
+    assert result.repairs < 3.25 * result.segments
+    assert network.now < seconds, "virtual seconds"
 
 
 def test_a_small_group_repairs_in_some_round_trips() -> None:
     """The last packets of receivers are lost, too."""
-    nap, took = 0.05, dict[float, float]()
+    nap, seconds = 0.05, dict[float, float]()
     for loss in (0.0, 0.01):
         ends = []
         for seed in range(6):
             case = Case((Random(seed).randbytes(1_000_000),), 3, MAX_K, MAX_PARITY, 256, queue=1024)
             network = Network(
-                case._replace(pace=2000.0), Weather(loss, naps=dict.fromkeys((1, 2, 3), (1024, nap))), seed
+                case._replace(pace=2000.0), Conditions(loss, naps=dict.fromkeys((1, 2, 3), (1024, nap))), seed
             )
             network.run()
-            (settled,) = network.sender.results
-            assert settled.strategy_met
-            ends.append(max(account.seconds for account in settled.receivers))
-        took[loss] = mean(ends)
-    assert took[0.01] - took[0.0] < 7 * nap, "virtual seconds"
+            (result,) = network.sender.results
+            assert result.strategy_met
+            ends.append(max(report.seconds for report in result.receivers))
+        seconds[loss] = mean(ends)
+    assert seconds[0.01] - seconds[0.0] < 7 * nap, "virtual seconds"
 
 
-class Sleepy(Network):
-    """Receivers nap from when the object has begun."""
+class SlowQueues(Network):
+    """Network whose receivers nap only after the object has begun."""
 
-    def _look(self, end: int) -> None:
-        super()._look(end)
+    def _empty_queue(self, end: int) -> None:
+        super()._empty_queue(end)
         if self.sender.outgoing is None:
             self._wakes[end] = self.now + 0.01
 
@@ -207,20 +209,20 @@ class Sleepy(Network):
 def test_late_answers_in_a_small_group(seed: int) -> None:
     """No receiver is given up, although round trips are longer than the maximum that the sender uses."""
     case = Case((Random(seed).randbytes(1_000_000),), 3, MAX_K, MAX_PARITY, 256, queue=1024)
-    network = Sleepy(case, Weather(0.01, naps=dict.fromkeys((1, 2, 3), (1024, 3.0))), seed)
+    network = SlowQueues(case, Conditions(0.01, naps=dict.fromkeys((1, 2, 3), (1024, 3.0))), seed)
     network.run()
-    assert [account.reason for account in network.sender.results[0].receivers] == [""] * 3
+    assert [report.reason for report in network.sender.results[0].receivers] == [""] * 3
 
 
 def test_a_window_of_blocks_fits_into_the_queue() -> None:
     """The sender is at most a receiver's window ahead, even if it begins before the ADMIT."""
     data = Random(1).randbytes(2_000_000)
     for nap in (0.01, 0.3):
-        network = Network(Case((data,), 2, k=128, window=4), Weather(naps={1: (700, nap)}))
+        network = Network(Case((data,), 2, k=128, window=4), Conditions(naps={1: (700, nap)}))
         network.run()
-        (settled,) = network.sender.results
-        assert settled.strategy_met
-        assert settled.repairs <= 4 * 128
+        (result,) = network.sender.results
+        assert result.strategy_met
+        assert result.repairs <= 4 * 128
 
 
 def test_announced_queues_never_overflow() -> None:
@@ -229,11 +231,11 @@ def test_announced_queues_never_overflow() -> None:
     repairs = []
     for queue in (700, 0):
         case = Case((data,), 2, k=128, window=256, queue=queue)
-        network = Network(case, Weather(naps={1: (700, 0.1)}))
+        network = Network(case, Conditions(naps={1: (700, 0.1)}))
         network.run()
-        (settled,) = network.sender.results
-        assert settled.strategy_met
-        repairs.append(settled.repairs)
+        (result,) = network.sender.results
+        assert result.strategy_met
+        repairs.append(result.repairs)
     assert repairs[0] <= 700 * 3 // 4, "before the receiver is admitted"
     assert repairs[1] > 4 * repairs[0] + 128
 
@@ -243,27 +245,27 @@ def test_announced_queues_never_overflow_with_loss(receivers: int) -> None:
     """A larger group has no such window. A receiver that is not admitted yet ignores segments."""
     data = Random(1).randbytes(2_000_000)
     case = Case((data,), receivers, k=MAX_K, max_parity=MAX_PARITY, window=256, queue=512)
-    network = Network(case, Weather(loss=0.01, naps={1: (512, 0.05)}))
+    network = Network(case, Conditions(loss=0.01, naps={1: (512, 0.05)}))
     network.run()
-    (settled,) = network.sender.results
-    assert settled.strategy_met
-    assert (settled.repairs < settled.segments / 4) == (receivers <= SMALL_GROUP)
+    (result,) = network.sender.results
+    assert result.strategy_met
+    assert (result.repairs < result.segments / 4) == (receivers <= SMALL_GROUP)
 
 
 def test_a_receiver_that_does_not_answer_the_window() -> None:
     """The sender waits for it for a short time only."""
     data = Random(1).randbytes(2_000_000)
     case = Case((data,), 2, k=MAX_K, window=256, queue=512)
-    network = Network(case, Weather(deaths={1: 0.018}))
+    network = Network(case, Conditions(deaths={1: 0.018}))
     network.run()
-    (settled,) = network.sender.results
-    other, killed = settled.receivers
+    (result,) = network.sender.results
+    other, killed = result.receivers
     assert (other.name, killed.complete) == ("r2", False)
-    assert 0.5 < other.seconds < 1.0, "virtual ones"
+    assert 0.5 < other.seconds < 1.0, "virtual seconds"
 
 
 def greedy(random: Random, heard: bytes) -> list[bytes]:
-    """A receiver that has nothing, whatever it hears."""
+    """Attacker that requests all segments again at each FLUSH."""
     try:
         packet = decode(heard)
     except Rejected:
@@ -280,26 +282,26 @@ def test_a_receiver_over_its_budget_is_given_up() -> None:
     data = Random(1).randbytes(1_000_000)
     network = Network(Case((data,), 2, k=MAX_K, max_parity=MAX_PARITY, window=256), lie=greedy)
     network.run()
-    (settled,) = network.sender.results
-    assert [taker.got for taker in network.takers.values()] == [{0: data}] * 2
-    assert {one.name: one.reason for one in settled.receivers} == {
+    (result,) = network.sender.results
+    assert [receiver.got for receiver in network.receivers.values()] == [{0: data}] * 2
+    assert {one.name: one.reason for one in result.receivers} == {
         "r1": "",
         "r2": "",
         "liar": "requested too many repairs",
     }
-    assert 8 * settled.segments < settled.repairs < 14 * settled.segments
+    assert 8 * result.segments < result.repairs < 14 * result.segments
 
 
 @pytest.mark.parametrize("limit", [10.0, 100.0, 180.0])
 def test_a_low_limit_holds_and_leaves_room_for_repairs(limit: float) -> None:
     """FLUSHes count as other messages do."""
     data = Random(1).randbytes(40_000)
-    network = Network(Case((data,), 1, k=MAX_K, max_parity=MAX_PARITY, pace=limit), Weather(loss=0.1))
+    network = Network(Case((data,), 1, k=MAX_K, max_parity=MAX_PARITY, pace=limit), Conditions(loss=0.1))
     with patch.object(network.sender.rate, "spent", wraps=network.sender.rate.spent) as spent:
         network.run()
-    (settled,) = network.sender.results
-    assert settled.strategy_met, settled.receivers
-    assert settled.repairs > 0
+    (result,) = network.sender.results
+    assert result.strategy_met, result.receivers
+    assert result.repairs > 0
     messages: int = sum(call.args[0] for call in spent.call_args_list)
     assert messages < 40 + 1.1 * limit * network.now, "some are due at once"
 
@@ -323,23 +325,19 @@ def test_repairs_before_the_admission_are_no_losses() -> None:
     sender.end(bytes(32))
     nothing = (RepairRequest(0, 0, (1 << MAX_K) - 1),)
     with patch.object(sender.rate, "lost") as lost:
-        for place in range(100):
-            now = place / 100
+        for step in range(100):
+            now = step / 100
             sender.messages(now)
-            if place in (20, 40):
-                sender.on_packet(
-                    Nack(number(0), 0, number(1), 0, place * 10_000, 0, nothing), address(1), now
-                )
-            if place == 60:
+            if step in (20, 40):
+                sender.on_packet(Nack(number(0), 0, number(1), 0, step * 10_000, 0, nothing), address(1), now)
+            if step == 60:
                 sender.on_packet(
                     Join(number(0), number(2), 256, MESSAGE_SIZE, 0, 0, 7, 0, "r2"), address(2), now
                 )
-            if place == 80:
+            if step == 80:
                 assert sender.outgoing is not None
                 assert sender.outgoing.repaired == 2 * MAX_K
-                sender.on_packet(
-                    Nack(number(0), 0, number(2), 0, place * 10_000, 0, nothing), address(2), now
-                )
+                sender.on_packet(Nack(number(0), 0, number(2), 0, step * 10_000, 0, nothing), address(2), now)
     assert lost.call_count == 1, "the first receiver's second request alone"
 
 
@@ -347,27 +345,27 @@ def test_waiting_for_a_slow_sender_is_no_stall() -> None:
     """The repairs for one receiver take longer than `stall`."""
     data = Random(1).randbytes(300_000)
     case = Case((data,), 2, k=MAX_K, window=256, use_parity=False, pace=20.0, stall=3.0)
-    network = Network(case, Weather(loss=0.5))
+    network = Network(case, Conditions(loss=0.5))
     network.run()
-    (settled,) = network.sender.results
-    assert settled.strategy_met, settled.receivers
+    (result,) = network.sender.results
+    assert result.strategy_met, result.receivers
 
 
 def test_liars_change_nothing_in_a_closed_group() -> None:
     """They send from any address."""
     for seed in range(60, 90):
-        play(seed, bytes(range(32)))
+        run_transfer(seed, bytes(range(32)))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(11_000, 13_000, 250))
 def test_two_thousand_transfers_in_a_closed_group(first: int) -> None:
     for seed in range(first, first + 250):
-        play(seed, bytes(range(32)))
+        run_transfer(seed, bytes(range(32)))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(1000, 11_000, 250))
 def test_ten_thousand_transfers(first: int) -> None:
     for seed in range(first, first + 250):
-        play(seed)
+        run_transfer(seed)
