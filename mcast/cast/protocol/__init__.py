@@ -73,15 +73,15 @@ Integrity
 Carousel (`carousel`)
 - The sender repeats one or more objects with consecutive numbers in cycles, with other parity in each cycle,
   and repeats OFFER, DESCRIBE and FLUSH all the time. It expects no answer.
-- A receiver takes part without ADMIT, accepts blocks in any order, and sends nothing. It has at most
-  `partial_objects` incomplete objects and `window` incomplete blocks in all. It gives up after many cycles,
-  or invitations, without progress (`MAX_FRUITLESS_CYCLES`, `MAX_FRUITLESS_OFFERS`), and `stall` seconds at
-  least.
+- A receiver takes part without ADMIT, accepts blocks in any order, and sends neither NACK nor ACK. It has at
+  most `partial_objects` incomplete objects and `window` incomplete blocks in all. It gives up after many
+  cycles, or invitations, without progress (`MAX_FRUITLESS_CYCLES`, `MAX_FRUITLESS_OFFERS`), and `stall`
+  seconds at least.
 
 Security, **without a key**
 - An attacker in the group can, from its own address, offer objects, request repairs (up to a budget for each
   receiver), use up indexes of receivers, and slow the sender down as the slowest receiver does.
-- An attacker that can send from the address of an end can act as that end: end its session, impersonate it,
+- An attacker that can send from the address of an end can act as that end: end its session, replace it,
   acknowledge what it does not have, and, as the sender, send other bytes under a matching digest. So the
   digest proves that the bytes are the sender's only if nobody else can send from the sender's address.
 

@@ -167,7 +167,7 @@ class IncomingObject:
 
         blocks  number of blocks that were sent
         total   number of blocks, or UNKNOWN_BLOCKS
-        low     no block before this one is sent again
+        low     no segment of an earlier block is sent again
         digest  of the object, if `total` is known
         """
         if self.carousel is not None:

@@ -137,7 +137,7 @@ class Member:
         self.nacks: int = 0
         self.requested: int = 0
         self.charged: int = 0
-        """Number of its NACKs, of segments requested in them, and of segments that were sent for it alone."""
+        """Number of its NACKs, of segments requested in them, and of segments that they added to repairs."""
         self.last_progress: float = now
         self.joined: float = now
         """When the object began for this receiver."""

@@ -152,7 +152,7 @@ class Describe(NamedTuple):
     k         maximum source segments of a block
     parity    maximum parity segments of a block; 0 if the sender has none
     carousel  number of objects in the carousel; 0 if the object is sent once. Receivers of a carousel take
-              part without JOIN, and send nothing
+              part without ADMIT, and send neither NACK nor ACK
     position  of this object in the carousel, from 0
     """
 
@@ -193,7 +193,7 @@ class BlockInfo(NamedTuple):
 class Seal(NamedTuple):
     """Lengths and digests of the blocks `block`, block-1, … of an object.
 
-    low                no block before this one is sent again
+    low                no segment of an earlier block is sent again
     stamp, round_trip  as in OFFER
     """
 
@@ -211,7 +211,7 @@ class Flush(NamedTuple):
     """Progress of the sender: all segments of the blocks before `blocks` were sent.
 
     total              number of blocks, or UNKNOWN_BLOCKS
-    low                no block before this one is sent again
+    low                no segment of an earlier block is sent again
     stamp, round_trip  as in OFFER
     idle               1 if the sender has nothing else to send
     digest             of the object; NO_DIGEST while `total` is unknown

@@ -10,7 +10,7 @@ Object: `_state` is PENDING from the DESCRIBE on, and ends once, COMPLETE or FAI
 if missing blocks are not sent any more, if nothing new arrives for `stall` seconds, or by `fail`.
 
 Carousel: this receiver takes the first object described, and one more `ObjectReceiver` in `others` takes each
-further one. They share clock and `Carousel`, and send nothing.
+further one. They share clock and `Carousel`, and send neither NACK nor ACK.
 
 The driver feeds DATA to `on_data`, other packets to `on_packet`; it stores the segments that `on_data`
 returns as new, verifies what `take_ready` returns and calls `checked`, drops what `take_dropped` returns, and

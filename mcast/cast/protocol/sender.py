@@ -111,7 +111,7 @@ class Timers(NamedTuple):
     """Timeouts of a sender, in seconds.
 
     offer           between two OFFERs
-    peer_timeout    maximum silence of a receiver that is asked
+    peer_timeout    maximum silence of a receiver that is asked for an ACK
     stall           maximum time without progress of a receiver for which others wait
     max_round_trip  maximum round trip; a longer measurement counts as this one
     """
