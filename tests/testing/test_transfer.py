@@ -1,4 +1,4 @@
-"""What a transfer costs, and that this does not grow with the receivers: `mcast sim cast`."""
+"""Costs of a transfer, which do not grow with the number of receivers: `mcast sim cast`."""
 
 from __future__ import annotations
 
