@@ -76,7 +76,7 @@ def public(root: griffe.Object | griffe.Alias) -> Iterator[tuple[str, griffe.Obj
             continue
 
 
-def told(root: Path) -> str:
+def release_notes(root: Path) -> str:
     """What the changelog says of changes since the last release, of what was removed above all."""
     found = sections(root)
     parts = re.split(r"^### ", found.get("Unreleased", "") + "\n" + found.get(version(root), ""), flags=re.M)
@@ -88,7 +88,7 @@ def breaks(root: Path, tag: str) -> list[str]:
     old = dict(public(griffe.load_git("mcast", ref=tag, repo=root, resolve_aliases=True)))
     here = griffe.load("mcast", search_paths=[root], try_relative_path=False, resolve_aliases=True)
     new = dict(public(here))
-    said = told(root)
+    said = release_notes(root)
     found = {f"{name}: the module was removed" for name in old.keys() - new.keys()}
     for name in old.keys() & new.keys():
         found |= {

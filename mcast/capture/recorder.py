@@ -130,7 +130,7 @@ def record(
 ) -> Iterator[None]:
     """Record until the recorder has `count` messages, or `duration` s have passed; None: no such end.
 
-    Yields after each wait, every _LOOK s at the latest: by then `file` has what came.
+    Yields after each wait, at least every _POLL_INTERVAL seconds: by then `file` holds all that has arrived.
     """
     clock = endpoint.backend.now
     end = None if duration is None else clock() + duration

@@ -192,7 +192,7 @@ def _root(
         say(context.get_help())
 
 
-class _Closed(RawIOBase):
+class _ClosedStdout(RawIOBase):
     """A stream that was closed when the command was started."""
 
     def writable(self) -> bool:
@@ -208,7 +208,7 @@ class _Closed(RawIOBase):
 def main() -> None:
     """Run the command line and exit with its status."""
     if sys.stdout is None:  # closed from the beginning: printing shall fail, not vanish
-        sys.stdout = TextIOWrapper(cast(BinaryIO, _Closed()), write_through=True)
+        sys.stdout = TextIOWrapper(cast(BinaryIO, _ClosedStdout()), write_through=True)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr, because a file's name may be no text
     sys.exit(_run())
@@ -278,14 +278,14 @@ def _receives_on_stdout() -> bool:
 
 
 def _say(text: str, status: int, command: str = "mcast") -> int:
-    is_told = False
+    is_reported = False
     try:
         sys.stdout.flush()
-        is_told = json_output.error(text, status) and json_output.on_stderr
+        is_reported = json_output.error(text, status) and json_output.on_stderr
     except OSError:  # a full disk: what is left in the buffer must not be tried again at the end
         with suppress(OSError):
             discard_stdout()
-    if sys.stderr is not None and not is_told:  # it was closed from the beginning
+    if sys.stderr is not None and not is_reported:  # it was closed from the beginning
         with suppress(OSError):  # nobody can be told
             say(text if text.startswith("Usage:") else f"{command}: {text}", err=True)
     return status

@@ -93,7 +93,7 @@ def replay(
         with _reading(file) as source:
             # If the file grows, only the messages that were counted before are sent.
             messages = islice(read_messages(source, keep_copies=keep_copies), contents.messages)
-            sent = _play(endpoint, senders, messages, pace, contents)
+            sent = _send_all(endpoint, senders, messages, pace, contents)
         outcome = _outcome(endpoint, given, contents, senders, sent, endpoint.backend.now() - started)
     if as_json:
         json_output.result(outcome)
@@ -167,7 +167,7 @@ def _senders(
     return {mgid: joined[address] for mgid, address in targets.items()}
 
 
-def _play(
+def _send_all(
     endpoint: Endpoint,
     senders: Mapping[Gid, Sender],
     messages: Iterator[RecordedMessage],

@@ -214,8 +214,8 @@ def _described(
             try:
                 if file:
                     return model.load_fabric(Path(source)), 0, ()
-                played = model.load(source)
-                return played.fabric, played.seed, played.faults
+                found = model.load(source)
+                return found.fabric, found.seed, found.faults
             except model.BadScenario as error:
                 raise UsageError(str(error)) from None
     if kind not in (None, "roce", "infiniband"):

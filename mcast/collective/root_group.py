@@ -110,7 +110,7 @@ def _ticket(terms: JobTerms, number: int) -> bytes:
     return terms.token + number.to_bytes(8)
 
 
-def _room(endpoint: Endpoint, group: Membership) -> int:
+def _max_outstanding(endpoint: Endpoint, group: Membership) -> int:
     """Return the bytes that may be under way to this rank: three quarters of its receive queue."""
     return min(DEFAULT_MEMORY, endpoint.stats().receive_depth * group.max_message_size * 3 // 4)
 
@@ -126,7 +126,7 @@ def open_root_group(
         stack = undo.enter_context(ExitStack())
         member = stack.enter_context(endpoint.join(group, timeout=terms.peer_timeout))
         root_group: RootGroup = (
-            RootReceiver(stack, member, terms, _room(endpoint, member))
+            RootReceiver(stack, member, terms, _max_outstanding(endpoint, member))
             if receivers is None
             else RootSender(stack, member, terms, receivers)
         )

@@ -298,7 +298,7 @@ class Probing:
                 continue
             yield from self._waiting.wait(ask_at if end is None else min(ask_at, end))
 
-    def _most(self, group: EndpointGroup) -> int:
+    def _max_size(self, group: EndpointGroup) -> int:
         """Maximum size in bytes of a user's message with its header; 0 while there is no queue pair."""
         resources, to = self._resources, group.destination
         if to is None or resources.qp.closed:
@@ -307,7 +307,7 @@ class Probing:
 
     def _long_sizes(self, group: EndpointGroup, pending: PendingProbe) -> list[int]:
         """The sizes of the long probes that tell how large a user's messages may be, from the largest on."""
-        most, to = self._most(group), group.destination
+        most, to = self._max_size(group), group.destination
         if not most or to is None or not pending.peers:
             return []
         enough = next((size for size in LONG_SIZES if size + LONG_PROBE_MARGIN >= most), LONG_SIZES[-1])
@@ -319,7 +319,7 @@ class Probing:
 
         A probe stands for all sizes up to the MTU that it nearly fills.
         """
-        room = min(pending.room, self._most(group) or inf)
+        room = min(pending.room, self._max_size(group) or inf)
         header = self._resources.settings.header_size
         return {
             peer: int(min(max(size + LONG_PROBE_MARGIN, MIN_MTU), room)) - header
@@ -332,7 +332,7 @@ class Probing:
 
         A member that answered none of them does not answer any more, perhaps because its own `ready` is over.
         """
-        most, call_provider = self._most(group), self._long_sizes(group, pending)
+        most, call_provider = self._max_size(group), self._long_sizes(group, pending)
         small = [
             f"{peer.gid} QP {peer.qp_num} takes {sizes[peer]}"
             for peer, size in sorted(pending.peers.items())

@@ -41,7 +41,12 @@ _PCAP = {
 """The first bytes of a pcap file -> its byte order, and the nanoseconds in one unit of its fractions of
 seconds."""
 
-_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4", b"\xfd7zX": "xz"}
+_COMPRESSIONS = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"\xfd7zX": "xz",
+}
 """Magic numbers of compressed files: tcpdump and Wireshark compress captures on request."""
 
 _MICROSECONDS = 6
@@ -114,10 +119,10 @@ def read_frames(file: BinaryIO, skipped: Counter[str] | None = None) -> Iterator
     elif magic in _PCAP:
         yield from _pcap(source, left_out, *_PCAP[magic])
     else:
-        packed = next((name for begin, name in _PACKED.items() if magic.startswith(begin)), None)
+        compression = next((name for begin, name in _COMPRESSIONS.items() if magic.startswith(begin)), None)
         looks = (
-            f"it is compressed by {packed}: decompress it first"
-            if packed
+            f"it is compressed by {compression}: decompress it first"
+            if compression
             else f"it begins with {magic.hex(' ')}"
         )
         raise CaptureError(0, f"the file is neither pcapng nor pcap: {looks}")

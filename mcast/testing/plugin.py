@@ -174,7 +174,7 @@ def _fabric_marks(item: pytest.Item) -> _FabricMarks:
     faults: list[tuple[str, object]] = []
     # From the module's to the test's own, decorators from top to bottom.
     for node, mark in reversed([*item.iter_markers_with_node("mcast")]):
-        place = _place(node)
+        place = _location(node)
         if mark.args:
             raise _failure(
                 f"{place}mcast{mark.args}: give its arguments by name, such as mcast(fabric='infiniband')"
@@ -186,7 +186,7 @@ def _fabric_marks(item: pytest.Item) -> _FabricMarks:
         said |= mark.kwargs
         places |= dict.fromkeys([*mark.kwargs, ""], place)
     for node, mark in reversed([*item.iter_markers_with_node("mcast_faults")]):
-        faults.append((place := _place(node), _fault_of_mark(mark, place)))
+        faults.append((place := _location(node), _fault_of_mark(mark, place)))
     layers = said.pop("fabric", None) or item.config.getini("mcast_fabric")
     layers = [layers] if isinstance(layers, str) or not isinstance(layers, Iterable) else list(layers)
     for layer in layers:
@@ -204,7 +204,7 @@ def _fabric_marks(item: pytest.Item) -> _FabricMarks:
     return _FabricMarks(layers, shared, seed, faults, allow_leaks, said, places)
 
 
-def _place(node: Node) -> str:
+def _location(node: Node) -> str:
     """The file and line at which a test, a class or a module has its marks."""
     path: os.PathLike[str] | str = node.path
     line: int | None = None

@@ -182,8 +182,8 @@ def test_the_verdict_follows_from_the_outcomes(
 ) -> None:
     found = card(simulated(), *results)
     assert (found.verdict, found.why) == (verdict, why)
-    told = [one for row in (*found.clauses, *found.facts) for one in row.failed] + [*found.loose]
-    assert {one.reason for one in told} == ({"1 != 2"} if verdict != "pass" else set())
+    failed = [one for row in (*found.clauses, *found.facts) for one in row.failed] + [*found.loose]
+    assert {one.reason for one in failed} == ({"1 != 2"} if verdict != "pass" else set())
 
 
 def test_what_does_not_apply_is_counted() -> None:
@@ -375,7 +375,7 @@ def plant(folder: Path, **files: str) -> None:
 
 
 def test_a_card_is_read_from_sysfs(tmp_path: Path) -> None:
-    """node_desc, which names the host, is not told; nor is where the card is plugged in."""
+    """node_desc, which names the host, is not reported; nor is where the card is plugged in."""
     ids = {"vendor": "0x15b3", "device": "0x101d", "revision": "0x00"}
     plant(tmp_path / "pci/0000:c1:00.0", **ids)
     plant(tmp_path / "drivers/mlx5_core")

@@ -33,7 +33,7 @@ class Pair:
         self.receiver: Endpoint = open_endpoint(backend, "10.0.0.2", rejoin=policy)
         self.out, self.group = self.sender.sender(GROUP), self.receiver.join(GROUP)
 
-    def hears(self) -> bool:
+    def receives(self) -> bool:
         """Whether a message gets through."""
         self.out.send(b"?")
         return self.group.recv(BOUND) is not None
@@ -68,11 +68,11 @@ def disassociate_device(pair: Pair) -> None:
 
 
 def comes_back(pair: Pair, fault: Callable[[Pair], None]) -> None:
-    assert pair.hears()
+    assert pair.receives()
     fault(pair)
     found = [pair.receiver.next_event(BOUND) for _ in range(2)]
     assert [type(one) for one in found] == [Lost, Rejoined]
-    assert pair.hears()
+    assert pair.receives()
 
 
 @pytest.mark.parametrize("fault", [change_address, end_membership, fail_queue_pair, remove_device])
@@ -189,7 +189,7 @@ def test_handler_cannot_send_within_a_numbered_send(card: Card, backend: CardBac
 @pytest.mark.parametrize("number", [16, 17, 18, 19, 20])
 def test_events_of_no_membership_change_nothing(pair: Pair, number: int) -> None:
     """The events that rdma-core 60 added, and one that no version has yet."""
-    assert pair.hears()
+    assert pair.receives()
     assert pair.card.event(number, -E.EIO, "10.0.0.2") == 1
-    assert pair.hears()
+    assert pair.receives()
     assert pair.receiver.next_event(0) is None

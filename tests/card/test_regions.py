@@ -168,7 +168,7 @@ def regions(card: Card) -> int:
     return sum(one.kind == "memory region" for one in card.leftovers())
 
 
-def hears(end: End, to: Destination) -> bool:
+def receives(end: End, to: Destination) -> bool:
     end.qp.reset()
     end.qp.send_one(to, b"heard")
     message = end.qp.recv_one(BOUND)
@@ -192,10 +192,10 @@ def test_a_region_that_fails_to_close_stays_until_the_next_try(
     with pytest.raises(McastError):
         region.close()
     if is_reset:
-        assert hears(end, to)
+        assert receives(end, to)
     region.close()
     assert (regions(card), end.qp.state) == (1, QpState.RTS)
-    assert hears(end, to)
+    assert receives(end, to)
 
 
 @pytest.mark.parametrize("nth", STEPS)
@@ -209,7 +209,7 @@ def test_receive_memory_that_is_refused_is_registered_no_more(
     with pytest.raises(McastError):
         end.qp.register(buffer, recv_slot=1024)
     assert (regions(card), end.qp.state) == (1, QpState.RTS)
-    assert hears(end, to)
+    assert receives(end, to)
     gc.collect()
     buffer.clear()  # which it refuses while something has a view of it
 
@@ -242,7 +242,7 @@ def test_a_region_closed_in_err_leaves_the_reason_to_be_told(
     for _ in range(2):
         with pytest.raises(QpError, match="the device reported a fatal error of the QP"):
             end.qp.recv(1, BOUND)
-    assert hears(end, to)
+    assert receives(end, to)
 
 
 @pytest.mark.parametrize("kind", ["host", "device"])
@@ -260,7 +260,7 @@ def test_receive_memory_may_have_more_slots_than_32_bits_count(
         region = end.qp.register_dmabuf(memory, size, recv_slot=1)
     assert end.qp.state is QpState.RTS
     region.close()
-    assert hears(end, to)
+    assert receives(end, to)
 
 
 @pytest.mark.parametrize(("slots", "slot"), [(1, 5 << 30), (2, (4 << 30) + 4096)])
@@ -279,7 +279,7 @@ def test_a_slot_may_have_more_bytes_than_32_bits_count(
         assert [bytes(one.payload) for one in batch] == [b"%d" % number for number in range(slots)]
     assert [room[number * slot] for number in range(slots)] == [ord("0") + n for n in range(slots)]
     region.close()
-    assert hears(end, to)
+    assert receives(end, to)
 
 
 def test_a_queue_pair_that_received_into_a_device_is_not_kept(

@@ -268,7 +268,7 @@ def test_a_message_is_answered_by_unicast(card: Card, backend: CardBackend, laye
 
 
 @pytest.mark.parametrize(
-    ("layer", "form", "is_told"),
+    ("layer", "form", "is_read"),
     [
         ("roce", Grh.AUTO, True),
         ("roce", Grh.IPV4, True),
@@ -278,7 +278,7 @@ def test_a_message_is_answered_by_unicast(card: Card, backend: CardBackend, laye
         ("infiniband", Grh.NONE, False),
     ],
 )
-def test_headers_of_each_form(card: Card, backend: CardBackend, layer: str, form: Grh, is_told: bool) -> None:
+def test_headers_of_each_form(card: Card, backend: CardBackend, layer: str, form: Grh, is_read: bool) -> None:
     card.network(layer, ports=1)
     card.set_port(0, grh=form)
     end = End(backend)
@@ -288,8 +288,8 @@ def test_headers_of_each_form(card: Card, backend: CardBackend, layer: str, form
     assert message is not None
     assert bytes(message.payload) == b"text"
     source = backend.devices()[0].ports[0].gids[0]
-    assert (message.source, message.group) == ((source, to.gid) if is_told else (Gid(bytes(16)),) * 2)
-    assert message.from_self is is_told
+    assert (message.source, message.group) == ((source, to.gid) if is_read else (Gid(bytes(16)),) * 2)
+    assert message.from_self is is_read
 
 
 def test_an_ipv6_header_may_have_a_source_that_looks_like_the_start_of_an_ipv4_header(

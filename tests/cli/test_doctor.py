@@ -149,16 +149,24 @@ def test_a_fix_is_in_one_line_to_paste(here: Run, third_party: Callable[..., dic
 )
 def test_an_errno_is_explained_by_the_table_of_causes(here: Run, words: str) -> None:
     done = here("doctor", *words.split())
-    told = json.loads(done.stdout)["causes"]
+    reported = json.loads(done.stdout)["causes"]
     expected = {row.cause for row in ROWS if row.errno == 99}
-    assert {Cause(one["why"], one["check"], one["next_step"]) for one in told} == expected
-    assert {one["errno"] for one in told} == {"EADDRNOTAVAIL"}
-    assert [one["phase"] for one in told] == ["bind", "resolve", "join", "join", "leave", "leave", "event"]
+    assert {Cause(one["why"], one["check"], one["next_step"]) for one in reported} == expected
+    assert {one["errno"] for one in reported} == {"EADDRNOTAVAIL"}
+    assert [one["phase"] for one in reported] == [
+        "bind",
+        "resolve",
+        "join",
+        "join",
+        "leave",
+        "leave",
+        "event",
+    ]
 
 
 def test_a_status_is_explained_by_the_rows_that_go_with_it_alone(here: Run) -> None:
-    (told,) = json.loads(here("doctor", "NO_RESOURCES", "--json").stdout)["causes"]
-    assert told["why"] == "the SA refused: no MLID is left for another group"
+    (reported,) = json.loads(here("doctor", "NO_RESOURCES", "--json").stdout)["causes"]
+    assert reported["why"] == "the SA refused: no MLID is left for another group"
 
 
 def test_an_explanation_fits_the_terminal_and_leaves_nothing_out(here: Run) -> None:

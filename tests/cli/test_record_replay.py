@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from mcast.capture.replay import COPY_REASON, CaptureSummary, RecordedMessage, summarize
-from mcast.cli.replay import _play
+from mcast.cli.replay import _send_all
 from mcast.cli.terminal import Failure, stdin_as_file
 from mcast.endpoint.blocking import open_endpoint
 from mcast.wire.addresses import Gid
@@ -246,4 +246,4 @@ def test_a_file_that_changes_between_two_readings_is_one_sentence(later: tuple[s
         senders = {Gid("::ffff:239.1.1.1"): endpoint.sender(GROUP)}
         found = iter([RecordedMessage(0, Gid(f"::ffff:{group}"), b"x", None) for group in later])
         with pytest.raises(Failure, match=says):
-            _play(endpoint, senders, found, None, contents)
+            _send_all(endpoint, senders, found, None, contents)

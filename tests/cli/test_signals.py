@@ -57,7 +57,7 @@ def test_a_signal_ends_the_block_and_tidies_up(number: int) -> None:
     [*((number, None) for number in SIGNALS), *((number, signal.SIGINT) for number in SIGNALS[1:])],
 )
 def test_a_signal_breaks_nothing_half_way(number: int, ignored: int | None) -> None:
-    """Else the other hosts would not be told, because nothing can be sent any more."""
+    """Else the other hosts would not be reported, because nothing can be sent any more."""
     done: list[str] = []
     guard = Guard("thing")
 
@@ -128,13 +128,13 @@ def test_afterwards_signals_and_hooks_are_as_before() -> None:
 
 
 def test_what_else_goes_wrong_in_a_callback_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda args: told.append(type(args.exc_value)))
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: reported.append(type(args.exc_value)))
     thing = Thing()
     watched = weakref.ref(thing, lambda _: [][0])
     with interruptible():
         del thing
-    assert (told, watched()) == ([IndexError], None)
+    assert (reported, watched()) == ([IndexError], None)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -178,11 +178,11 @@ def test_a_signal_breaks_off_nothing_that_a_server_does(
     """Else a lock that is held there stays held, and the end waits for the lock for ever."""
     said, say = list[str](), NonBlockingWriter.say
 
-    def say_after_a_signal(herald: NonBlockingWriter, line: str) -> None:
+    def say_after_a_signal(writer: NonBlockingWriter, line: str) -> None:
         if not said:
             signal.raise_signal(number)
         said.append(line)
-        say(herald, line)
+        say(writer, line)
 
     monkeypatch.setattr(NonBlockingWriter, "say", say_after_a_signal)
     monkeypatch.setattr("mcast.cli.sim.resource.setrlimit", lambda *_: None)

@@ -111,8 +111,8 @@ def test_ping_groups_info_and_demo_share_it(terminals: Terminals, tmp_path: Path
     answering.kill()
     (group,) = (one for one in json.loads(out)["groups"] if one["group"] == "239.1.1.1")
     assert [member["port"] for member in group["members"]] == ["ib2/1"]
-    told = terminals.start("info", "--json")
-    sim = json.loads(told.communicate()[0])["providers"]["sim"]
+    reported = terminals.start("info", "--json")
+    sim = json.loads(reported.communicate()[0])["providers"]["sim"]
     assert sim["detail"] == f"the fabric served at {tmp_path}/mcast/sim.sock"
     demo = terminals.start("demo", "--size", 20_000, "--receivers", 2, *SIM)
     out, err = demo.communicate()

@@ -1,6 +1,6 @@
 """Lost memberships come back, on the simulator and on a card: by the policy, and visibly.
 
-On the simulator alone: what befalls an SM, a switch or a partition, and what is told from virtual time.
+On the simulator alone: what befalls an SM, a switch or a partition, and what follows from virtual time.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Pair:
     def fail_qp(self) -> None:
         self.network.fail_qp(self.receiver.qp_num)
 
-    def hears(self) -> bool:
+    def receives(self) -> bool:
         """Whether a message still gets through."""
         self.out.send(b"?")
         return self.group.recv(BOUND) is not None
@@ -200,7 +200,7 @@ def overrun(pair: Pair) -> list[object]:
 
 
 def comes_back(pair: Pair, fault: Callable[[Any], list[object]]) -> None:
-    assert pair.hears()
+    assert pair.receives()
     seen = fault(pair)
     lost, rejoined = seen + pair.events(2 - len(seen))
     assert isinstance(lost, Lost)
@@ -212,7 +212,7 @@ def comes_back(pair: Pair, fault: Callable[[Any], list[object]]) -> None:
     if isinstance(pair, SimPair):
         pair.sender.next_event(10.0)  # the sender may have lost its own membership
         pair.sender.next_event(10.0)
-    assert pair.hears()
+    assert pair.receives()
     stats = pair.receiver.stats()
     assert (stats.lost, stats.rejoins, stats.gave_up) == (1, 1, 0)
     assert pair.group.stats().rejoins == 1
@@ -340,7 +340,7 @@ def test_a_silent_or_refusing_sa_is_asked_again(paired: Callable[..., Pair]) -> 
         assert isinstance(lost, Lost)
         assert isinstance(rejoined, Rejoined)
         assert rejoined.attempts == times + 1
-        assert pair.hears()
+        assert pair.receives()
 
 
 def test_a_membership_comes_back_once_an_mlid_is_free_again(pairs: Callable[..., SimPair]) -> None:
@@ -427,7 +427,7 @@ def test_a_queue_pair_that_cannot_be_reset_is_replaced(
     assert isinstance(rejoined, Rejoined)
     assert rejoined.attempts == 2
     assert pair.receiver.qp_num != before
-    assert pair.hears()
+    assert pair.receives()
 
 
 @on_infiniband
@@ -522,7 +522,7 @@ def test_a_group_whose_membership_is_lost_is_not_joined_a_second_time(
         pair.group = pair.receiver.join(GROUP)
     else:
         assert isinstance(pair.next_event(60), Rejoined)
-    assert pair.hears()
+    assert pair.receives()
 
 
 @pytest.mark.parametrize("rejoin", [None, RejoinPolicy(first=0.001, give_up_after=0.05)])
@@ -574,7 +574,7 @@ def test_a_rejoin_that_ends_after_its_id_did_is_done_again(pairs: Callable[..., 
     pair.fabric.bond_failover(pair.port)
     clock.advance(1)  # both events are there, ADDR_CHANGE first
     assert isinstance(pair.next_event(60), Rejoined)
-    assert pair.hears()
+    assert pair.receives()
     assert pair.group.stats().rejoins == 1
 
 

@@ -21,7 +21,7 @@ GROUP = "239.1.2.3"
 BOUND = 30.0
 """Seconds; the longest that anything may take, never a delay."""
 POLICY = RejoinPolicy(first=0.01, maximum=0.05)
-KEPT = 64
+MAX_KEPT = 64
 
 
 @pytest.fixture(params=[*KINDS, UDP])
@@ -89,9 +89,9 @@ def test_what_was_before_a_queue_pair_is_not_told(network: Network, backend: Bac
 
 def test_the_last_are_kept(network: Network, qp: QueuePair) -> None:
     network.set_link(1, up=False)
-    for _ in range(KEPT):
+    for _ in range(MAX_KEPT):
         network.touch_gids(1)
-    assert qp.port_events() == (PortEvent.GID_CHANGE,) * KEPT
+    assert qp.port_events() == (PortEvent.GID_CHANGE,) * MAX_KEPT
 
 
 def test_a_receive_ends_once_for_what_is_new(network: Network, backend: Backend) -> None:
@@ -172,7 +172,7 @@ class Pair:
         assert isinstance(event, kind), repr(event)
         return event
 
-    def hears(self) -> bool:
+    def receives(self) -> bool:
         """Whether a message gets through."""
         self.out.send(b"?")
         return self.group.recv(BOUND) is not None
@@ -193,7 +193,7 @@ def test_a_link_that_goes_down_and_up_is_told(pair: Pair) -> None:
     seen = [pair.receiver.next_event(BOUND) for _ in range(1 + pair.network.is_infiniband)]
     assert PortUp(pair.port) in seen
     assert len([one for one in seen if isinstance(one, Rejoined)]) == pair.network.is_infiniband
-    assert pair.hears()
+    assert pair.receives()
     assert pair.receiver.next_event(0) is None
 
 
@@ -202,7 +202,7 @@ def test_an_address_that_is_nobodys_costs_nothing(pair: Pair) -> None:
     pair.network.touch_gids(1)
     assert pair.next(AddressChanged) == AddressChanged(pair.port, own=False)
     assert pair.group.joined
-    assert pair.hears()
+    assert pair.receives()
     assert pair.receiver.qp_num == qp_num
     assert pair.receiver.next_event(0) is None
 
@@ -218,7 +218,7 @@ def test_an_address_that_goes_and_comes_back_is_joined_from_again(pair: Pair) ->
     while isinstance(event := pair.receiver.next_event(BOUND), AddressChanged):
         assert not event.own  # the new queue pair may be there before its port tells
     assert isinstance(event, Rejoined)
-    assert pair.hears()
+    assert pair.receives()
 
 
 @pytest.mark.parametrize("network", ["roce", "card-roce"], indirect=True)
@@ -230,7 +230,7 @@ def test_a_link_that_comes_up_while_the_queue_pair_is_replaced_is_told(pair: Pai
     pair.network.set_link(1, up=True)  # the queue pair that hears of it will not be asked any more
     assert {type(pair.receiver.next_event(BOUND)) for _ in range(2)} == {PortUp, Rejoined}
     assert pair.receiver.next_event(0) is None
-    assert pair.hears()
+    assert pair.receives()
 
 
 def test_who_waits_for_an_event_is_woken(pair: Pair) -> None:

@@ -68,7 +68,7 @@ from mcast.wire.mcmember import RECORD_SIZE, McMemberRecord
 from mcast.wire.probe import Peer
 
 HERE = Path(__file__).parent
-MOST = 4096
+MAX_INPUT = 4096
 """Bytes of an input: what one MTU carries, and more than any text needs."""
 
 _KEY = bytes(range(32))

@@ -46,9 +46,9 @@ class Pair:
         self.numbers = count(1)
         self.out = self.sender.sender(GROUP)
         self.group: Membership = self.receiver.join(GROUP)
-        self.hears()
+        self.receives()
 
-    def hears(self) -> None:
+    def receives(self) -> None:
         """What is sent arrives; the first messages may go before the switches know the member (SA-SM-4)."""
         for number in self.numbers:
             self.out.send(b"%d" % number)
@@ -139,7 +139,7 @@ def fail_over(side: Side, pair: Pair) -> None:
 )
 def test_a_membership_comes_back(side: Side, pair: Pair, incident: Callable[[Side, Pair], None]) -> None:
     incident(side, pair)
-    pair.hears()
+    pair.receives()
     stats = pair.receiver.stats()
     assert (stats.lost, stats.rejoins, stats.gave_up) == (1, 1, 0)
 

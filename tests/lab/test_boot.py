@@ -227,19 +227,19 @@ def test_a_resumed_guest_knows_the_time(again: Again) -> None:
 def test_a_panic_is_reported_with_the_console(again: Again, tmp_path: Path) -> None:
     out = io.BytesIO()
     script = "cat /proc/sys/kernel/random/uuid; echo c >/proc/sysrq-trigger"
-    with pytest.raises(GuestPanicError, match="panicked: sysrq triggered crash") as told:
+    with pytest.raises(GuestPanicError, match="panicked: sysrq triggered crash") as raised:
         LabMachine(ports=3, share=[tmp_path]).run(["sh", "-c", script], output_timeout=300, stdout=out)
     assert any(
-        "RIP" in line or "Call Trace" in line or "Kernel Offset" in line for line in told.value.console
+        "RIP" in line or "Call Trace" in line or "Kernel Offset" in line for line in raised.value.console
     )
     # This guest and the one above came from one file.
     assert out.getvalue().decode().split() != again.said[:1], "but they draw other random numbers"
 
 
 def ended_after(seconds: int) -> LabTimeoutError:
-    with pytest.raises(LabTimeoutError, match=f"not ready in {seconds} s") as told:
+    with pytest.raises(LabTimeoutError, match=f"not ready in {seconds} s") as raised:
         LabMachine(boot_timeout=seconds, anew=True).run(["true"])
-    return told.value
+    return raised.value
 
 
 def test_a_boot_that_takes_too_long_is_ended_with_the_console() -> None:

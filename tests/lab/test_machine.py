@@ -109,10 +109,10 @@ def test_output_is_handed_on_when_it_comes(pretend: Pretend, tmp_path: Path) -> 
 def test_a_panic_is_told_with_its_reason_and_the_console(pretend: Pretend) -> None:
     console = "[ 1.0] Kernel panic - not syncing: Fatal exception\n[ 1.1] bye"
     pretend(f"echo ready >$ctl; echo '{console}' >&2")
-    with pytest.raises(GuestPanicError, match="the guest's kernel panicked: Fatal exception") as told:
+    with pytest.raises(GuestPanicError, match="the guest's kernel panicked: Fatal exception") as raised:
         lab().run(["true"])
-    assert told.value.console[-1] == "[ 1.1] bye"
-    assert str(told.value).endswith("  [ 1.1] bye")
+    assert raised.value.console[-1] == "[ 1.1] bye"
+    assert str(raised.value).endswith("  [ 1.1] bye")
 
 
 def test_a_panic_is_told_from_where_the_kernel_fell(pretend: Pretend) -> None:
@@ -120,9 +120,9 @@ def test_a_panic_is_told_from_where_the_kernel_fell(pretend: Pretend) -> None:
     fell = ["[ 1.0] BUG: unable to handle page fault", *trace, "[ 1.1] Kernel panic - not syncing: x"]
     console = "\n".join(["[ 0.9] before", *fell])
     pretend(f"echo ready >$ctl; echo '{console}' >&2")
-    with pytest.raises(GuestPanicError) as told:
+    with pytest.raises(GuestPanicError) as raised:
         lab().run(["true"])
-    assert told.value.console == tuple(fell)
+    assert raised.value.console == tuple(fell)
 
 
 def test_a_guest_that_cannot_be_set_up_says_why(pretend: Pretend) -> None:
@@ -133,9 +133,9 @@ def test_a_guest_that_cannot_be_set_up_says_why(pretend: Pretend) -> None:
 
 def test_a_qemu_that_refuses_says_why(pretend: Pretend) -> None:
     pretend("echo 'qemu: no such machine' >&2; exit 1")
-    with pytest.raises(GuestStoppedError, match=r"before the command did \(QEMU: exit status 1\)") as told:
+    with pytest.raises(GuestStoppedError, match=r"before the command did \(QEMU: exit status 1\)") as raised:
         lab().run(["true"])
-    assert told.value.console == ("qemu: no such machine",)
+    assert raised.value.console == ("qemu: no such machine",)
 
 
 def test_a_qemu_that_is_killed_says_so(pretend: Pretend) -> None:
@@ -173,11 +173,11 @@ def test_a_guest_goes_with_its_caller_whatever_the_path(
 def ended_boot(has_begun: Callable[[LabTimeoutError], object]) -> LabTimeoutError:
     """How a boot that hangs ends; a busy machine may start its shell too late, and then it has more time."""
     for seconds in (0.5, 10, 200):
-        with pytest.raises(LabTimeoutError, match=f"not ready in {seconds:g} s") as told:
+        with pytest.raises(LabTimeoutError, match=f"not ready in {seconds:g} s") as raised:
             lab(boot_timeout=seconds).run(["true"])
-        if has_begun(told.value):
+        if has_begun(raised.value):
             break
-    return told.value
+    return raised.value
 
 
 def test_a_boot_that_hangs_is_ended(pretend: Pretend) -> None:
@@ -189,9 +189,9 @@ def test_a_command_that_hangs_is_ended_by_the_overall_limit_only(pretend: Preten
     pretend("echo ready >$ctl; while :; do echo more >$out; done")
     whole, said = 1.0, "not ready"
     while "not ready" in said:  # a slow machine starts a shell later
-        with pytest.raises(LabTimeoutError) as told:
+        with pytest.raises(LabTimeoutError) as raised:
             lab(boot_timeout=whole / 2).run(["true"], timeout=whole, stdout=io.BytesIO())
-        said, whole = told.value.message, whole * 4
+        said, whole = raised.value.message, whole * 4
     assert said.endswith(f"not done in {whole / 4:g} s")
 
 

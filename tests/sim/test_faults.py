@@ -74,7 +74,7 @@ class Node:
         assert event is not None
         return event
 
-    def told(self) -> tuple[CmEventType, int, int] | None:
+    def next_event(self) -> tuple[CmEventType, int, int] | None:
         """Type, status and errno of the next event; None if none comes within a minute."""
         event = self.channel.get_event(60.0)
         return None if event is None else (event.type, event.status, event.errno)
@@ -377,7 +377,7 @@ def test_a_silent_sa_is_etimedout_after_3_s() -> None:
     node = Node(fabric, 0)
     with fabric.rules.when(Requests(port="ib0"), Drop()):
         node.id.join_multicast(GROUP)
-        assert node.told() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
+        assert node.next_event() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
     assert fabric.clock.now == 3 * NS
 
 
@@ -396,9 +396,9 @@ def test_an_sa_slower_than_the_timeout_has_joined_a_port_that_gave_up() -> None:
     node = Node(fabric, 0)
     with fabric.rules.when(Requests(nth=1), Delay(5 * NS)):
         node.id.join_multicast(GROUP)
-        assert node.told() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
+        assert node.next_event() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
         assert fabric.clock.now == 3 * NS
-        assert node.told() is None
+        assert node.next_event() is None
         (group,) = (group for group in fabric.sa.groups if not group.well_known)
         assert list(group.ports) == [node.port.guid]
         node.rejoin()
@@ -410,7 +410,7 @@ def test_a_port_that_gave_up_is_not_told_again_when_its_request_is_lost_late() -
     node = Node(fabric, 0)
     with fabric.rules.when(Requests(nth=1), Delay(5 * NS)):
         node.id.join_multicast(GROUP)
-        assert node.told() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
+        assert node.next_event() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
         node.id.leave_multicast(GROUP)
         fabric.set_link(node.port, up=False)
         fabric.clock.run_until_idle()
@@ -463,7 +463,7 @@ def test_a_lost_delete_is_repeated_three_times() -> None:
     node.join()
     with fabric.rules.when(Requests(method=SaMethod.DELETE, nth=(1, 2, 3)), Drop()):
         node.id.leave_multicast(GROUP)
-        assert node.told() is None
+        assert node.next_event() is None
     assert [group.well_known for group in fabric.sa.groups] == [True]
 
 
@@ -502,9 +502,9 @@ def test_sm_restart_resets_every_active_membership(outage: float) -> None:
     assert event.context == GROUP
     with pytest.raises(MembershipLost, match="CLIENT_REREGISTER: the SM restarted, or another took over"):
         event.check()
-    assert first.told() is None
-    assert [third.told(), third.told()] == [LOST, LOST]
-    assert second.told() is None
+    assert first.next_event() is None
+    assert [third.next_event(), third.next_event()] == [LOST, LOST]
+    assert second.next_event() is None
     assert [group.well_known for group in fabric.sa.groups] == [True]
     first.qp.send(to, [b"to nobody"])
     assert third.received() == []
@@ -521,8 +521,8 @@ def test_a_join_without_an_sm_times_out_and_works_with_the_next() -> None:
     node = Node(fabric, 0)
     fabric.restart_sm(outage=4.0)
     node.id.join_multicast(GROUP)
-    assert node.told() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
-    assert node.told() is None  # it was no active member when the SM came back
+    assert node.next_event() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
+    assert node.next_event() is None  # it was no active member when the SM came back
     node.rejoin()
 
 
@@ -535,10 +535,10 @@ def test_of_outages_that_overlap_the_last_says_when_they_end(second: float, star
     fabric.restart_sm(outage=2.0)
     assert node.channel.get_event(1.0) is None
     fabric.restart_sm(second)
-    assert node.told() == LOST
+    assert node.next_event() == LOST
     assert fabric.clock.now - begun == round(starts * NS)
     node.rejoin()
-    assert node.told() is None  # the first outage ends nothing any more
+    assert node.next_event() is None  # the first outage ends nothing any more
 
 
 def test_ids_that_share_a_membership_all_lose_it() -> None:
@@ -548,7 +548,7 @@ def test_ids_that_share_a_membership_all_lose_it() -> None:
     for node, send_only in zip(nodes, (False, False, True), strict=True):
         node.join(send_only=send_only)
     fabric.restart_sm()
-    assert [node.told() for node in nodes] == [LOST] * 3
+    assert [node.next_event() for node in nodes] == [LOST] * 3
     for node in nodes:
         node.id.leave_multicast(GROUP)
     nodes[0].join()
@@ -562,7 +562,7 @@ def test_a_membership_lost_while_another_of_the_port_is_being_joined() -> None:
     full.join()
     send_only.id.join_multicast_ex(JoinAttrEx.send_only(GROUP))
     fabric.restart_sm()
-    assert full.told() == LOST
+    assert full.next_event() == LOST
     send_only.event().check()
     full.rejoin()
     for node in (full, send_only):
@@ -580,7 +580,7 @@ def test_leaving_what_was_lost_leaves_the_new_membership_of_another_id_alone() -
         node.join()
     for _ in range(2):
         fabric.restart_sm()
-        assert [node.told() for node in (first, second)] == [LOST] * 2
+        assert [node.next_event() for node in (first, second)] == [LOST] * 2
         first.rejoin()
         second.rejoin()
     second.id.leave_multicast(GROUP)
@@ -597,7 +597,7 @@ def test_leaving_what_was_refused_leaves_the_membership_of_another_id_alone() ->
         second.join()
     first.id.leave_multicast(GROUP)
     fabric.restart_sm()
-    assert second.told() == LOST
+    assert second.next_event() == LOST
 
 
 def test_leaving_takes_back_both_unread_events_of_a_lost_membership() -> None:
@@ -609,7 +609,7 @@ def test_leaving_takes_back_both_unread_events_of_a_lost_membership() -> None:
     fabric.restart_sm()
     assert node.event().type is CmEventType.MULTICAST_JOIN
     node.id.leave_multicast(GROUP)
-    assert node.told() is None
+    assert node.next_event() is None
 
 
 def test_a_lost_membership_is_left_without_a_delete_and_joined_anew_with_a_set() -> None:
@@ -620,10 +620,10 @@ def test_a_lost_membership_is_left_without_a_delete_and_joined_anew_with_a_set()
     asked: list[SaMethod] = []
     with fabric.rules.on_sa_request(lambda request: asked.append(request.method)):
         fabric.restart_sm()
-        assert node.told() == LOST
+        assert node.next_event() == LOST
         assert asked == []
         node.id.leave_multicast(GROUP)
-        assert node.told() is None
+        assert node.next_event() is None
         assert asked == []
         node.join()
         assert asked == [SaMethod.SET]
@@ -636,7 +636,7 @@ def test_a_lid_change_resets_and_the_sa_keeps_the_membership() -> None:
     fabric = Fabric.infiniband(ports=2)
     (node, _), to = joined(fabric, 2)
     fabric.change_lid(node.port, 77)
-    assert node.told() == LOST
+    assert node.next_event() == LOST
     assert open_fabric(fabric).devices()[0].ports[0].lid == 77
     assert node.rejoin() == to
     with pytest.raises(ValueError, match=r"lid is 2: give one in 1\.\.0xBFFF that no port has"):
@@ -660,7 +660,7 @@ def test_a_pkey_change_resets_what_moved_or_vanished(pkeys: Collection[int], los
     for node in nodes:
         node.join()
     fabric.set_pkeys(fabric.ports[0], pkeys)
-    assert [node.told() for node in nodes] == [LOST if network in lost else None for network in (0, 1)]
+    assert [node.next_event() for node in nodes] == [LOST if network in lost else None for network in (0, 1)]
 
 
 def test_a_vanished_partition_is_closed_until_it_returns() -> None:
@@ -670,7 +670,7 @@ def test_a_vanished_partition_is_closed_until_it_returns() -> None:
     node.join()
     to = peer.join()
     fabric.set_pkeys(node.port, [0xFFFF])
-    assert node.told() == LOST
+    assert node.next_event() == LOST
     peer.qp.send(to, [b"x"])
     assert (node.received(), node.port.pkey_violations) == ([], 1)
     node.id.leave_multicast(GROUP)
@@ -691,7 +691,7 @@ def test_a_queue_pair_has_the_pkey_at_its_place_in_the_table() -> None:
     Node(fabric, 0, network=1).join()
     ways = {peer: peer.join() for peer in (default, foreign)}
     fabric.set_pkeys(moved.port, [0x8001, 0xFFFF])
-    assert moved.told() == LOST
+    assert moved.next_event() == LOST
     for peer, way in ways.items():
         if way.gid not in moved.qp.attachments:
             moved.qp.attach_mcast(way.gid, way.dlid)
@@ -750,7 +750,7 @@ def test_a_flapping_infiniband_port_loses_its_memberships() -> None:
     fabric.set_link(flapping.port, up=False)
     with pytest.raises(MembershipLost, match="PORT_ERR"):
         flapping.event().check()
-    assert flapping.told() is None
+    assert flapping.next_event() is None
     group = fabric.sa.group(mgid)
     assert group is not None
     assert flapping.port.guid not in group.ports
@@ -759,7 +759,7 @@ def test_a_flapping_infiniband_port_loses_its_memberships() -> None:
         flapping.join()
     assert raised.value.errno == errno.EADDRNOTAVAIL
     fabric.set_link(flapping.port, up=True)
-    assert flapping.told() is None
+    assert flapping.next_event() is None
     sender.qp.send(to, [b"1"])
     assert flapping.join() == to
     sender.qp.send(to, [b"2"])
@@ -780,7 +780,7 @@ def test_the_sa_forgets_a_port_50_ms_after_its_link() -> None:
         fabric.set_link(node.port, up=False)
         pass_time(fabric, down)
         fabric.set_link(node.port, up=True)
-        assert node.told() == LOST
+        assert node.next_event() == LOST
         assert is_member() is remains
         node.rejoin()
 
@@ -794,7 +794,7 @@ def test_a_flapping_roce_port_keeps_its_memberships() -> None:
     fabric.set_link(flapping.port, up=True)
     sender.qp.send(to, [b"2"])
     assert flapping.received() == [b"2"]
-    assert flapping.told() is None
+    assert flapping.next_event() is None
 
 
 @pytest.mark.parametrize("make", MAKE)
@@ -807,14 +807,14 @@ def test_a_cut_cable_parts_the_group_and_no_host_is_told(make: Callable[..., Fab
     fabric.cut_cable(1)
     near.qp.send(to, [b"cut"])
     assert (far.received(), neighbour.received()) == ([], [b"cut"])
-    assert [near.told(), far.told()] == [None, None]
+    assert [near.next_event(), far.next_event()] == [None, None]
     near.qp.send(to, [b"still"])
     assert neighbour.received() == [b"still"]
     far.qp.send(to, [b"the other side"])
     assert (far.received(), near.received()) == ([b"the other side"], [b"cut", b"still"])
     fabric.repair_cable(1)
     if fabric.sa is not None:
-        assert (near.told(), neighbour.told(), far.told()) == (LOST, LOST, None)
+        assert (near.next_event(), neighbour.next_event(), far.next_event()) == (LOST, LOST, None)
         near.rejoin()
         neighbour.rejoin()
     near.qp.send(to, [b"mended"])
@@ -831,7 +831,7 @@ def test_a_join_behind_a_cut_times_out() -> None:
     node = Node(fabric, 0)
     fabric.cut_cable(1)
     node.id.join_multicast(GROUP)
-    assert node.told() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
+    assert node.next_event() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
     with pytest.raises(ValueError, match=r"switch is 3: the leaves of this fabric are 1\.\.2"):
         fabric.cut_cable(3)
 
@@ -849,7 +849,7 @@ def test_a_removed_device_ends_everything_on_it(make: Callable[..., Fabric]) -> 
             call(GROUP if call == node.id.leave_multicast else OTHER)
         assert raised.value.errno == errno.ENXIO
     fabric.remove_device(node.port)
-    assert node.told() is None
+    assert node.next_event() is None
     other.qp.send(to, [b"x"])
     assert (node.received(), other.received()) == ([], [b"x"])
     node.id.destroy()
@@ -895,7 +895,7 @@ def test_an_id_is_told_of_one_removal_only(make: Callable[..., Fabric]) -> None:
         fabric.remove_device(node.port)
         fabric.restore_device(node.port)
     fabric.bond_failover(node.port)
-    assert [node.event().type, node.told()] == [CmEventType.DEVICE_REMOVAL, None]
+    assert [node.event().type, node.next_event()] == [CmEventType.DEVICE_REMOVAL, None]
     again = Node(fabric, 0)
     again.join()
     node.id.destroy()
@@ -918,8 +918,8 @@ def test_a_bond_failover_is_addr_change_and_nothing_else(make: Callable[..., Fab
     fabric = make(ports=2)
     (node, other), to = joined(fabric, 2)
     fabric.bond_failover(node.port)
-    assert node.told() == (CmEventType.ADDR_CHANGE, 0, 0)
-    assert other.told() is None
+    assert node.next_event() == (CmEventType.ADDR_CHANGE, 0, 0)
+    assert other.next_event() is None
     other.qp.send(to, [b"x"])
     assert node.received() == [b"x"]
 
@@ -1053,7 +1053,7 @@ def test_a_fault_wakes_a_thread_that_waits_for_an_event() -> None:
         node = Node(fabric, 0)
         node.join()
         told: list[object] = []
-        waiting = threading.Thread(target=lambda: told.append(node.told()))
+        waiting = threading.Thread(target=lambda: told.append(node.next_event()))
         waiting.start()
         time.sleep(0.05)  # so that it does wait
         fabric.restart_sm()
@@ -1072,7 +1072,7 @@ def test_a_fault_makes_the_descriptor_readable() -> None:
     assert readable.poll(0) == []
     fabric.set_link(node.port, up=False)
     assert readable.poll(0) != []
-    assert node.told() == LOST
+    assert node.next_event() == LOST
     assert readable.poll(0) == []
 
 

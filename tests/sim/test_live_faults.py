@@ -219,7 +219,7 @@ def test_serve_plays_the_faults_of_a_scenario_on_the_wall_clock(
         '[[faults]]\nkind = "link-down"\nport = 1\nat = 0.01\n'
     )
     path = tmp_path / "fabric.sock"
-    played: list[str] = []
+    simulated: list[str] = []
 
     def is_served() -> bool:
         try:
@@ -233,7 +233,7 @@ def test_serve_plays_the_faults_of_a_scenario_on_the_wall_clock(
             until(is_served)
             with attach("sim", socket=path, host="all") as backend:
                 until(lambda: len(backend.control(["list"])) == 2)
-                played.extend(backend.control(["list"]))
+                simulated.extend(backend.control(["list"]))
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -242,7 +242,10 @@ def test_serve_plays_the_faults_of_a_scenario_on_the_wall_clock(
     done = here("sim", "serve", "--scenario", "late.toml", "--socket", path)
     thread.join()
     assert done.returncode == 0, done.stderr
-    assert played == ["drop rate=0.5", "link-down at=0.01 port=1"]
+    assert simulated == ["drop rate=0.5", "link-down at=0.01 port=1"]
     said = [line for line in done.stdout.splitlines() if line.startswith(("fault", "ended"))]
-    assert said == [*(f"fault: {one}" for one in played), *(f"ended: {one}" for one in reversed(played))]
+    assert said == [
+        *(f"fault: {one}" for one in simulated),
+        *(f"ended: {one}" for one in reversed(simulated)),
+    ]
     assert not path.exists()

@@ -29,7 +29,7 @@ from mcast.backends.sim.scenario.runner import (
 GROUP = "239.1.1.1"
 
 
-def played(name: str) -> tuple[ScenarioResult, dict[str, MemberResult]]:
+def simulated(name: str) -> tuple[ScenarioResult, dict[str, MemberResult]]:
     result = run(load(name))
     return result, {member.device: member for member in result.members}
 
@@ -72,7 +72,7 @@ def test_there_are_five() -> None:
 
 def test_sm_failover_under_load() -> None:
     """SA-SM-2: -ENETRESET for all; who rejoins goes on, who does not hears no more."""
-    result, members = played("sm-failover-under-load")
+    result, members = simulated("sm-failover-under-load")
     assert [members[f"ib{port}"].joins for port in range(6)] == [2, 2, 2, 2, 1, 1]
     assert all(members[f"ib{port}"].lost == 0 for port in range(4))
     ignores = members["ib4"]
@@ -86,7 +86,7 @@ def test_sm_failover_under_load() -> None:
 
 def test_flapping_port() -> None:
     """SA-RESET-1: three times -ENETRESET, four joins, and nobody else is touched."""
-    result, members = played("flapping-port")
+    result, members = simulated("flapping-port")
     assert members["ib2"].joins == 4
     assert [seen.at for seen in result.seen if seen.errno == "ENETRESET"] == [2.0, 3.0, 5.0]
     assert 150 < members["ib2"].lost < 190  # down for 1.52 s at 100 messages/s, and up to 0.1 s to join again
@@ -95,7 +95,7 @@ def test_flapping_port() -> None:
 
 def test_late_join() -> None:
     """docs/pitfalls.md, 3: the first messages after a join are lost while the switches are not programmed."""
-    _, members = played("late-join")
+    _, members = simulated("late-join")
     for late in (members["ib2"], members["ib3"]):
         assert late.causes["the fabric does not deliver the group to the port"] == 40  # 0.2 s, one each 5 ms
         assert late.lost == 41
@@ -104,7 +104,7 @@ def test_late_join() -> None:
 
 def test_slow_receiver() -> None:
     """docs/pitfalls.md, 15: the receive queue runs dry in silence; sender and others see nothing of it."""
-    result, members = played("slow-receiver")
+    result, members = simulated("slow-receiver")
     slow = members["roce3"]
     assert slow.causes == {"no receive is free": slow.counters.dropped_no_receive}
     assert slow.lost > 500
@@ -114,7 +114,7 @@ def test_slow_receiver() -> None:
 
 
 def test_lossy_link() -> None:
-    _, members = played("lossy-link")
+    _, members = simulated("lossy-link")
     lossy = members["roce3"]
     assert lossy.causes == {"a fault rule dropped it": lossy.lost}
     assert 15 < lossy.lost < 50  # 2 % of 1 500
@@ -510,9 +510,9 @@ def mangled(draw: st.DrawFn) -> dict[str, Any]:
 @given(mangled())
 def test_whatever_a_scenario_says_it_is_refused_or_played(made: dict[str, Any]) -> None:
     with suppress(BadScenario):
-        played = scenario_model._parse("x", json.dumps(made), yaml=True)
-        if scenario_model.steps_of(played) < 10_000:
-            run(played)
+        simulated = scenario_model._parse("x", json.dumps(made), yaml=True)
+        if scenario_model.steps_of(simulated) < 10_000:
+            run(simulated)
 
 
 @settings(max_examples=200, deadline=None)

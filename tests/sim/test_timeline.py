@@ -56,13 +56,13 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def played() -> ScenarioResult:
+def simulated() -> ScenarioResult:
     return run(load("sm-failover-under-load"))
 
 
 @pytest.fixture(scope="module")
-def failover(played: ScenarioResult) -> Trace:
-    return played.trace
+def failover(simulated: ScenarioResult) -> Trace:
+    return simulated.trace
 
 
 def words(html: str) -> str:
@@ -116,18 +116,18 @@ def test_the_page_says_what_was_lost_and_why(failover: Trace) -> None:
         assert f"{count:,} {reason}" in text
 
 
-def test_the_page_of_a_scenario_has_the_numbers_of_the_terminal(played: ScenarioResult) -> None:
-    text = words(played.page())
-    lost, expected = (sum(getattr(m, name) for m in played.members) for name in ("lost", "expected"))
-    fabrics = sum(event.count for _, event in played.trace if isinstance(event, MessagesLost))
+def test_the_page_of_a_scenario_has_the_numbers_of_the_terminal(simulated: ScenarioResult) -> None:
+    text = words(simulated.page())
+    lost, expected = (sum(getattr(m, name) for m in simulated.members) for name in ("lost", "expected"))
+    fabrics = sum(event.count for _, event in simulated.trace if isinstance(event, MessagesLost))
     assert 0 < fabrics < lost
     said = f"{lost:,} lost", f"{expected:,} copies expected", f"{lost:,} copies lost"
     assert [one for one in said if one not in text] == []
-    assert f"{fabrics:,} lost" not in text.replace(f"{max(m.lost for m in played.members):,} lost", "")
-    assert f"{played.scenario.seconds:g} s of virtual time" in text
-    for row in played.table():
+    assert f"{fabrics:,} lost" not in text.replace(f"{max(m.lost for m in simulated.members):,} lost", "")
+    assert f"{simulated.scenario.seconds:g} s of virtual time" in text
+    for row in simulated.table():
         assert " ".join(row) in text
-    for member in played.members:
+    for member in simulated.members:
         for why, count in member.causes.items():
             assert re.search(rf"{why} .*{member.device} QP {member.qp} {member.group} {count:,}", text)
 
@@ -341,7 +341,7 @@ def test_the_command_writes_page_packets_and_trace(tmp_path: Path) -> None:
     options = ["--html", str(html), "--pcap", str(pcap), "--trace", str(trace)]
     done = CliRunner().invoke(app, ["sim", "run", "late-join", *options])
     assert done.exit_code == 0, done.output
-    played = run(load("late-join"))
-    assert html.read_text() == played.page()
-    assert page(Trace.load(trace.read_text()), "same") == page(played.trace, "same")
+    simulated = run(load("late-join"))
+    assert html.read_text() == simulated.page()
+    assert page(Trace.load(trace.read_text()), "same") == page(simulated.trace, "same")
     assert pcap.read_bytes()[:4] == b"\x0a\x0d\x0d\x0a"

@@ -317,7 +317,7 @@ int softib_rc_send(struct softib_hca *hca, struct rvt_qp *qp, struct rvt_swqe *w
 }
 
 /* After the message's completion, or after the packet that its answer is missing for: the other end may learn of it. */
-void softib_rc_settle(struct rvt_qp *qp)
+void softib_rc_notify(struct rvt_qp *qp)
 {
 	struct softib_hca *responder;
 

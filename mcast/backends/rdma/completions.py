@@ -17,7 +17,7 @@ _FOREVER = (1 << 63) - 1
 _LONGEST = 1e9
 """Seconds; longer is without end."""
 
-_turns: defaultdict[str, Iterator[int]] = defaultdict(count)
+_next_vector: defaultdict[str, Iterator[int]] = defaultdict(count)
 """Device -> the queue pairs of this process that took the next vector."""
 
 
@@ -28,7 +28,7 @@ def with_completion_queues(plan: QpPlan, init: QpInit, device: str, vectors: int
         require_comp_vector(init.comp_vector, vectors, device)
     except McastError as error:
         raise Refused(error) from None
-    vector = next(_turns[device]) % vectors if init.comp_vector is None else init.comp_vector
+    vector = next(_next_vector[device]) % vectors if init.comp_vector is None else init.comp_vector
     endless = init.busy_poll > _LONGEST
     return plan._replace(
         comp_vector=vector,

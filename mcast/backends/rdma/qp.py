@@ -46,7 +46,7 @@ from mcast.backends.rdma.region import AnyRegion, DeviceAddresses, RdmaDeviceReg
 LINGER = 1.0
 """Maximum number of seconds that a close waits for posted sends, which take microseconds."""
 
-_LOOK_EVERY = 0.1
+_MTU_INTERVAL = 0.1
 """Seconds between two checks for a new MTU, while messages longer than the smallest MTU are sent."""
 
 _UNBOUNDED = 0xFFFFFFFF
@@ -200,8 +200,10 @@ class RdmaQueuePair(Calls, OwnedByProcess, QueuePair):
                 before, mtu = self._mtu
                 if changes != before:  # asking the port takes longer than sending a message
                     mtu = self.native.query_port(self._context, self._port).active_mtu
-                self._limit(mtu, _LOOK_EVERY)  # set first, because a send that finds the rest uses this limit
-                self._mtu, self._mtu_until = (changes, mtu), now + _LOOK_EVERY
+                self._limit(
+                    mtu, _MTU_INTERVAL
+                )  # set first, because a send that finds the rest uses this limit
+                self._mtu, self._mtu_until = (changes, mtu), now + _MTU_INTERVAL
         return self._mtu[1]
 
     @property

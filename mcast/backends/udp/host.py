@@ -124,7 +124,7 @@ class Host:
         """Those that are there, and have an address."""
         return [port for port in self._ports.values() if port.interfaces]
 
-    def look(self, at_once: bool = False) -> Iterator[Change]:
+    def poll(self, at_once: bool = False) -> Iterator[Change]:
         """Read what the kernel reports, and return what has changed; without a report nothing is looked at,
         unless `at_once`."""
         flags = list(self._reports())

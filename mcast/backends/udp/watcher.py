@@ -15,7 +15,7 @@ from mcast.backends.udp.readiness import ALWAYS
 logger: logging.Logger = logging.getLogger("mcast")
 
 NAME = "mcast-udp"
-_LOOK = 60.0
+_POLL_INTERVAL = 60.0
 """Seconds after which the thread looks whether its backend still exists."""
 
 
@@ -47,16 +47,16 @@ class Watcher:
 
 
 def _run(
-    epoll: select.epoll, closing: threading.Lock, turn_of: WeakMethod[Callable[[list[int]], None]]
+    epoll: select.epoll, closing: threading.Lock, callback_ref: WeakMethod[Callable[[list[int]], None]]
 ) -> None:
     try:
         while True:
-            found = [descriptor for descriptor, _ in epoll.poll(_LOOK)]
-            turn = turn_of()
-            if turn is None or ALWAYS in found:
+            found = [descriptor for descriptor, _ in epoll.poll(_POLL_INTERVAL)]
+            callback = callback_ref()
+            if callback is None or ALWAYS in found:
                 return
-            turn(found)
-            del turn
+            callback(found)
+            del callback
     except Exception:  # the backend was broken by an interrupted change, and its calls say so
         logger.debug("the thread of a udp backend has ended", exc_info=True)
     finally:

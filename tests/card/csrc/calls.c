@@ -3,7 +3,7 @@
 
 #include <time.h>
 
-enum { MOST_FAULTS = 64, MOST_SECONDS = 30 };
+enum { MAX_FAULTS = 64, STALL_SECONDS = 30 };
 
 pthread_mutex_t card_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -24,7 +24,7 @@ struct fault {
 	int nth, times, error, take;
 };
 
-static struct fault faults[CALL_COUNT][MOST_FAULTS];
+static struct fault faults[CALL_COUNT][MAX_FAULTS];
 static int fault_counts[CALL_COUNT];
 static uint64_t call_counts[CALL_COUNT];
 
@@ -82,7 +82,7 @@ int card_fail(const char *name, int nth, int times, int error, int take)
 	if (call < 0)
 		return -1;
 	pthread_mutex_lock(&card_lock);
-	if (fault_counts[call] < MOST_FAULTS) {
+	if (fault_counts[call] < MAX_FAULTS) {
 		faults[call][fault_counts[call]++] = (struct fault){ nth, times, error, take };
 		ret = 0;
 	}
@@ -148,13 +148,13 @@ static void stand_still(enum call call)
 	int goes = stalls[call].goes, late = 0;
 
 	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec += MOST_SECONDS;
+	until.tv_sec += STALL_SECONDS;
 	stalls[call].inside++;
 	while (goes == stalls[call].goes && !late)
 		late = pthread_cond_timedwait(&go_on, &card_lock, &until);
 	stalls[call].inside--;
 	if (late)
-		report("%s stood still for %d seconds, and nobody let it go on", calls[call].name, MOST_SECONDS);
+		report("%s stood still for %d seconds, and nobody let it go on", calls[call].name, STALL_SECONDS);
 }
 
 /* What is kept there is released as a call begins. */

@@ -3,7 +3,7 @@
 
 #include <time.h>
 
-enum { MOST_BYTES = 4096 };
+enum { MAX_PAYLOAD = 4096 };
 
 static int64_t next_due = INT64_MAX;
 static int armed_queues, clock_runs;
@@ -238,7 +238,7 @@ static void copy_inline(struct work *work)
 {
 	size_t at = 0;
 
-	work->copied = malloc(MOST_BYTES);
+	work->copied = malloc(MAX_PAYLOAD);
 	for (int i = 0; i < work->sge_count; i++) {
 		memcpy(work->copied + at, (void *)(uintptr_t)work->sges[i].addr, work->sges[i].length);
 		work->sges[i].addr = (uintptr_t)work->copied + at;

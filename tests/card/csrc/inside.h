@@ -27,7 +27,7 @@
 #undef ibv_reg_mr
 #undef ibv_query_port
 
-enum { MOST_SGES = 4, MOST_DEVICES = 16, MOST_PORTS = 2 };
+enum { MAX_SGES = 4, MAX_DEVICES = 16, MAX_PORTS = 2 };
 enum { KEY = 16, NO_EVENT = -1 };
 enum { MULTICAST_QP = 0xffffff, UDP_QKEY = 0x01234567 };
 
@@ -158,7 +158,7 @@ struct queue {
 struct device {
 	struct ibv_device ibv; /* what a list of devices points to */
 	struct card_device is;
-	struct card_port ports[MOST_PORTS];
+	struct card_port ports[MAX_PORTS];
 	struct context *cm_context;
 	int used;
 	int gone;	   /* in no list of devices */
@@ -212,7 +212,7 @@ struct cq {
 
 struct receive {
 	uint64_t wr_id;
-	struct ibv_sge sges[MOST_SGES];
+	struct ibv_sge sges[MAX_SGES];
 	int count;
 };
 
@@ -280,7 +280,7 @@ struct id {
 
 /* --- control.c --- */
 
-extern struct device devices[MOST_DEVICES];
+extern struct device devices[MAX_DEVICES];
 extern struct qp *all_qps;
 extern int64_t delays[STAGES];
 struct card_port *port_of(struct device *device, uint8_t port);
@@ -371,7 +371,7 @@ struct work {
 	unsigned int flags;
 	__be32 imm;
 	int sge_count;
-	struct ibv_sge sges[MOST_SGES];
+	struct ibv_sge sges[MAX_SGES];
 	uint8_t *copied; /* an inline payload that has to wait */
 };
 

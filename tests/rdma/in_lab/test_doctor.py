@@ -26,7 +26,7 @@ from mcast.backends.rdma import PROVIDER
 from .conftest import sh
 
 CONF = Path("/proc/sys/net/ipv4/conf")
-SETTLE = 60.0
+SETTLE_TIMEOUT = 60.0
 CLONE_NEWNET = 0x40000000
 MCAST = f"{sys.executable} -m mcast doctor --backend rdma --json"
 
@@ -37,8 +37,8 @@ def wrong(findings: Sequence[Finding]) -> dict[tuple[str, str], Finding]:
 
 
 def wrong_once(condition: Callable[[dict[tuple[str, str], Finding]], bool]) -> dict[tuple[str, str], Finding]:
-    """What is wrong as soon as the condition holds of that; after SETTLE seconds, in any case."""
-    deadline = monotonic() + SETTLE
+    """What is wrong as soon as the condition holds of that; after SETTLE_TIMEOUT seconds, in any case."""
+    deadline = monotonic() + SETTLE_TIMEOUT
     while not condition(found := wrong(PROVIDER.checks(0))) and monotonic() < deadline:
         sleep(0.5)  # a look costs an emulated processor as much
     return found
@@ -191,7 +191,7 @@ def test_a_network_namespace_without_the_interfaces_is_told() -> None:
 
 def test_a_querier_is_heard_where_there_is_one() -> None:
     with ThreadPoolExecutor(1) as beside:
-        heard = beside.submit(hear_queriers, {"e1", "e2"}, SETTLE)
+        heard = beside.submit(hear_queriers, {"e1", "e2"}, SETTLE_TIMEOUT)
         while not heard.done():  # a bridge asks when it becomes querier
             sh(f"{NO_QUERIER}; {QUERIER}")
     assert set(heard.result()) == {"e1", "e2"}

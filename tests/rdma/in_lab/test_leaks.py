@@ -19,7 +19,7 @@ from ...waiting import descriptors
 JOINS, OPENS = 500, 50
 """The cycles of one turn: they show what grows by a CQ or a slab each time. A short run opens half as often,
 because an emulated open takes long."""
-TURNS = 20
+ROUNDS = 20
 """How many turns --long has. Each is a test of its own, so that a slow guest has something to report."""
 GROWTH_ALLOWED = 2 << 20
 """Bytes: the allocator's own unrest. One batch record kept by each cycle would be far above in all turns."""
@@ -33,7 +33,7 @@ def resident() -> int:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    metafunc.parametrize("turn", range(TURNS if metafunc.config.getoption("--long") else 1))
+    metafunc.parametrize("turn", range(ROUNDS if metafunc.config.getoption("--long") else 1))
 
 
 class Growth:

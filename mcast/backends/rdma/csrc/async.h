@@ -2,7 +2,7 @@
  *
  * librdmacm opens a device once a process, so all its QPs share one queue of events, whose descriptor every sleeping
  * thread and every loop outside watches. Whichever of them finds it readable reads the queue, and tells all QPs of the
- * device: a failure goes to the QP's state, which wakes its sleepers; news of the port make `news_fd` readable, which
+ * device: a failure goes to the QP's state, which wakes its sleepers; news of the port make `port_fd` readable, which
  * ends a wait for events and wakes the loop outside.
  *
  * One lock of the process guards the lists of devices and their QPs, and is held while a QP is told: so it is taken
@@ -21,8 +21,8 @@ struct async_events {
 	const struct ibv_cq *cqs[2];
 	uint8_t port;
 	int fd;	     /* the device's */
-	int news_fd; /* readable while has_news is set */
-	int has_news; /* the port has told of something, and no wait ended for that, nor were its events read */
+	int port_fd; /* readable while port_pending is set */
+	int port_pending; /* the port has told of something, and no wait ended for that, nor were its events read */
 	uint8_t port_events[PORT_EVENTS]; /* what the port told of; the newest is the port_changes-th */
 	uint32_t port_events_read;
 	uint32_t port_changes; /* atomic: how often the port or a GID of it changed */
@@ -44,7 +44,7 @@ void mcast_async_after_fork(void);
 void mcast_read_events(struct async_events *self);
 
 /* Whether the port has reported something since the last call; with the lock held. */
-int mcast_take_news(struct async_events *self);
+int mcast_clear_port_pending(struct async_events *self);
 
 /* Whether mcast_take_port_events would find something. */
 int mcast_holds_events(struct async_events *self);

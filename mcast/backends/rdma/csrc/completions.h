@@ -31,7 +31,7 @@ enum watch {
 	WATCH_UNKNOWN = 0, /* nothing need be armed, and it may be readable because of anything */
 	WATCH_FOUND = 1,   /* something was polled since it was armed, of which the channel tells: a bit of the others */
 	WATCH_ARMED = 3,   /* by the last look; nothing was polled since */
-	WATCH_LOOKED = 5,  /* the same, but for a look in vain: the next one shall see why it is readable */
+	WATCH_POLLED = 5,  /* the same, but for a look in vain: the next one shall see why it is readable */
 };
 
 struct completions {
@@ -96,19 +96,19 @@ static inline uint32_t mcast_polls_left(uint32_t left, int polled)
 /* The first error; what could not be freed stays for another time. */
 int mcast_close_completions(struct completions *completions);
 
-/* The descriptor for a loop outside: `mcast_look` that finds nothing arms it. Or -errno. */
+/* The descriptor for a loop outside: `mcast_poll_work` that finds nothing arms it. Or -errno. */
 int mcast_watch(struct completions *completions);
 
 /* Do the work once, without waiting. `full`: its answer where more may be left to do. The loop outside is armed by the
  * first of several looks that find nothing, and stays so. */
-int mcast_look(struct completions *completions, mcast_work *work, void *what, int full);
+int mcast_poll_work(struct completions *completions, mcast_work *work, void *what, int full);
 
-/* Do the work up to `looks` times, or for about SPIN_NS but not beyond `deadline`, without sleeping. */
-int mcast_look_often(struct completions *completions, mcast_work *work, void *what, int looks);
+/* Do the work up to `polls` times, or for about SPIN_NS but not beyond `deadline`, without sleeping. */
+int mcast_poll_often(struct completions *completions, mcast_work *work, void *what, int polls);
 int mcast_spin(struct completions *completions, mcast_work *work, void *what, int64_t deadline);
 
 enum { SPIN_NS = 50000 }; /* about what it costs to sleep and be woken */
-enum { LOOKS = 32 }; /* before the first look at the clock, which may cost more than all of these */
+enum { POLLS = 32 }; /* before the first look at the clock, which may cost more than all of these */
 
 /* Repeat the work until it is done, at most until `wait->spin_until`; then 0, as after the deadline. Otherwise as
  * mcast_wait_for. */

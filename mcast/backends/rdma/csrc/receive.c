@@ -171,11 +171,11 @@ static int poll_receives(struct receiving *self, int max, struct ibv_wc *wcs, ui
 	return polled < 0 ? 1 : polled + 1; /* what fails does so again, when nothing is lost by it */
 }
 
-enum sight { IS_MESSAGE, IS_FLUSHED, IS_UNUSABLE, IS_IMPOSSIBLE };
+enum verdict { IS_MESSAGE, IS_FLUSHED, IS_UNUSABLE, IS_IMPOSSIBLE };
 
 /* What a completion of a receive says, if that can be true: drivers have been seen to err, and by a wrong number or
  * length the reader would take other memory for the message. */
-static enum sight look_at(const struct receive_memory *memory, const struct ibv_wc *wc)
+static enum verdict classify(const struct receive_memory *memory, const struct ibv_wc *wc)
 {
 	if (wc->wr_id >= memory->count || memory->slots[wc->wr_id] != SLOT_POSTED)
 		return IS_IMPOSSIBLE;
@@ -193,14 +193,14 @@ void mcast_drop_received(struct receiving *self)
 	for (uint32_t left = self->init->recv_depth; left; left = mcast_polls_left(left, polled)) {
 		polled = poll_receives(self, POLL_BATCH, wcs, stamps);
 		for (int i = 0; i < polled; i++) {
-			enum sight sight = look_at(self->memory, &wcs[i]);
+			enum verdict verdict = classify(self->memory, &wcs[i]);
 
-			if (sight == IS_IMPOSSIBLE)
+			if (verdict == IS_IMPOSSIBLE)
 				continue;
 			self->memory->slots[wcs[i].wr_id] = SLOT_FREE;
 			self->counters.recv_free--;
-			self->counters.received += sight == IS_MESSAGE;
-			self->counters.dropped_reset += sight == IS_MESSAGE;
+			self->counters.received += verdict == IS_MESSAGE;
+			self->counters.dropped_reset += verdict == IS_MESSAGE;
 		}
 	}
 }
@@ -297,24 +297,24 @@ static int take_completion(struct receiving *self, const struct ibv_wc *wc, uint
 			   struct mcast_message *out)
 {
 	const struct receive_memory *memory = self->memory;
-	enum sight sight = look_at(memory, wc);
+	enum verdict verdict = classify(memory, wc);
 
-	if (sight == IS_IMPOSSIBLE) {
+	if (verdict == IS_IMPOSSIBLE) {
 		self->counters.dropped_invalid += wc->status == IBV_WC_SUCCESS;
 		mcast_note_impossible(self->state);
 		return 0;
 	}
 	self->counters.recv_free--;
-	memory->slots[wc->wr_id] = sight == IS_MESSAGE ? SLOT_HELD : SLOT_FREE;
-	if (sight == IS_MESSAGE)
+	memory->slots[wc->wr_id] = verdict == IS_MESSAGE ? SLOT_HELD : SLOT_FREE;
+	if (verdict == IS_MESSAGE)
 		read_message(self, memory, wc, stamp, out);
-	else if (sight == IS_FLUSHED)
+	else if (verdict == IS_FLUSHED)
 		mcast_note_failure(self->state, wc->status);
 	else
 		self->counters.dropped_invalid++;
-	if (sight == IS_UNUSABLE && self->state->state != IBV_QPS_RESET)
+	if (verdict == IS_UNUSABLE && self->state->state != IBV_QPS_RESET)
 		post_slot(self, again, (uint32_t)wc->wr_id); /* a receive that cannot be posted is not this call's to report */
-	return sight == IS_MESSAGE;
+	return verdict == IS_MESSAGE;
 }
 
 /* One cycle: poll an array of completions, turn them into messages. How many there are, and in `polled` how many
@@ -390,9 +390,9 @@ static int work(void *owner, void *what)
 	return !got && self->state->state == IBV_QPS_ERR ? -EIO : got;
 }
 
-int mcast_receive_now(struct receiving *self, struct mcast_receive_job *job, int looks)
+int mcast_receive_now(struct receiving *self, struct mcast_receive_job *job, int polls)
 {
-	return looks ? mcast_look_often(&self->completions, work, job, LOOKS) : mcast_look(&self->completions, work, job, (int)job->max);
+	return polls ? mcast_poll_often(&self->completions, work, job, POLLS) : mcast_poll_work(&self->completions, work, job, (int)job->max);
 }
 
 int mcast_receive(struct receiving *self, struct mcast_receive_job *job, const struct mcast_wait *wait)

@@ -69,8 +69,8 @@ void mcast_free_receiving(struct receiving *self);
 
 /* --- of a QP that is open --- */
 
-/* Messages received; 0: none. -EIO: the QP is in ERR. -EBADF: closed. Looks a few times if `looks` says so. */
-int mcast_receive_now(struct receiving *self, struct mcast_receive_job *job, int looks);
+/* Messages received; 0: none. -EIO: the QP is in ERR. -EBADF: closed. Looks a few times if `polls` says so. */
+int mcast_receive_now(struct receiving *self, struct mcast_receive_job *job, int polls);
 
 /* The same, asleep as mcast_wait_for says; or spinning for a while. */
 int mcast_receive(struct receiving *self, struct mcast_receive_job *job, const struct mcast_wait *wait);

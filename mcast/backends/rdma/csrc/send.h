@@ -19,7 +19,7 @@ struct sending {
 	struct completions completions;
 	struct address_handles handles;
 	uint64_t head, tail; /* sends posted; sends completed, in ERR with success */
-	uint64_t told;	     /* end of the sends that a completion will tell of: all, but for a post that failed */
+	uint64_t signaled;   /* end of the sends that a completion covers: all, unless a post failed */
 	uint64_t sent, unsent; /* counters */
 	uint32_t head_slot;  /* of the slab, for the next send */
 	uint32_t signal_every;
@@ -71,7 +71,7 @@ void mcast_free_sending(struct sending *self);
 
 /* 1: all is posted, and what is not copied complete. 0: not yet. -EIO: the QP is in ERR. -ESTALE:
  * the address handle is retired; or another -errno. `posted` is true in every case. */
-int mcast_send_now(struct sending *self, struct mcast_send_job *job, int looks);
+int mcast_send_now(struct sending *self, struct mcast_send_job *job, int polls);
 int mcast_spin_send(struct sending *self, struct mcast_send_job *job, int64_t deadline);
 int mcast_send(struct sending *self, struct mcast_send_job *job, const struct mcast_wait *wait);
 

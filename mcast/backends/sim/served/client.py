@@ -210,7 +210,7 @@ class ServedBackend(_Remote, Backend):
         self.capabilities: frozenset[Capability] = frozenset(self.fabric.capabilities)
         hosts = self.fabric.hosts
         self._host: int | str = "all" if hosts == "all" else int(hosts)
-        self._kept = None if isinstance(self._host, str) else reserve_host(path, self._host)
+        self._reservation = None if isinstance(self._host, str) else reserve_host(path, self._host)
         """Reservation of the host for this process while the fabric is not served."""
 
     def now(self) -> float:
@@ -297,8 +297,8 @@ class ServedBackend(_Remote, Backend):
             channel._close()
         with suppress(McastError, ServerGone, ReentrantCall):  # what it does is done when this returns
             self._connection.ask("bye", (), "close")
-        if self._kept is not None:
-            self._kept.close()
+        if self._reservation is not None:
+            self._reservation.close()
         self._connection.close()
 
     # --- the server's end, and its return --------------------------------------------------------
@@ -416,7 +416,7 @@ class ServedEventChannel(_Remote, EventChannel):
         owner = None if found is None else self.ids.get((connection, found.id))
         if found is None or owner is None:
             return None  # its id was destroyed before the answer came
-        owner.look_anew()
+        owner.forget_attached()
         context = None if found.context is None else owner.contexts.get(found.context)
         return CmEvent(
             found.type, found.status, found.errno, context, owner, found.ud, found.detail, found.found
@@ -532,7 +532,7 @@ class ServedCmId(_Remote, CmId):
             self._connection.detach_or_close(connected)
             return self._qp
 
-    def look_anew(self) -> None:
+    def forget_attached(self) -> None:
         """An event or a leave may have changed what the queue pair is attached with."""
         if (qp := self._qp) is not None:
             qp.attached = None
@@ -575,7 +575,7 @@ class ServedCmId(_Remote, CmId):
 
     def _leave_multicast(self, addr: McastAddress) -> None:
         self._ask("leave_multicast", self.number, addr, addr=addr)
-        self.look_anew()
+        self.forget_attached()
         self.contexts.pop(self._number_of.pop(addr, 0), None)
 
     def _destroy(self) -> None:
@@ -641,7 +641,7 @@ class ServedQueuePair(_Remote, QueuePair):
     @property
     def state(self) -> QpState:
         self._require_open("state", Phase.MODIFY)
-        return QpState.ERR if self._is_dead() else self._look()[0]
+        return QpState.ERR if self._is_dead() else self._query()[0]
 
     @property
     def attachments(self) -> Mapping[Gid, int]:
@@ -653,13 +653,13 @@ class ServedQueuePair(_Remote, QueuePair):
     @property
     def counters(self) -> QpCounters:
         self._give_ended()
-        return self._look()[1]
+        return self._query()[1]
 
-    def _look(self) -> tuple[QpState, QpCounters]:
+    def _query(self) -> tuple[QpState, QpCounters]:
         """Return state and counters, as they were last seen once the queue pair or the server has ended."""
         if not self._closed and not self._connection.lost:
             with suppress(McastError, ReentrantCall):  # the latter in a signal's handler amid a request
-                self._last = self._ask("look", self._number)
+                self._last = self._ask("query_qp", self._number)
         return self._last
 
     def _modify(self, state: QpState) -> None:
@@ -849,7 +849,7 @@ class ServedQueuePair(_Remote, QueuePair):
         if self._socket.fileno() < 0:
             return
         if not self._closed:
-            self._look()
+            self._query()
             self._closed = True
         self._end_there(self._number)
         self._wake(self._socket)

@@ -233,7 +233,7 @@ _TABLE: dict[str, tuple[Phase, Any, Any]] = {
     "join": (Phase.JOIN, tuple[Number, str, Word, Word, Address | None, Number], None),
     "leave_multicast": (Phase.LEAVE, tuple[Number, Address], None),
     "create_qp": (Phase.CREATE_QP, tuple[Number, QpInit], CreatedQp),
-    "look": (Phase.EVENT, tuple[Number], tuple[QpState, QpCounters]),
+    "query_qp": (Phase.EVENT, tuple[Number], tuple[QpState, QpCounters]),
     "attachments": (Phase.ATTACH, tuple[Number], tuple[tuple[Gid, int], ...]),
     "port_events": (Phase.EVENT, tuple[Number], tuple[PortEvent, ...]),
     "modify": (Phase.MODIFY, tuple[Number, QpState], None),

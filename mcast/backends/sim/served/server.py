@@ -41,7 +41,7 @@ from mcast.backends.sim.served.session import AnswerWithData, ClientSession, Def
 logger: logging.Logger = logging.getLogger("mcast")
 
 MAX_CLIENTS = 512
-_FRAMES_OF_A_TURN = 16
+_MAX_FRAMES_PER_WAKE = 16
 """Requests of one client that are carried out before the others have their turn."""
 _SLEEP = 1.0
 """Seconds of one sleep: a signal that comes just before it does not end it, and its handler runs after it."""
@@ -250,7 +250,7 @@ class FabricServer:
         try:
             if client.has_unread:
                 client.flush()
-            for _ in range(_FRAMES_OF_A_TURN):
+            for _ in range(_MAX_FRAMES_PER_WAKE):
                 if client.has_unread:
                     break
                 frame = client.reader.read()

@@ -16,7 +16,7 @@
 
 #include "../qp.h"
 
-enum { KEPT_GIDS = 64 };
+enum { CACHED_GIDS = 64 };
 
 /* The records of the messages of a batch. */
 struct record_buffer {
@@ -49,7 +49,7 @@ struct calls {
 
 	PyObject *memories; /* generation -> the buffer that payloads arrive in, or a DeviceRegion */
 	PyObject *sources;  /* GIDs the QP has sent from */
-	struct known_gid senders[KEPT_GIDS], groups[KEPT_GIDS]; /* by the last byte */
+	struct known_gid senders[CACHED_GIDS], groups[CACHED_GIDS]; /* by the last byte */
 };
 
 /* What Python has given: types, and the contract's own methods. */

@@ -6,7 +6,7 @@
  * and post 32 KiB at 1.5 to 3 us. */
 enum { WORTH_A_HAND_OVER = 32768, POST_BYTES = 256 };
 
-enum { SMALLEST_MTU = 256, KEPT_ARGUMENTS = 256 };
+enum { SMALLEST_MTU = 256, STACK_ARGUMENTS = 256 };
 
 /* Payloads, and what keeps them alive while the GIL is released or Python code runs. */
 struct payloads {
@@ -19,7 +19,7 @@ struct payloads {
 	uint32_t longest;
 	size_t size;
 	char *block; /* NULL: in `kept` */
-	_Alignas(16) char kept[KEPT_ARGUMENTS * (sizeof(PyObject *) + sizeof(uintptr_t) + sizeof(uint32_t) +
+	_Alignas(16) char kept[STACK_ARGUMENTS * (sizeof(PyObject *) + sizeof(uintptr_t) + sizeof(uint32_t) +
 						 sizeof(uint8_t) + sizeof(Py_buffer))];
 };
 
@@ -32,7 +32,7 @@ static int make_room(struct payloads *payloads, Py_ssize_t count)
 	payloads->count = payloads->holding = payloads->devices = 0;
 	payloads->longest = 0;
 	payloads->size = 0;
-	if (count > KEPT_ARGUMENTS) {
+	if (count > STACK_ARGUMENTS) {
 		at = payloads->block = PyMem_Malloc((size_t)count * each);
 		if (!at) {
 			PyErr_NoMemory();
