@@ -128,8 +128,9 @@ class Spread(_ReportModel):
 
 
 class Measurement(_ReportModel):
-    """Result of a measurement; where `outcome` is not measured, `reason` says why, and the figures are
-    None.
+    """Result of a measurement.
+
+    Where `outcome` is not measured, `reason` says why, and the figures are None.
     """
 
     outcome: Measured
@@ -221,8 +222,11 @@ class CardReport(_ReportModel):
     provider: str
     summary: str
     verdict: Verdict
-    """fail: a clause or a test of no clause failed, or no clause passed. pass: each clause and fact passed or
-    does not apply. differs: all else, so a fact failed, or the provider declares a deviation."""
+    """Verdict over all clauses and facts.
+
+    fail: a clause or a test of no clause failed, or no clause passed. pass: each clause and fact passed or
+    does not apply. differs: all else, so a fact failed, or the provider declares a deviation.
+    """
     why: tuple[str, ...]
     """Ids that keep the verdict from being pass."""
     counts: dict[str, dict[str, int]]

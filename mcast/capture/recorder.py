@@ -59,8 +59,10 @@ class Recorder:
         return len(self._counts)
 
     def take(self, batch: Batch, t: int, limit: int | None = None) -> None:
-        """Write a batch that arrived at `t`, in nanoseconds since 1970; no more than `limit` messages over
-        all batches."""
+        """Write a batch that arrived at `t`, in nanoseconds since 1970.
+
+        Writes no more than `limit` messages over all batches.
+        """
         for message in batch:
             destination = self._destinations.get(message.group)
             if destination is not None and (limit is None or self.messages < limit):

@@ -47,13 +47,17 @@ SUMMARIES = {
     "sim": "Serve a simulated fabric, or play faulty runs on one.",
     "lab": "Run commands on Soft-RoCE or InfiniBand, in a small guest.",
 }
-"""The commands in the order of the help, each with the first sentence of its own help. The file of a command,
-which has its name, is imported when the command is used."""
+"""The commands in the order of the help, each with the first sentence of its own help.
+
+The file of a command, which has its name, is imported when the command is used.
+"""
 
 
 class _Group(TyperGroup):
-    """Commands whose help cuts no summary short, and needs no pydantic, which typer loads to read a flag that
-    is None."""
+    """Commands whose help cuts no summary short, and needs no pydantic.
+
+    Typer would load pydantic to read a flag that is None.
+    """
 
     def get_params(self, ctx: Context) -> list[Parameter]:
         found = super().get_params(ctx)

@@ -133,8 +133,10 @@ def _made_up(length: int) -> Iterator[Path]:
 def _transfer(
     backend: Backend, group: McastAddress, receivers: int, path: Path, settings: Settings
 ) -> dict[str, Any]:
-    """Send the file from the first port to receivers on the others in turn; return what happened, for
-    JSON."""
+    """Send the file from the first port to receivers on the others in turn.
+
+    Returns what happened, for JSON.
+    """
     from mcast.api import TimedOut
     from mcast.cast.io.one_thread import ends, run
     from mcast.cast.protocol.packets import segment_size

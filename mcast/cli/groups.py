@@ -126,8 +126,10 @@ def _show(shown: Sequence[GroupInfo], table: GroupTable, there: Sequence[ClientP
 
 
 def _where(member: GroupMember, info: GroupInfo, snooped: bool) -> str:
-    """The tables that have the member, and the switch's table if that lacks it, because the switch delivers
-    by it."""
+    """Return the tables that have the member, and the switch's table if that lacks it.
+
+    The switch delivers by its table.
+    """
     from mcast.api import GroupSource
 
     found = ", ".join(where.value for where in _sources(member)) + (", send-only" if member.send_only else "")

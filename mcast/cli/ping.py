@@ -1,5 +1,7 @@
-"""`mcast ping`: ask the members of a group, or answer; takes mckey's flags, and works with a mckey at the
-other end."""
+"""`mcast ping`: ask the members of a group, or answer.
+
+It takes mckey's flags, and works with a mckey at the other end.
+"""
 
 from __future__ import annotations
 

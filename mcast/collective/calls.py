@@ -45,8 +45,9 @@ STALL_TIMEOUT = Timers().stall
 """Seconds without progress after which the root gives up a rank."""
 
 MAX_ROOT_GROUPS = 64
-"""Maximum number of ranks with a group to send in; the group that was unused longest is left for a new
-one.
+"""Maximum number of ranks with a group to send in.
+
+The group that was unused longest is left for a new one.
 """
 
 _UNFIT = (BackendError, OSError, RuntimeError, ValueError)

@@ -234,8 +234,9 @@ class GroupIndex:
         self.members: int = 0
         """Number of groups that the endpoint receives from."""
         self.ended: bool = False
-        """True if a membership has failed or the endpoint is closed, which the calls that receive must
-        raise.
+        """True if a membership has failed or the endpoint is closed.
+
+        Calls that receive must raise that.
         """
 
     def require_room(self, address: McastAddress, device: DeviceInfo) -> None:
@@ -246,8 +247,10 @@ class GroupIndex:
             raise Refused(mcast_error(E.ENOMEM, "join", Phase.JOIN, about, detail))
 
     def require_unknown(self, address: McastAddress) -> None:
-        """Refuse a group whose membership is lost: the stack has forgotten it, but the next attempt to
-        restore it, or its leave, would end the other one."""
+        """Refuse a group whose membership is lost.
+
+        The stack has forgotten it, but the next attempt to restore it, or its leave, would end the other one.
+        """
         known = next((one for one in self.groups if one.address == address.address), None)
         if known is not None:
             raise Refused(AlreadyJoined("join", known))
@@ -265,8 +268,9 @@ class GroupIndex:
         group.counts.joins += 1
 
     def collision(self, group: EndpointGroup, destination: Destination) -> McastError | None:
-        """Why the group cannot be joined beside the others: another address of the endpoint has the same
-        MGID.
+        """Return why the group cannot be joined beside the others.
+
+        Another address of the endpoint has the same MGID.
 
         The messages of the two could not be told apart, and leaving one would leave both.
         """

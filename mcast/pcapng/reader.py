@@ -38,8 +38,10 @@ _PCAP = {
     bytes.fromhex("a1b23c4d"): (">", 1),
     bytes.fromhex("4d3cb2a1"): ("<", 1),
 }
-"""The first bytes of a pcap file -> its byte order, and the nanoseconds in one unit of its fractions of
-seconds."""
+"""The first bytes of a pcap file -> its byte order, and the unit of its fractions.
+
+The unit is in nanoseconds.
+"""
 
 _COMPRESSIONS = {
     b"\x1f\x8b": "gzip",
@@ -207,8 +209,10 @@ def _section(source: _Source, start: int) -> str:
 
 
 def _body(source: _Source, start: int, order: str, length: int, done: int, at_least: int = 0) -> bytes:
-    """Read the rest of a block whose first `done` bytes were read; return it without the length at its
-    end."""
+    """Read the rest of a block whose first `done` bytes were read.
+
+    Returned without the length at its end.
+    """
     if length % 4 or not done + at_least + 4 <= length <= _MAX_BLOCK:
         raise CaptureError(start + 4, f"a block has the impossible length of {length} bytes")
     body = source.read(length - done - 4, "a block")

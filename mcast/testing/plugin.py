@@ -339,8 +339,9 @@ async def _mcast_anyio_endpoints(mcast_endpoints: McastEndpoints) -> AsyncIterat
 
 
 class McastEndpoints:
-    """Opens endpoints on the fabric of a test, each on a port of its own, and closes them at the end of the
-    test.
+    """Opens endpoints on the fabric of a test, each on a port of its own.
+
+    They are closed at the end of the test.
 
     ```python
     def test_feed(mcast_endpoints: McastEndpoints) -> None:
@@ -404,8 +405,9 @@ class McastEndpoints:
 
 
 class McastAioEndpoints:
-    """Opens endpoints for asyncio on the fabric of a test, each on a port of its own, and closes them in the
-    test's event loop.
+    """Opens endpoints for asyncio on the fabric of a test, each on a port of its own.
+
+    They are closed in the test's event loop.
 
     ```python
     @pytest.mark.asyncio  # or anyio
@@ -501,8 +503,10 @@ def _planted(fabric: McastFabric, layer: str, faults: Sequence[tuple[str, Any]])
 
 @contextmanager
 def _reachable(layer: str, open_it: Callable[..., Backend], shared: str = "") -> Iterator[None]:
-    """Inside the `with`, the names of this kind of fabric lead to the test's, and those of the other kind to
-    an error. `shared` says in words which fabric other processes are on, too."""
+    """Make the names of this kind of fabric lead to the test's fabric inside the `with`.
+
+    Names of the other kind lead to an error. `shared` says in words which fabric other processes are on, too.
+    """
     from mcast.api import override_provider, provider
 
     with ExitStack() as stack:
@@ -610,8 +614,10 @@ def pytest_runtest_makereport(
 
 
 def _command(item: pytest.Item) -> str:
-    """The command line that runs this test with the same seed, from the directory in which pytest was
-    called."""
+    """Return the command line that runs this test with the same seed.
+
+    To be run from the directory in which pytest was called.
+    """
     config = item.config
     where = Path(os.path.relpath(item.path, config.invocation_params.dir)).as_posix()
     node = "::".join([where, *item.nodeid.split("::")[1:]])

@@ -48,8 +48,10 @@ _TYPE = 0x3FFF
 
 
 class SnoopingEntry(NamedTuple):
-    """One entry of a bridge's multicast database: `bridge` sends `group` to its `port`, on the VLAN
-    `vlan`."""
+    """One entry of a bridge's multicast database.
+
+    `bridge` sends `group` to its `port`, on the VLAN `vlan`.
+    """
 
     bridge: str
     port: str

@@ -22,8 +22,10 @@ _next_vector: defaultdict[str, Iterator[int]] = defaultdict(count)
 
 
 def with_completion_queues(plan: QpPlan, init: QpInit, device: str, vectors: int) -> QpPlan:
-    """The plan with the completion queues that `init` asks for, on a device with that many completion
-    vectors."""
+    """Return the plan with the completion queues that `init` asks for.
+
+    `vectors` is the number of completion vectors of the device.
+    """
     try:
         require_comp_vector(init.comp_vector, vectors, device)
     except McastError as error:
@@ -40,8 +42,10 @@ def with_completion_queues(plan: QpPlan, init: QpInit, device: str, vectors: int
 
 
 def refusal(device: str, refused: RefusedFeature, error: int) -> str:
-    """Why the device refused the queue pair, and what to do; "" if it refused nothing that has to do with
-    completions."""
+    """Return why the device refused the queue pair, and what to do.
+
+    "" if the refusal has nothing to do with completions.
+    """
     if refused is RefusedFeature.TIMESTAMPS:
         return f"{device} cannot stamp completions with the time: do without timestamps"
     if refused is not RefusedFeature.MODERATION:

@@ -136,8 +136,10 @@ class DataPath:
         self.core.dropped_reset += self.ring.drop()
 
     def modify(self, state: QpState) -> int:
-        """Take a step of the state machine; the errno. What has come before is received, or dropped, in the
-        state of before."""
+        """Take a step of the state machine; return the errno.
+
+        Messages that arrived before are received, or dropped, in the state of before.
+        """
         self.pump()
         failed = self.core.modify(state)
         if not failed and state is QpState.RESET:

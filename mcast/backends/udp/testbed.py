@@ -65,8 +65,11 @@ FEATURES = frozenset(
 
 
 def _make_bridge() -> None:
-    """Make the bridge of the lab's guest: it floods every group for one query response interval after it
-    became querier, so that is short until then."""
+    """Make the bridge of the lab's guest.
+
+    It floods every group for one query response interval after it became querier, so that is short until
+    then.
+    """
     hostnet.run("ip", "link", "set", "lo", "up")
     bridge = ("type", "bridge")
     short = ("mcast_query_response_interval", "1", "mcast_last_member_interval", "10")

@@ -1,5 +1,8 @@
-"""The thread of a backend: it hears what the kernel reports of interfaces, and passes unicast on to the queue
-pairs of this and of other processes. It moves no message that a call of the program could move."""
+"""The thread of a backend that listens to the kernel and forwards unicast.
+
+It reads what the kernel reports of interfaces, and forwards unicast to the queue pairs of this and of other
+processes. It moves no message that a call of the program could move.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,10 @@ _POLL_INTERVAL = 60.0
 
 
 class Watcher:
-    """Calls `turn` with the descriptors that are readable, from `start` on, for as long as its object exists
-    and it is not closed."""
+    """Thread that calls `on_readable` with the descriptors that are readable.
+
+    From `start` on, while its object exists and is not closed.
+    """
 
     def __init__(self, turn: Callable[[list[int]], None]) -> None:
         self._epoll = select.epoll()

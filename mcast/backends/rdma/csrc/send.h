@@ -1,12 +1,16 @@
 /* Sending: what a QP has posted, and what of it is complete.
  *
- * A job is posted in pieces as large as the queue has room for. What is copied, inline or to the slab, is posted and
- * forgotten; a job waits for room, and for the end of what the device reads from memory of the user. Completions come
- * in order and are asked for now and then (`signal_every`), so one number, `tail`, says what is complete: a thread
- * waits, by the completions' scheme, until `tail` has passed the `end` of its job. Whoever polls takes the completions
+ * A job is posted in parts as large as the queue has room for. Payloads that are copied, inline or to the slab, need no
+ * further care; a job waits for room, and for the end of what the device reads from memory of the user. Completions arrive
+ * in order, and only some sends are signaled (`signal_every`), so one number, `tail`, says what is complete: a thread
+ * waits, by the scheme in completions.h, until `tail` has passed the `end` of its job. Whoever polls takes the completions
  * of all jobs, and wakes the threads whose end has been passed.
  *
- * The lock of the QP guards all fields; `struct sending` is send.c's alone. */
+ * States of a job: posting (part of it may be posted, `posted` counts); posted, until `tail` passes `end`; done. Closing
+ * the QP and a reset wake all waiting threads by mcast_end_waits, because no completion follows for what they wait for.
+ *
+ * The lock of the QP guards all fields; `struct sending` is send.c's alone. Not handled: fairness between jobs that wait
+ * for room, and any retransmission: UD has none. */
 #ifndef MCAST_SEND_H
 #define MCAST_SEND_H
 

@@ -372,8 +372,10 @@ def _heard(port: PortFacts) -> Finding:
 
 
 def _reverse_path(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
-    """Two software ports of one host in one subnet, because the kernel takes the packets of one for forged at
-    the other (K-FABRIC-2)."""
+    """Check for two software ports of one host in one subnet.
+
+    The kernel takes the packets of one for forged at the other (K-FABRIC-2).
+    """
     others = [
         other
         for other in facts.ports

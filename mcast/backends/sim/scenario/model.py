@@ -590,8 +590,10 @@ def _sentence(error: ValidationError) -> str:
 
 
 def _short(text: str) -> str:
-    """The text on one line, shortened to its beginning and end if it is long, because it may quote the
-    file."""
+    """Return the text on one line, shortened to its beginning and end if it is long.
+
+    It may quote the file.
+    """
     line = " ".join(text.split())
     return line if len(line) <= 400 else f"{line[:200]} ... {line[-200:]}"
 
@@ -607,8 +609,10 @@ _EXPONENT = re.compile("[+-]?[0-9]+(?:[.][0-9]*)?[eE][+-]?[0-9]+")
 
 
 def _from_yaml(text: str) -> object:
-    """Read YAML without aliases, by which a short text can stand for a huge one, and without tags, which make
-    values that no field takes."""
+    """Read YAML without aliases and without tags.
+
+    By aliases a short text can stand for a huge one, and tags make values that no field takes.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):

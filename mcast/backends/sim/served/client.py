@@ -98,8 +98,10 @@ _JOIN_MASK, _FULL_MEMBER = int(JOIN_MASK), int(JoinFlag.FULLMEMBER)
 _ATTACH_AGAIN = 1.0
 """Seconds that an attempt to attach again waits for an answer: there will be another attempt."""
 _SLEEP = 1.0
-"""Seconds of one sleep of a call that waits: a descriptor that another thread closes just before wakes
-nobody."""
+"""Maximum seconds of one sleep of a call that waits.
+
+A descriptor that another thread closes just before the sleep wakes nobody.
+"""
 _SLEEP_UNSERVED = 0.02
 """Maximum sleep in seconds once the server has ended, or in SQD, where only another thread can act."""
 
@@ -166,8 +168,10 @@ class _Remote(Closeable):
             return otherwise
 
     def _open_socket(self, name: str, *arguments: Any, **about: object) -> tuple[Any, socket.SocketType]:
-        """Return the answer, and the socket that came with it: the kernel drops it where this process may
-        have no more."""
+        """Return the answer, and the socket that came with it.
+
+        The kernel drops the socket where this process may open no more descriptors.
+        """
         reply = self._reply(name, *arguments, about=about)
         if reply.file is None:
             self._end_there(getattr(reply.value, "number", reply.value))
@@ -332,8 +336,11 @@ class ServedBackend(_Remote, Backend):
 
 
 class ServedEventChannel(_Remote, EventChannel):
-    """The channel's descriptor is an epoll over the server's socket, so that it stays the same when the
-    fabric is served again. A socket at its end stays there while there are events of this process."""
+    """Event channel over the server's socket.
+
+    Its descriptor is an epoll, so that it stays the same when the fabric is served again. A socket at its end
+    stays there while events of this process are left.
+    """
 
     def __init__(self, backend: ServedBackend) -> None:
         self._backend, self._connection = backend, backend._connection

@@ -196,8 +196,10 @@ def header_of(source: str, group: str, src_qp: int, slid: int) -> Header:
 
 
 def _gids_as_text(table: GroupTable) -> tuple[object, ...]:
-    """Return the table with text in place of GIDs: before 2.14, pydantic writes those in a NamedTuple as
-    UTF-8."""
+    """Return the table with text in place of GIDs.
+
+    Before 2.14, pydantic writes GIDs in a NamedTuple as UTF-8.
+    """
     return [(str(group.mgid), *group[1:]) for group in table.groups], table.unseen
 
 
@@ -249,8 +251,10 @@ OPERATIONS: dict[str, Operation] = {name: Operation(*row) for name, row in _TABL
 
 @cache
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return what reads and writes values of that type; made when first used, because each takes a
-    millisecond."""
+    """Return the adapter that reads and writes values of that type.
+
+    Made when first used, because each takes a millisecond.
+    """
     return TypeAdapter(kind)
 
 

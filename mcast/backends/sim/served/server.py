@@ -221,8 +221,10 @@ class FabricServer:
         self.clients[client.socket] = client
 
     def _reject_newcomer(self, error: OSError) -> None:
-        """EMFILE: accept with the reserve descriptor and refuse, or the selector reports the newcomer for
-        ever."""
+        """EMFILE: accept with the reserve descriptor and refuse.
+
+        Otherwise the selector would report the listener forever.
+        """
         if self._reserve >= 0:
             os.close(self._reserve)
             with suppress(OSError):
