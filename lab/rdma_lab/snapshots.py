@@ -72,7 +72,7 @@ class GuestSnapshot(NamedTuple):
         with suppress(OSError):
             if os.path.samestat(self.path.stat(), os.fstat(self.file.fileno())):
                 self.path.unlink()
-        logger.warning("the lab boots a guest anew, for %s, which was kept, %s", self.path, why)
+        logger.warning("the lab boots a new guest: the snapshot %s %s", self.path, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,9 @@ class GuestKind:
                     return None
                 for place, its in ((path.parent, path.parent.stat()), (path, stat)):
                     if its.st_uid != os.geteuid() or its.st_mode & 0o022:
-                        logger.warning("the lab boots a guest anew, for others may write to %s", place)
+                        logger.warning(
+                            "the lab boots a new guest instead of resuming one: others may write to %s", place
+                        )
                         return None
                 guest = GuestSnapshot(path, file, stat.st_size - DIGEST)
                 if not is_whole(file):
@@ -140,7 +142,7 @@ class GuestKind:
                 file.flush()
                 Path(file.name).replace(folder / self.key)
         except (OSError, MonitorError) as error:
-            logger.warning("the lab's guest is not kept for later runs: %s", error)
+            logger.warning("the lab's guest could not be saved, so later runs boot again: %s", error)
         _make_room(folder)
 
 
@@ -244,6 +246,6 @@ def _ask_to_migrate(monitor: socket.socket, stream: socket.socket) -> None:
         end = time.monotonic() + (monitor.gettimeout() or 0)
         while ask("query-status")["status"] != "postmigrate":  # later than the event
             if time.monotonic() > end:
-                raise MonitorError("QEMU does not come to its end")
+                raise MonitorError("QEMU does not finish the migration")
             time.sleep(0.01)
         ask("cont")

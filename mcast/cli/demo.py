@@ -55,7 +55,7 @@ def demo(
             show_default=False,
         ),
     ] = None,
-    receivers: Annotated[int, number_option(min=1, max=1000, help="How many receivers.")] = 3,
+    receivers: Annotated[int, number_option(min=1, max=1000, help="Number of receivers.")] = 3,
     backend: Annotated[
         str,
         typer.Option(
@@ -63,7 +63,7 @@ def demo(
             autocompletion=backend_names,
             envvar=BACKEND,
             metavar="NAME",
-            help="Which backend to use: sim is a simulated fabric, rdma this host's devices.",
+            help="Backend to use: sim is a simulated fabric, rdma this host's devices.",
         ),
     ] = "sim",
     file_size: Annotated[
@@ -81,7 +81,8 @@ def demo(
 ) -> None:
     """Multicast a file, and verify each copy.
 
-    Sender and receivers do what `mcast send` and `mcast recv` do, and ignore all others.
+    This one process sends as `mcast send` does, and receives as several `mcast recv` do. Other senders and
+    receivers in the group are ignored.
     """
     from mcast import open_backend
 

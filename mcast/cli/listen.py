@@ -43,7 +43,7 @@ def listen(
     settings: Settings,
     as_json: Json = False,
 ) -> None:
-    """Print the messages that come to groups.
+    """Print the messages sent to groups.
 
     A message is a line of text, in which bytes that are no text are escaped; with --json it is a line of
     JSON, which has the bytes as hexadecimal digits, and as text if they are UTF-8. A message of a sender with

@@ -47,7 +47,8 @@ MaxSeconds = Annotated[
     typer.Option(parser=seconds(0.01, MAX_SECONDS), metavar="SECONDS", help="End after this time."),
 ]
 Demo = Annotated[
-    bool, typer.Option("--demo", help="Send generated messages to the groups, from another port here.")
+    bool,
+    typer.Option("--demo", help="Send generated messages to the groups, from another port of this host."),
 ]
 
 DEFAULT_DEPTH = 4096

@@ -106,7 +106,7 @@ BackendName = Annotated[
         autocompletion=backend_names,
         envvar=BACKEND,
         metavar="NAME",
-        help="Which backend to use.  [default: rdma, if a device can be used]",
+        help="Backend to use.  [default: rdma, if a device can be used]",
     ),
 ]
 

@@ -104,7 +104,7 @@ def ping(
     ] = 1.0,
     timeout: Annotated[
         float,
-        typer.Option("-W", parser=_TIME, metavar="SECONDS", help="How long to wait for the last answers."),
+        typer.Option("-W", parser=_TIME, metavar="SECONDS", help="Time to wait for the last answers."),
     ] = 1.0,
     *,
     settings: Settings,

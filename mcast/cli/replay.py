@@ -118,13 +118,15 @@ def _contents(file: Path, keep_copies: bool) -> CaptureSummary:
 
     try:
         if not stat.S_ISREG(file.stat().st_mode):
-            raise UsageError(f"{file} is not a regular file, and so cannot be read twice")
+            raise UsageError(
+                f"{file} is not a regular file, and a replay reads it twice: save it to a file first"
+            )
         with _reading(file) as source:
             contents = summarize(source, keep_copies)
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
     if not contents.messages:
-        raise UsageError(f"{file} has no message to a group{_but(contents.skipped)}")
+        raise UsageError(f"{file} has no multicast message{_but(contents.skipped)}")
     return contents
 
 
@@ -133,7 +135,7 @@ def _but(skipped: Mapping[str, int]) -> str:
 
 
 def _left_out(why: str, count: int) -> str:
-    return f"left out {count:,} {plural('time', count)}: {why}"
+    return f"{count:,} {plural('packet', count)} left out: {why}"
 
 
 def _announce(pause: int, speed: float | None) -> None:
@@ -190,7 +192,9 @@ def _send_all(
         except FileChanged as error:
             raise Failure(str(error)) from None
     if sent < contents.messages:
-        raise Failure(f"{sent:,} of {contents.messages:,} messages were sent: the file has become shorter")
+        raise Failure(
+            f"{sent:,} of {contents.messages:,} messages were sent: the file was shortened during the replay"
+        )
     return sent
 
 

@@ -57,7 +57,7 @@ _WORDS = {
     CallKind.ALLGATHER: "calls allgather",
     CallKind.DONE: "has ended its part",
     CallKind.CLOSE: "closes the collective",
-    CallKind.LEAVE: "leaves the collective by an error",
+    CallKind.LEAVE: "leaves the collective after an error",
 }
 
 
@@ -93,8 +93,7 @@ def wait_for(request: MPI.Request, bound: float, *memory: object, max_pause: flo
         while not request.Test():
             if monotonic() > end:
                 raise TimeoutError(
-                    f"not all ranks have come to agree within {bound:.3g} s: one has died, stands still "
-                    "or is late"
+                    f"not all ranks took part within {bound:.3g} s: one has died, hangs or is late"
                 )
             sleep(pause)
             pause = min(max_pause, pause + max_pause / 64)
@@ -145,7 +144,7 @@ class Ranks:
         except TimeoutError as late:  # another rank waits no more
             if not most[-1]:
                 raise
-            raise RankFailed({most[-1] - 1: f"has failed, and why was not heard: {late}"}) from None
+            raise RankFailed({most[-1] - 1: f"failed, and its reason did not arrive: {late}"}) from None
 
     def exchange(self, mine: bytes, bound: float) -> list[bytes]:
         """The bytes that each rank gives, in the order of the ranks.
@@ -215,4 +214,4 @@ def outcome(told: Sequence[Statement]) -> Exception:
     for rank, one in enumerate(told):
         by_step.setdefault(one.step, []).append(rank)
     said = "; ".join(f"rank {', '.join(map(str, ranks[:8]))} {step}" for step, ranks in by_step.items())
-    return ValueError(f"the ranks do not call the same: {said}")
+    return ValueError(f"the ranks make different calls: {said}")

@@ -255,7 +255,7 @@ class Collective(Handle):
     def _agree(self, step: Intent, error: BaseException | None, begun: bool = False) -> None:
         """Say what has become of this rank; raise on every rank if one has failed, or does something else."""
         if self._ended:
-            raise RuntimeError(f"this collective has ended: {self._ended}. Make another one, on every rank")
+            raise RuntimeError(f"this collective has ended: {self._ended}. Make a new one on every rank")
         try:
             trouble = None if error is None else describe_error(error)
             told = self._ranks.agree(step, trouble, self._bound(error, begun), 2 * self._peer_timeout)
@@ -340,7 +340,7 @@ class Collective(Handle):
         if self.reason:
             self.abandon()
             level = logging.WARNING if self.rank == 0 else logging.DEBUG
-            words = "MPI carries the bytes of %d ranks, not multicast: %s"
+            words = "MPI, not multicast, carries the bytes of %d ranks: %s"
             logger.log(level, words, self.size, self.reason)
 
     def _open(self, backend: str | Backend, bind: str | None, local_rank: int) -> None:
@@ -373,7 +373,9 @@ def _require_room(address: str, ranks: int) -> None:
 def _result_buffer(into: Buffer | None, size: int) -> memoryview:
     view = memoryview(bytearray(size)) if into is None else writable_bytes(into)
     if len(view) != size:
-        raise ValueError(f"into has {len(view)} bytes, and all ranks together have {size}")
+        raise ValueError(
+            f"into has {len(view)} bytes, and the ranks together send {size}: give a buffer of {size}"
+        )
     return view
 
 

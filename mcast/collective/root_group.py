@@ -54,14 +54,16 @@ class RootSender:
         if without or len(report.receivers) < self._receivers:
             said = "; ".join(f"{one.name} ({one.address}) {one.reason}" for one in without[:8])
             have = len(report.receivers) - len(without)
-            raise IncompleteError(f"{have} of {self._receivers} ranks have the bytes of this one: {said}")
+            raise IncompleteError(
+                f"{have} of {self._receivers} ranks received the bytes of this rank: {said}"
+            )
 
     def close(self) -> None:
         self._stack.close()
 
 
 class RootReceiver:
-    """An end that receives."""
+    """A rank that receives the root's objects."""
 
     def __init__(self, stack: ExitStack, group: Membership, terms: JobTerms, room: int) -> None:
         self._stack, self._terms = stack, terms
@@ -83,11 +85,11 @@ class RootReceiver:
         found = next(self._objects, None)
         if found is None:
             raise IncompleteError(
-                f"nothing came within {self._terms.peer_timeout:g} s, or this rank has left the group"
+                f"the root sent nothing within {self._terms.peer_timeout:g} s, or this rank left the group"
             )
         self._number += 1
         if found.size != len(view):
-            raise IncompleteError(f"{found.size} bytes came from the root, not {len(view)}")
+            raise IncompleteError(f"the root sent {found.size} bytes, and this rank expects {len(view)}")
 
     def close(self) -> None:
         self._stack.close()
@@ -99,7 +101,7 @@ class RootReceiver:
 
     def _missed(self, missed: Missed) -> None:
         if self._expects(missed.offered):
-            raise IncompleteError(f"the bytes did not arrive whole: {missed.reason}")
+            raise IncompleteError(f"the bytes did not arrive completely: {missed.reason}")
 
     def _expects(self, offered: Offered) -> bool:
         return offered.metadata == _ticket(self._terms, self._number)

@@ -192,7 +192,7 @@ def _fabric_marks(item: pytest.Item) -> _FabricMarks:
     for layer in layers:
         if layer not in LINK_LAYERS:
             place = places.get("fabric", "the ini's mcast_fabric: ")
-            raise _failure(f"{place}the fabric is {layer!r}: there are {' and '.join(LINK_LAYERS)}")
+            raise _failure(f"{place}the fabric is {layer!r}: give {' or '.join(LINK_LAYERS)}")
     said.pop("faults", None)
     seed, allow_leaks = said.pop("seed", None), said.pop("allow_leaks", False)
     shared = said.pop("shared", False)
@@ -274,12 +274,14 @@ def mcast_fabric(request: pytest.FixtureRequest) -> Iterator[McastFabric]:
     plan = _fabric_marks(item)
     layer: str = getattr(request, "param", plan.layers[0])
     if layer not in LINK_LAYERS:
-        raise _failure(f"the fabric is {layer!r}: there are {' and '.join(LINK_LAYERS)}")
+        raise _failure(f"the fabric is {layer!r}: give {' or '.join(LINK_LAYERS)}")
     run = item.stash[_RUN] = _Run(layer, _seed_of(item) if plan.seed is None else plan.seed)
     item.user_properties.append(("mcast_seed", run.seed))
     if plan.shared and plan.options.get("clock", "wall") != "wall":
         place = plan.places["clock"]
-        raise _failure(f"{place}mcast(shared=True): processes share real time: leave out clock")
+        raise _failure(
+            f"{place}mcast(shared=True): a fabric for several processes runs in real time: leave out clock"
+        )
     clock = "wall" if plan.shared else _clock_of(item)
     fabric = _make(layer, run.seed, {"clock": clock, **plan.options}, plan.places)
     depth = _TRACE_DEPTH if request.config.getoption("mcast_traces") else 1
@@ -533,7 +535,7 @@ def _open(fabric: McastFabric, **options: object) -> Backend:
     from mcast.backends.sim import open_fabric
 
     if options:
-        logger.info("the fabric is the test's: the options %s are passed over", ", ".join(options))
+        logger.info("the fabric is the test's: the options %s are ignored", ", ".join(options))
     return open_fabric(fabric)
 
 

@@ -166,7 +166,7 @@ def test_a_report_survives_json_and_merging() -> None:
 def test_a_fabric_is_the_lab_s(mcast: Run) -> None:
     done = mcast("conformance", "--fabric", "infiniband")
     assert done.returncode == 2
-    assert "--fabric is the lab's: add --lab" in done.stderr
+    assert "--fabric chooses the fabric of the lab: add --lab" in done.stderr
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def test_a_test_bed_that_fails_is_one_sentence(
     [
         (
             ("--card-report", "x.json", "--backend", "sim-roce", "--require-backend", "sim-ib"),
-            "and named is sim-roce, sim-ib: give one --backend",
+            "give one --backend, not sim-roce, sim-ib",
         ),
         (("--with-names",), "--with-names is for the card report: add --card-report FILE"),
         (("--backend", "sim-roce", "--card-report", "-", "--json"), "only one output can go to stdout"),

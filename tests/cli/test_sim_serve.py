@@ -186,7 +186,7 @@ def test_the_commands_of_the_compose_file_share_one_fabric(terminals: Terminals,
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--fabric", "token-ring"), "--fabric is token-ring: there are roce and infiniband"),
+        (("--fabric", "token-ring"), "--fabric is token-ring: give roce or infiniband"),
         (("--socket", "/nowhere/sim.sock"), "cannot serve at /nowhere/sim.sock: No such file or directory"),
         (
             ("--socket", "/" + "x" * 107),
@@ -206,7 +206,7 @@ def test_the_commands_of_the_compose_file_share_one_fabric(terminals: Terminals,
             "path with --socket",
         ),
         (("missing.toml",), "cannot read missing.toml: No such file or directory"),
-        (("missing.toml", "--ports", 2), "the file says what the fabric is: leave out --fabric and --ports"),
+        (("missing.toml", "--ports", 2), "the file describes the fabric: leave out --fabric and --ports"),
     ],
 )
 def test_what_cannot_be_served_is_one_sentence(

@@ -33,8 +33,8 @@ def rdma_lab(*words: str, stdout: int = subprocess.PIPE) -> subprocess.Completed
         ("run --timeout 169h -- true", f"Invalid value for '--timeout': 169h is no time: {WEEK}"),
         ("break cable rxe2 --for 0", f"Invalid value for '--for': 0 is no time: {WEEK}"),
         ("brake cable rxe2", "rdma-lab: No such command 'brake'. Did you mean 'break'?"),
-        ("run --memory 1.5 -- true", "1.5 is no memory of a guest: give MiB, or a number with M or G"),
-        ("run --ports many -- true", "many is no number: give a whole one, like 4"),
+        ("run --memory 1.5 -- true", "1.5 is not a size of memory: give MiB, or a number with M or G"),
+        ("run --ports many -- true", "many is not a number: give a whole number, such as 4"),
         ("run --fabric ethernet -- true", "'ethernet' is not one of 'roce', 'infiniband'"),
     ],
 )

@@ -355,7 +355,7 @@ def test_full_disk_of_a_tap_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
     with guest():
         done = CliRunner().invoke(app, ["tap", "-w", "/dev/full"])
     assert done.exit_code == 1
-    assert "/dev/full cannot be written any more: No space left on device\n" in done.stderr
+    assert "/dev/full cannot be written: No space left on device\n" in done.stderr
 
 
 def test_limit_leaves_further_packets_out() -> None:

@@ -65,7 +65,7 @@ def test_check_lists_it_and_exits_1() -> None:
     done = CliRunner().invoke(app, ["check"])
     assert done.exit_code == 1
     assert "missing qemu-system-x86_64\n" in done.stdout
-    assert "\nto have it all: " in done.stdout
+    assert "\nto install the rest: " in done.stdout
     told = json.loads(CliRunner().invoke(app, ["check", "--json"]).stdout)
     assert {need["package"] for need in told["needs"] if need["boots"]} == {*PACKAGES, ""}
     assert told["kvm"] is False

@@ -246,7 +246,7 @@ def test_a_guest_that_cannot_be_resumed_is_booted(
     assert (result.exit_code, result.resumed) == (7, False)
     assert not kept_guest.exists()
     (message,) = caplog.messages
-    assert f"for {kept_guest}, which was kept, could not be resumed: the guest ended before" in message
+    assert f"the snapshot {kept_guest} could not be resumed: the guest ended before" in message
     assert "\n" not in message
 
 
@@ -415,5 +415,5 @@ def test_names_that_are_no_text_reach_the_guest(tmp_path: Path) -> None:
 
 def test_a_share_whose_name_has_two_lines_is_refused(tmp_path: Path) -> None:
     (tmp_path / "two\nlines").mkdir()
-    with pytest.raises(LabUnavailableError, match="its name has two lines"):
+    with pytest.raises(LabUnavailableError, match="its name contains a line break"):
         LabMachine(share=[tmp_path / "two\nlines"])

@@ -161,7 +161,9 @@ def test_a_guest_that_another_user_could_have_written_is_not_resumed(
     else:
         place.chmod(0o602 if open_to == "all" else 0o720)
     assert found() is None
-    assert caplog.messages == [f"the lab boots a guest anew, for others may write to {place}"]
+    assert caplog.messages == [
+        f"the lab boots a new guest instead of resuming one: others may write to {place}"
+    ]
     assert (folder / KIND.key).exists()
 
 
@@ -202,7 +204,7 @@ def test_a_damaged_file_is_discarded_with_one_sentence(
     path.write_bytes({"a byte": bytes(data), "the end": path.read_bytes()[:-1000], "all": b""}[damage])
     assert found() is None
     assert not path.exists()
-    assert caplog.messages == [f"the lab boots a guest anew, for {path}, which was kept, is damaged"]
+    assert caplog.messages == [f"the lab boots a new guest: the snapshot {path} is damaged"]
 
 
 def machine(tmp_path: Path, **other: str) -> GuestKind:
@@ -248,7 +250,7 @@ def test_a_guest_that_cannot_be_kept_goes_on(
 ) -> None:
     keep(KIND, *how)
     (message,) = caplog.messages
-    assert message.startswith(f"the lab's guest is not kept for later runs: {why}")
+    assert message.startswith(f"the lab's guest could not be saved, so later runs boot again: {why}")
     assert list(folder.iterdir()) == [], "nothing half-done is left"
 
 
@@ -258,7 +260,7 @@ def test_a_qemu_that_ends_meanwhile_is_told(folder: Path, caplog: pytest.LogCapt
     with ours:
         KIND.keep(ours)
     (message,) = caplog.messages
-    assert message.startswith("the lab's guest is not kept for later runs: ")
+    assert message.startswith("the lab's guest could not be saved, so later runs boot again: ")
     assert list(folder.iterdir()) == []
 
 
@@ -282,7 +284,7 @@ keep(goes_on=False)
 
 def test_a_full_disk_keeps_nothing_and_is_told(folder: Path) -> None:
     told = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True).stderr
-    assert "the lab's guest is not kept for later runs: [Errno 27] File too large" in told
+    assert "the lab's guest could not be saved, so later runs boot again: [Errno 27] File too large" in told
     assert list(folder.iterdir()) == []
 
 

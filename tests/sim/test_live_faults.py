@@ -123,7 +123,7 @@ def test_messages_are_lost_from_the_word_to_its_mend(
         assert onlooker.control(["drop", "ib1"]) == ("drop target=1",)
         here.send(b"lost")
         assert onlooker.control(["list"]) == ("drop target=1",)
-        assert onlooker.control(["mend", "ib1"]) == ("1 fault ended",)
+        assert onlooker.control(["undo", "ib1"]) == ("1 fault ended",)
         here.send(b"found")
         message = there.recv(10)
         assert message is not None
@@ -137,7 +137,7 @@ def test_a_cut_port_s_programs_hear_of_it_and_the_mend_brings_them_back(
     with pair[1].join(GROUP):
         onlooker.control(["link-down", "10.0.0.2"])
         until(lambda: isinstance(pair[1].next_event(10), Lost))
-        assert onlooker.control(["mend"]) == ("1 fault ended",)
+        assert onlooker.control(["undo"]) == ("1 fault ended",)
         until(lambda: isinstance(pair[1].next_event(20), Rejoined))
 
 
@@ -153,7 +153,7 @@ def test_a_restart_of_the_sm_resets_the_memberships(
 def test_a_removed_device_comes_back_by_its_mend(onlooker: ServedBackend) -> None:
     onlooker.control(["remove-device", "ib1"])
     assert [device.name for device in onlooker.devices()] == ["ib0", "ib2"]
-    assert onlooker.control(["mend", "remove-device"]) == ("1 fault ended",)
+    assert onlooker.control(["undo", "remove-device"]) == ("1 fault ended",)
     assert len(onlooker.devices()) == 3
 
 
@@ -166,9 +166,9 @@ def test_a_fault_ends_by_itself_at_until(onlooker: ServedBackend, server: Fabric
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "give a command: `list`, `mend`, or a fault: drop, "),
-        (["mend", "ib1"], "no active fault matches 'ib1'; active faults: none"),
-        (["mend", "ib1", "ib2"], '"mend" takes one argument'),
+        ([], "give a command: `list`, `undo`, or a fault: drop, "),
+        (["undo", "ib1"], "no active fault matches 'ib1'; active faults: none"),
+        (["undo", "ib1", "ib2"], '"undo" takes one argument'),
         (["stop-querier"], "needs IGMP: the fabric must be"),
         (["cut-cable", "switch=3"], "the leaves are 1..2"),
         (["cut-cable"], "the fields of 'cut-cable' are at, until, switch"),
@@ -192,7 +192,7 @@ def test_the_faults_that_last_or_wait_are_bounded(onlooker: ServedBackend, serve
             onlooker.control(words)
     with pytest.raises(McastError, match=f"{MAX_FAULTS} faults are active or scheduled"):
         onlooker.control(["drop"])
-    assert onlooker.control(["mend"]) == (f"{MAX_FAULTS // 2} faults ended",)
+    assert onlooker.control(["undo"]) == (f"{MAX_FAULTS // 2} faults ended",)
     assert len(server.fabric.rules.deliveries) == 0
 
 

@@ -49,7 +49,7 @@ def exchange(onlooker: ServedBackend, pair: tuple[Endpoint, Endpoint], *payloads
         onlooker.control(["drop", "10.0.0.2"])
         here.send(b"lostlost")
         pair[0].flush()  # the fault must not end while the message is on its way to the server
-        onlooker.control(["mend"])
+        onlooker.control(["undo"])
 
 
 def test_what_happens_comes_while_the_fabric_runs(

@@ -83,7 +83,7 @@ def test_options_are_the_fabrics(mcast_fabric, caplog):
     caplog.set_level(logging.INFO)
     with open_backend("sim", ports=9) as backend:
         assert len(backend.devices()) == 4
-    assert "the options ports are passed over" in caplog.text
+    assert "the options ports are ignored" in caplog.text
 
 def test_without_the_fixture_the_name_is_as_ever():
     with open_backend("sim-ib", ports=2) as backend:
@@ -712,8 +712,8 @@ def test_a_mark_implies_the_fabric(suite: Suite) -> None:
 MISTAKES = {
     "@pytest.mark.mcast(prots=4)": "mcast(prots=…): the options of a roce fabric are ports, hosts, switches",
     "@pytest.mark.mcast(ports=0)": "mcast: ports is 0: allowed are 1..65000",
-    '@pytest.mark.mcast(fabric="ether")': "the fabric is 'ether': there are roce and infiniband",
-    "@pytest.mark.mcast(fabric=5)": "the fabric is 5: there are roce and infiniband",
+    '@pytest.mark.mcast(fabric="ether")': "the fabric is 'ether': give roce or infiniband",
+    "@pytest.mark.mcast(fabric=5)": "the fabric is 5: give roce or infiniband",
     "@pytest.mark.mcast(faults=5)": "mcast(faults=5): give a list of faults",
     "@pytest.mark.mcast(faults={'kind': 'drop'})": "mcast(faults={'kind': 'drop'}): give a list of faults",
     "@pytest.mark.mcast(shared='no')": "mcast(shared='no'): give True or False",
@@ -768,7 +768,7 @@ def test_a_mistake_has_its_place(suite: Suite, tests: str) -> None:
 def test_a_wrong_ini_is_named(suite: Suite) -> None:
     result = suite("def test_it(mcast_fabric): pass\ndef test_other(): pass", "-o", "mcast_fabric=ether")
     result.assert_outcomes(passed=1, errors=1)
-    assert "the ini's mcast_fabric: the fabric is 'ether': there are roce and infiniband" in output(result)
+    assert "the ini's mcast_fabric: the fabric is 'ether': give roce or infiniband" in output(result)
 
 
 def test_a_seed_that_is_none_is_a_usage_error(suite: Suite) -> None:
@@ -903,4 +903,4 @@ def test_clock(mcast_fabric):
     assert "backend sim-roce on the shared fabric\n    opened at test_it.py:" in text
     alone = "the fabric is in this process alone: mark the test @pytest.mark.mcast(shared=True)"
     assert result.stdout.lines.count(alone) == 2, "where CI is set, the summary has both, too"
-    assert "processes share real time: leave out clock" in text
+    assert "a fabric for several processes runs in real time: leave out clock" in text

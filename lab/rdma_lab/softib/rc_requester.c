@@ -171,7 +171,7 @@ static int not_ready(struct rvt_qp *qp, u32 aeth)
 	return status;
 }
 
-/* So many more packets are with the responder. */
+/* Note that so many more packets reached the responder. */
 static int progress(struct rvt_qp *qp, u32 packets, bool done)
 {
 	struct softib_qp *priv = qp->priv;
@@ -190,7 +190,7 @@ static int progress(struct rvt_qp *qp, u32 packets, bool done)
 	return status;
 }
 
-/* What an ACK or NAK says of the message that is sent. */
+/* Handle an ACK or NAK of the message that is sent. */
 static int acknowledged(struct journey *on)
 {
 	u32 aeth = be32_to_cpu(on->response->extension.aeth);

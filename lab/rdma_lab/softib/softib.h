@@ -90,7 +90,7 @@
 #define SOFTIB_HELD U32_MAX	/* as a delay */
 #define SOFTIB_GSI_QKEY 0x80010000
 
-/* What the PMA of a port tells; IBA 16.1.3.5. Data are counted in words of 4 bytes. */
+/* Counters of a port's PMA; IBA 16.1.3.5. Data are counted in words of 4 bytes. */
 struct softib_counters {
 	u64 link_downed, rcv_errors, relay_errors, xmit_discards, vl15_dropped;
 	u64 xmit_data, rcv_data, xmit_packets, rcv_packets;
@@ -111,7 +111,7 @@ struct softib_port {
 	struct softib_counters counters;
 };
 
-/* What has a subnet management agent: an HCA or a switch. */
+/* A node, which has a subnet management agent: an HCA or a switch. */
 struct softib_node {
 	u8 type;			/* RDMA_NODE_IB_CA, RDMA_NODE_IB_SWITCH */
 	u8 index;			/* in softib.hca or softib.sw */
@@ -220,7 +220,7 @@ struct softib {
 
 extern struct softib softib;
 
-/* What became of an RC request. */
+/* Result of an RC request. */
 enum softib_outcome {
 	SOFTIB_LOST,			/* it, or its answer, did not arrive */
 	SOFTIB_TAKEN,			/* it arrived, and wants no answer */

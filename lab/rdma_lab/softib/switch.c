@@ -185,7 +185,7 @@ static void arrive(struct softib_port *in, struct softib_packet *packet, unsigne
 		__set_bit(in->node->index, reached);
 }
 
-/* Whether an HCA hands the message to itself: all of it, or a copy (IBA 11.4.1.1 wants it for multicast). */
+/* True if an HCA hands the message to itself: all of it, or a copy (IBA 11.4.1.1 wants it for multicast). */
 static bool loops_back(struct softib_port *from, struct softib_packet *packet)
 {
 	return softib_state(from) == IB_PORT_ACTIVE &&

@@ -34,7 +34,7 @@ enum { END, NAME = 2, FLAGS = 2, DROPPED = 4, ALL_DROPPED = 5, RESOLUTION = 9 };
 static unsigned long taken_by;		/* bit 0: there is a reader */
 static DECLARE_WAIT_QUEUE_HEAD(more);
 
-/* What is given to the reader: a block, of which so much has been read. */
+/* The block that the reader gets, and how much of it was read. */
 static DEFINE_MUTEX(reading);
 static u8 given[MAX_BLOCK];
 static u32 given_at, given_length;
@@ -81,7 +81,7 @@ static void ring_put(const void *from, u32 length)
 	written += length;
 }
 
-/* Whether the block had room in the ring. */
+/* True if the block had room in the ring. */
 static bool end_block(void)
 {
 	u32 total = block_length + 4;

@@ -1,4 +1,4 @@
-/* Every call passes here first: whether it fails by the script, or stands still. */
+/* Entry of every call: it may fail by the script, or stall. */
 #include "inside.h"
 
 #include <time.h>
@@ -116,7 +116,7 @@ int card_stall(const char *name, int nth)
 	return 0;
 }
 
-/* How many calls stand still. */
+/* Return the number of calls that are stalled. */
 int card_stalled(const char *name)
 {
 	int call = number_of(name), count;
@@ -157,7 +157,7 @@ static void stand_still(enum call call)
 		report("%s stood still for %d seconds, and nobody let it go on", calls[call].name, STALL_SECONDS);
 }
 
-/* What is kept there is released as a call begins. */
+/* Work that is held at a stage, to be released as a call begins. */
 static struct {
 	int nth, stage;
 	uint32_t qp_num;
@@ -186,7 +186,7 @@ static void release_now(enum call call)
 		release_work(qp, (enum stage)releases[call].stage, -1);
 }
 
-/* How often a call was made; -1: there is no such call. */
+/* Return how often a call was made; -1: there is no such call. */
 int64_t card_count(const char *name)
 {
 	int call = number_of(name);
@@ -235,7 +235,7 @@ void leave(void)
 	pthread_mutex_unlock(&card_lock);
 }
 
-/* What a call that makes something returns. */
+/* Return from a call that makes an object. */
 void *made(void *object, int error)
 {
 	leave();
@@ -244,7 +244,7 @@ void *made(void *object, int error)
 	return error ? NULL : object;
 }
 
-/* What a call that returns its errno returns. */
+/* Return from a call that returns its errno. */
 int done(int error)
 {
 	leave();

@@ -1,4 +1,4 @@
-/* What a test lets be, and lets happen: devices, asynchronous events, what is late. */
+/* Control of the card by a test: devices, asynchronous events, delays. */
 #include "inside.h"
 
 #include <stdio.h>

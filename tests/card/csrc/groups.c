@@ -57,7 +57,7 @@ static uint16_t mlid_of(const uint8_t *mgid)
 	return (uint16_t)(FIRST_MLID + place);
 }
 
-/* As the kernel maps them: RoCE takes the address itself; IPoIB's mapping has the P_Key in it, and for the port
+/* Map as the kernel does: RoCE takes the address itself; IPoIB's mapping has the P_Key in it, and for the port
  * space UDP another signature. */
 static void mgid_of(const struct id *id, const struct card_port *port, const struct sockaddr *address, uint8_t *mgid)
 {

@@ -1,4 +1,4 @@
-/* What was made and lives, what is gone, and what was done wrong with either. */
+/* Objects that live, objects that are gone, and reports of wrong uses of either. */
 #include "inside.h"
 
 #include <stdarg.h>

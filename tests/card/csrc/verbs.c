@@ -56,7 +56,7 @@ struct mr *find_mr(uint32_t lkey)
 	return mr && mr->mr.lkey == lkey ? mr : NULL;
 }
 
-/* What the device may do with the memory of that key: enum ibv_access_flags; -1: there is none. */
+/* Return the access that the device has to the memory of that key: enum ibv_access_flags; -1: there is none. */
 int64_t card_access(uint32_t lkey)
 {
 	const struct mr *mr;

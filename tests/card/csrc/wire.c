@@ -1,4 +1,4 @@
-/* What a message is on its way from one memory to others: who gets it, with which header, into which receive. */
+/* Delivery of a message: which queue pairs get it, with which header, into which receive. */
 #include "inside.h"
 
 #include <arpa/inet.h>

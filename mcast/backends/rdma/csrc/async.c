@@ -1,4 +1,4 @@
-/* Reads the asynchronous events of devices, and tells their QPs; async.h says who wakes whom, and which lock is first. */
+/* Reads the asynchronous events of devices, and passes them to their QPs; async.h explains wake-ups and lock order. */
 #include "async.h"
 
 #include <fcntl.h>

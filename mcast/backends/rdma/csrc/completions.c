@@ -1,4 +1,4 @@
-/* Completion queues, and sleeping until they have something; completions.h says who waits, and who wakes whom. */
+/* Completion queues, and sleeping until they have completions; completions.h explains who wakes whom. */
 #include "completions.h"
 
 #include <fcntl.h>
@@ -8,7 +8,7 @@
 
 enum { CHANNEL, CALL, WAKE, ASYNC, PORT_PENDING, SOURCES };
 
-/* The device's answer; nothing where the driver is too old to be asked. */
+/* Query the device; zeros where the driver is too old. */
 static struct ibv_device_attr_ex attributes_of(struct ibv_context *context)
 {
 	struct verbs_context *extended = verbs_get_ctx_op(context, query_device_ex);
@@ -85,7 +85,7 @@ static uint64_t read_stamp(const struct completions *completions)
 			  completions->clock_khz);
 }
 
-/* What a received message's completion says; of one that failed nothing else is valid (K-DATA-11). */
+/* Read the completion of a receive; of one that failed only wr_id and status are valid (K-DATA-11). */
 static void read_completion(const struct completions *completions, struct ibv_wc *wc, uint64_t *stamp)
 {
 	struct ibv_cq_ex *from = completions->stamped;
@@ -148,7 +148,7 @@ int mcast_close_completions(struct completions *completions)
 	return ret ? ret : other;
 }
 
-/* The channel's descriptor tells of nothing: of a device that is gone it would do so without end. */
+/* Stop to watch the channel: that of a removed device stays readable. */
 static void give_up(struct completions *completions)
 {
 	pthread_mutex_lock(&completions->state->lock);
@@ -159,7 +159,7 @@ static void give_up(struct completions *completions)
 	pthread_mutex_unlock(&completions->state->lock);
 }
 
-/* Take what the channel tells, if it tells something: 0. The queue is armed no more then, for there is one event per arm
+/* Take an event of the channel: 0, or -1 if there is none. The queue is armed no more then, for there is one event per arm
  * (K-DATA-20). */
 static int try_completion_event(struct completions *completions)
 {
@@ -188,7 +188,7 @@ static void call(int fd)
 	(void)!eventfd_write(fd, 1);
 }
 
-/* Make the descriptor of the loop outside readable, until a look finds nothing. */
+/* Make the descriptor of the loop outside readable, until a poll finds nothing. */
 static void call_loop(struct completions *completions)
 {
 	completions->watch = WATCH_UNKNOWN;
@@ -196,7 +196,7 @@ static void call_loop(struct completions *completions)
 		call(completions->call_fd);
 }
 
-/* If nobody leads, the thread that has followed longest shall; it looks before it sleeps. */
+/* If nobody leads, wake the first follower to lead; it polls before it sleeps. */
 static void call_next(struct completions *completions)
 {
 	if (!completions->leader && completions->followers)
@@ -213,7 +213,7 @@ static int is_of_sends(const struct completions *completions)
 static int open_watch(struct completions *completions)
 {
 	int epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-	int call_fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK); /* a look before this one's time has armed nothing */
+	int call_fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK); /* an earlier poll has armed nothing */
 	int fds[SOURCES] = { completions->is_broken ? NO_FD : completions->channel->fd, call_fd, completions->state->gate.wake_fd,
 			     completions->async->fd, is_of_sends(completions) ? NO_FD : completions->async->port_fd };
 	int ret = epoll_fd < 0 || call_fd < 0 ? -errno : 0;
@@ -313,7 +313,7 @@ static int poll_armed(struct completions *completions, mcast_work *work, void *w
 		completions->watch = ret ? WATCH_UNKNOWN : WATCH_ARMED;
 	}
 	ret = ret ? ret : work(completions->owner, what);
-	/* more may have come before it was armed; and who led may have left, and its call been taken above */
+	/* more may have arrived before it was armed; and the leader may have left, and its wake-up been drained above */
 	if (ret == full || (!leads && !completions->leader))
 		call_loop(completions);
 	call_next(completions);
@@ -424,7 +424,7 @@ static void leave(struct completions *completions, struct waiter *self)
 		call_loop(completions);
 }
 
-/* What a thread that spins would be woken by, but for completions: 0, or as `sleep_once`. 1: the device is gone. */
+/* Check, for a thread that spins, all that would wake a sleeper except completions: 0, or as `sleep_once`. 1: no device. */
 static int poll_interrupts(struct completions *completions, const struct mcast_wait *wait)
 {
 	enum { CHANNEL_FAILED, DEVICE, EVENT, SIGNAL };
@@ -447,7 +447,7 @@ static int poll_interrupts(struct completions *completions, const struct mcast_w
 	return fds[EVENT].revents ? -EAGAIN : 0;
 }
 
-/* As in a sleep, a call that waits for events ends when the port reports something. */
+/* Return 1 if a call that waits for events ends by a port event, as it would in a sleep. */
 static int take_port_pending(struct completions *completions, const struct mcast_wait *wait)
 {
 	int ret;
@@ -477,7 +477,7 @@ int mcast_busy_poll(struct completions *completions, mcast_work *work, void *wha
 	return ret || interrupted > 0 ? ret : interrupted;
 }
 
-/* 0: look again. -EAGAIN, -EINTR: look again, then end with it. */
+/* 0: poll again. -EAGAIN, -EINTR: poll again, then return it. */
 static int sleep_once(struct completions *completions, int own, int leads,
 		      const struct mcast_wait *wait)
 {
@@ -537,11 +537,11 @@ int mcast_wait_for(struct completions *completions, mcast_work *work, void *what
 			break;
 		leads = completions->leader == &self;
 		own = leads ? completions->is_broken ? NO_FD : completions->channel->fd : self.fd;
-		/* it has taken the event that was to tell the loop outside, which may wait for fewer sends */
+		/* it has taken the event that was to wake the loop outside, which may wait for fewer sends */
 		if (end && has_slept && !armed)
 			call_loop(completions);
 		pthread_mutex_unlock(&completions->state->lock);
-		/* armed, then looked once more: only now nothing can slip through */
+		/* arm, then poll once more: a completion in between would wake nobody */
 		if (leads && !armed && own >= 0) {
 			over = arm(completions);
 			armed = 1;

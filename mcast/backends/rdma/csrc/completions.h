@@ -41,7 +41,7 @@ enum watch {
 struct completions {
 	struct qp_state *state; /* NULL: not opened */
 	struct async_events *async;
-	void *owner; /* what the work is for */
+	void *owner; /* argument of the work */
 	struct ibv_comp_channel *channel;
 	struct ibv_cq *cq;
 	struct ibv_cq_ex *stamped; /* the same, if its completions have time stamps */

@@ -157,7 +157,7 @@ int mcast_post_free_slots(struct receiving *self)
 	return ret ? ret : post_chain(self, &chain);
 }
 
-/* What mcast_has_messages has looked at comes first. */
+/* Poll; the completion that mcast_has_messages has polled is the first. */
 static int poll_receives(struct receiving *self, int max, struct ibv_wc *wcs, uint64_t *stamps)
 {
 	int polled;
@@ -168,12 +168,12 @@ static int poll_receives(struct receiving *self, int max, struct ibv_wc *wcs, ui
 	stamps[0] = self->seen_stamp;
 	self->has_seen = 0;
 	polled = max > 1 ? mcast_poll(&self->completions, max - 1, wcs + 1, stamps + 1) : 0;
-	return polled < 0 ? 1 : polled + 1; /* what fails does so again, when nothing is lost by it */
+	return polled < 0 ? 1 : polled + 1; /* an error appears again in the next poll, when nothing is lost by it */
 }
 
 enum verdict { IS_MESSAGE, IS_FLUSHED, IS_UNUSABLE, IS_IMPOSSIBLE };
 
-/* What a completion of a receive says, if that can be true: drivers have been seen to err, and by a wrong number or
+/* Classify a completion of a receive, with its numbers checked: drivers have been seen to err, and by a wrong number or
  * length the reader would take other memory for the message. */
 static enum verdict classify(const struct receive_memory *memory, const struct ibv_wc *wc)
 {
@@ -360,7 +360,7 @@ static int give_back(struct receiving *self, struct receive_memory *memory, cons
 	return ret ? ret : post_chain(self, &chain);
 }
 
-/* As a lease of the message would be read and given back. */
+/* Copy the message, and post its receive again, as a lease would do. */
 static void copy_out(struct receiving *self, struct mcast_message *message, uint8_t *copy)
 {
 	if (self->memory != &self->slab || message->length > COPY_ROOM)
@@ -392,7 +392,9 @@ static int work(void *owner, void *what)
 
 int mcast_receive_now(struct receiving *self, struct mcast_receive_job *job, int polls)
 {
-	return polls ? mcast_poll_often(&self->completions, work, job, POLLS) : mcast_poll_work(&self->completions, work, job, (int)job->max);
+	if (polls)
+		return mcast_poll_often(&self->completions, work, job, POLLS);
+	return mcast_poll_work(&self->completions, work, job, (int)job->max);
 }
 
 int mcast_receive(struct receiving *self, struct mcast_receive_job *job, const struct mcast_wait *wait)

@@ -2,8 +2,8 @@
  *
  * A slot is free, posted (the device owns it), or held by a batch; the lock of the QP guards all slots and all other
  * fields, and `struct receiving` is receive.c's alone. A receiver polls, and turns completions into messages whose slots
- * it holds; it sleeps by the scheme in completions.h until there is one. A batch that ends gives its slots back, which posts
- * them again at once, except in RESET, where INIT posts all that are free.
+ * it holds; it sleeps by the scheme in completions.h until there is one. A batch that ends gives its slots back, which
+ * posts them again at once, except in RESET, where INIT posts all that are free.
  *
  * There are two memories, the slab and the user's; messages arrive in one of them, and in RESET alone they change.
  * Batches may hold slots of the other for any time: a generation number says whose slots they give back.
@@ -76,7 +76,7 @@ void mcast_free_receiving(struct receiving *self);
 /* Messages received; 0: none. -EIO: the QP is in ERR. -EBADF: closed. Looks a few times if `polls` says so. */
 int mcast_receive_now(struct receiving *self, struct mcast_receive_job *job, int polls);
 
-/* The same, asleep as mcast_wait_for says; or spinning for a while. */
+/* Receive, and sleep as mcast_wait_for does; or spin for a while. */
 int mcast_receive(struct receiving *self, struct mcast_receive_job *job, const struct mcast_wait *wait);
 int mcast_spin_receive(struct receiving *self, struct mcast_receive_job *job, int64_t deadline);
 

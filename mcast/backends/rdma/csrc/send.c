@@ -244,7 +244,7 @@ static int check_next(const struct sending *self, const struct mcast_send_job *j
 	return 0;
 }
 
-/* So many of the chain are with the device. */
+/* Note that so many sends of the chain were posted. */
 static void note_posted(struct sending *self, uint32_t count)
 {
 	for (uint32_t i = count; i; i--)

@@ -33,7 +33,7 @@ struct sending {
 	struct ibv_send_wr *wrs;
 	struct ibv_sge (*sges)[2];
 	int has_failed; /* a send has completed with an error */
-	struct mcast_region *regions; /* what is sent from without a copy */
+	struct mcast_region *regions; /* registered memory that is sent from without a copy */
 	uint32_t region_count;
 };
 
@@ -46,7 +46,7 @@ struct mcast_send_job {
 	const uintptr_t *addresses;
 	const uint32_t *lengths;
 	const uint8_t *on_device; /* which of them the CPU cannot read; NULL: none */
-	const uint8_t *heads;	  /* what goes before each payload, one after another */
+	const uint8_t *heads;	  /* headers in front of the payloads, one after another */
 	uint32_t head_length;	  /* 0: nothing */
 	uint32_t count;
 	uint32_t posted;
@@ -90,7 +90,7 @@ struct mcast_region *mcast_exchange_regions(struct sending *self, struct mcast_r
 /* See what is complete. */
 void mcast_reap(struct sending *self);
 
-/* How many sends are under way; of a QP in ERR they are lost. */
+/* Return the number of sends under way; those of a QP in ERR are lost. */
 uint64_t mcast_under_way(const struct sending *self);
 
 /* Forget what was posted, as the device does at RESET. */

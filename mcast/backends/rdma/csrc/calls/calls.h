@@ -43,7 +43,7 @@ struct calls {
 
 	uint32_t limit; /* of a payload, in bytes; atomic, as are the next two */
 	int64_t limit_until;
-	int on_device; /* whether messages arrive in the memory of a device */
+	int on_device; /* messages arrive in the memory of a device */
 
 	struct record_buffer spare; /* of the last batch that is gone, for the next */
 
@@ -52,7 +52,7 @@ struct calls {
 	struct known_gid senders[CACHED_GIDS], groups[CACHED_GIDS]; /* by the last byte */
 };
 
-/* What Python has given: types, and the contract's own methods. */
+/* Objects from Python: types, and the contract's own methods. */
 extern struct known {
 	PyObject *message, *gid, *batch;
 	PyObject *send, *send_one, *recv, *recv_one, *release;
