@@ -128,31 +128,31 @@ class Box(NamedTuple):
     dashed: bool = False
 
 
-def nested(label: str, box: Box) -> str:
-    height, parts = _draw(box, 0.5, 0.5, WIDTH - 1)
+def nested(label: str, part: Box) -> str:
+    height, parts = _draw(part, 0.5, 0.5, WIDTH - 1)
     return svg(height + 1, label, parts)
 
 
-def _draw(box: Box, x: float, y: float, width: float) -> tuple[float, list[str]]:
+def _draw(part: Box, x: float, y: float, width: float) -> tuple[float, list[str]]:
     """The height that the box takes, and its parts."""
     parts = [
         text(x + PAD, y + LINE * (line + 1), words, "" if line else "bold")
-        for line, words in enumerate(box.words)
+        for line, words in enumerate(part.words)
     ]
-    inner = y + LINE * len(box.words) + PAD
-    if box.beside:
-        each = (width - PAD) / len(box.inside) - PAD
-        drawn = [_draw(one, x + PAD + at * (each + PAD), inner, each) for at, one in enumerate(box.inside)]
+    inner = y + LINE * len(part.words) + PAD
+    if part.beside:
+        each = (width - PAD) / len(part.inside) - PAD
+        drawn = [_draw(one, x + PAD + at * (each + PAD), inner, each) for at, one in enumerate(part.inside)]
         inner += max(height for height, _ in drawn) + PAD
     else:
         drawn = []
-        for one in box.inside:
+        for one in part.inside:
             drawn.append(_draw(one, x + PAD, inner, width - 2 * PAD))
             inner += drawn[-1][0] + PAD
     for _, found in drawn:
         parts += found
     height = inner - y
-    return height, [box(x, y, width, height, box.dashed), *parts]
+    return height, [box(x, y, width, height, part.dashed), *parts]
 
 
 # --- the lab ------------------------------------------------------------------------------------

@@ -45,7 +45,7 @@ def _plainly(value: object) -> object:
 
 
 IntField = Annotated[int, BeforeValidator(_plainly)]
-"""A field for a whole number, as `mcast.wire.arguments` has it."""
+"""A field for a whole number, by `mcast.arguments.checks.as_int`."""
 
 
 class JoinAttrEx(_Model):
