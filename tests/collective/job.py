@@ -98,7 +98,7 @@ def what_cannot_be_is_refused_on_all_ranks(ranks: Collective) -> None:
         ranks.broadcast(bytearray(2), 3 * (RANK == 1))
     with all_raise(None, ValueError, "rank 1 calls allgather"):
         (ranks.allgather if RANK == 1 else ranks.broadcast)(bytearray(2))
-    with all_raise(3, ValueError, "all ranks together have"):
+    with all_raise(3, ValueError, "the ranks together send"):
         ranks.allgather(b"ab", bytearray(SIZE * 2 + (RANK == 3)))
 
 
