@@ -184,7 +184,8 @@ def test_a_stamped_message_is_otherwise_as_any(card: Card, backend: CardBackend,
     assert sender.qp.timestamp_clock is None
 
 
-def test_a_message_that_was_only_looked_at_keeps_its_stamp(card: Card, backend: CardBackend) -> None:
+def test_peeked_message_keeps_its_stamp(card: Card, backend: CardBackend) -> None:
+    """A message that was only looked at keeps its stamp."""
     card.ethernet(1)
     end = End(backend, timestamps=True)
     before = time.time_ns()
@@ -198,7 +199,8 @@ def test_a_message_that_was_only_looked_at_keeps_its_stamp(card: Card, backend: 
         assert [bytes(message.payload) for message in batch] == [b"seen", b"next"]
 
 
-def test_a_message_that_was_only_looked_at_outlives_the_queue(card: Card, backend: CardBackend) -> None:
+def test_peeked_message_outlives_the_queue(card: Card, backend: CardBackend) -> None:
+    """A message that was only looked at outlives the queue."""
     card.ethernet(1)
     end = End(backend)
     card.inject(end.qp.qp_num, b"seen")
@@ -417,8 +419,11 @@ def test_a_signal_ends_it(card: Card, backend: CardBackend) -> None:
     assert len(ran) == 3
 
 
-def test_who_sleeps_misses_nothing_beside_one_who_spins(card: Card, backend: CardBackend) -> None:
-    """One thread sleeps, its time to spin is over; another one begins to spin: each gets a message."""
+def test_sleeper_misses_nothing_beside_a_spinner(card: Card, backend: CardBackend) -> None:
+    """Who sleeps misses nothing beside one who spins.
+
+    One thread sleeps, its time to spin is over; another one begins to spin: each gets a message.
+    """
     card.ethernet(1)
     end = End(backend, busy_poll=0.02)
     deadline = time.monotonic() + BOUND / 2

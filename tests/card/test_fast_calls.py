@@ -130,9 +130,10 @@ REFUSED = [
     ("name", "before", "given", "named"),
     [pytest.param(name, *rest, id=f"{name}-{what}") for name, what, *rest in REFUSED],
 )
-def test_what_the_fast_call_refuses_has_the_error_of_the_one_implementation(
+def test_fast_call_has_the_contracts_errors(
     end: End, name: str, before: Callable[[End], None], given: tuple[Any, ...], named: dict[str, Any]
 ) -> None:
+    """What the fast call refuses has the error of the one implementation."""
     before(end)
     state = end.state() if before is nothing else None
     arguments = (end.group, *given) if name.startswith("send") else given
@@ -178,9 +179,10 @@ BATCHES: dict[str, tuple[Callable[[Batch], object], ...]] = {
         for before in calls[1:]
     ],
 )
-def test_what_a_batch_refuses_has_the_error_of_the_one_implementation(
+def test_batch_has_the_contracts_errors(
     end: End, name: str, call: Callable[[Batch], object], before: Callable[[Batch], object]
 ) -> None:
+    """What a batch refuses has the error of the one implementation."""
     batch = end.batch()
     used = before(batch)
     state = end.state()

@@ -119,7 +119,8 @@ def test_a_receive_that_was_not_posted(card: Card, backend: CardBackend, number:
     assert receives(end, to)
 
 
-def test_a_receive_that_is_leased_is_not_received_again(card: Card, end: End) -> None:
+def test_leased_receive_is_not_received_again(card: Card, end: End) -> None:
+    """A receive that is leased is not received again."""
     to = end.join()
     end.qp.send_one(to, b"leased")
     with end.qp.recv(timeout=BOUND) as batch:

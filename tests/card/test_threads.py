@@ -124,8 +124,11 @@ def test_threads_read_a_batch_at_once(card: Card, backend: CardBackend) -> None:
     assert qp.counters.recv_free == 64
 
 
-def test_a_garbage_collection_while_a_view_is_made_changes_none(card: Card, backend: CardBackend) -> None:
-    """It may run any code: here what looks at another message, or lets another thread do so."""
+def test_collection_while_a_view_is_made_changes_none(card: Card, backend: CardBackend) -> None:
+    """A garbage collection while a view is made changes none.
+
+    It may run any code: here what looks at another message, or lets another thread do so.
+    """
     card.ethernet(1)
     end = End(backend, max_recv_wr=64)
     sent = [b"%d" % number * (number + 1) for number in range(64)]
@@ -189,10 +192,11 @@ MUCH = [bytes(1024)] * 64
 
 
 @pytest.mark.parametrize("timeout", [0, BOUND])
-def test_a_send_that_meets_a_close_at_the_lock_sends_nothing(
-    card: Card, backend: CardBackend, timeout: float
-) -> None:
-    """It has found the queue pair open, and then waits for another thread's post, which stands still."""
+def test_send_behind_a_close_sends_nothing(card: Card, backend: CardBackend, timeout: float) -> None:
+    """A send that meets a close at the lock sends nothing.
+
+    It has found the queue pair open, and then waits for another thread's post, which stands still.
+    """
     card.ethernet(1)
     end = End(backend, max_send_wr=128)
     qp, to = end.qp, end.join()

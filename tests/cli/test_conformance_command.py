@@ -65,10 +65,13 @@ def test_a_third_party_runs_the_suite_by_one_command(
         assert outside not in page
 
 
-def test_a_leak_a_deviation_and_a_stale_deviation_are_told(
+def test_leaks_and_deviations_are_reported(
     here: Run, third_party: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a part of the suite."""
+    """A leak a deviation and a stale deviation are told.
+
+    By a part of the suite.
+    """
     (suite,) = mcast.conformance.__path__
     part = tmp_path / "part"
     part.mkdir()
@@ -82,9 +85,8 @@ def test_a_leak_a_deviation_and_a_stale_deviation_are_told(
     assert "Traceback" not in done.stderr
 
 
-def test_a_backend_that_cannot_run_is_not_called_conforming(
-    mcast: Run, here: Run, third_party: Install
-) -> None:
+def test_unavailable_backend_does_not_conform(mcast: Run, here: Run, third_party: Install) -> None:
+    """A backend that cannot run is not called conforming."""
     source = (
         "from mcast.api import Status, UnavailableReason\nfrom mcast.backends.sim import ROCE\n"
         "status = Status(False, 'the card is gone', UnavailableReason.NO_DEVICE, 'put it back')\n"

@@ -46,7 +46,8 @@ def test_hex_shows_each_byte_in_80_columns() -> None:
 
 
 @pytest.mark.parametrize(("payload", "text"), [(b"a\n", "a\n"), (b"\xff", None)])
-def test_a_line_of_json_has_the_bytes_and_the_text_if_there_is_one(payload: bytes, text: str | None) -> None:
+def test_json_line_has_bytes_and_text(payload: bytes, text: str | None) -> None:
+    """A line of JSON has the bytes and the text if there is one."""
     (line,) = _as_json(message(payload))
     reported = json.loads(line)
     assert reported.pop("time") > 1.7e9

@@ -240,7 +240,8 @@ def test_bad_input_is_one_sentence_and_status_2(here: Run, acme: dict[str, str],
     ],
     ids=["shorter", "another group"],
 )
-def test_a_file_that_changes_between_two_readings_is_one_sentence(later: tuple[str, ...], says: str) -> None:
+def test_file_that_changes_is_one_sentence(later: tuple[str, ...], says: str) -> None:
+    """A file that changes between two readings is one sentence."""
     contents = CaptureSummary({Gid("::ffff:239.1.1.1"): 2}, 1, 0, {})
     with open_endpoint("sim", "10.0.0.1") as endpoint:
         senders = {Gid("::ffff:239.1.1.1"): endpoint.sender(GROUP)}

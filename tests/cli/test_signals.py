@@ -97,7 +97,9 @@ def test_a_signal_ends_what_waits_amid_a_change(given: Any, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_in_a_callback_that_raises_to_nobody_is_not_lost(number: int) -> None:
+def test_signal_in_a_callback_is_not_lost(number: int) -> None:
+    """A signal in a callback that raises to nobody is not lost."""
+
     @interruptible()
     def command() -> None:
         thing = Thing()
@@ -111,10 +113,11 @@ def test_a_signal_in_a_callback_that_raises_to_nobody_is_not_lost(number: int) -
     assert caught.value.status == 128 + number
 
 
-def test_a_signal_that_is_sent_again_is_not_dropped_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_signal_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that is sent again is not dropped again."""
     monkeypatch.setattr("mcast.cli.signals._AGAIN", 0.0)  # at once: while Python still tells of the first
     for _ in range(50):
-        test_a_signal_in_a_callback_that_raises_to_nobody_is_not_lost(signal.SIGINT)
+        test_signal_in_a_callback_is_not_lost(signal.SIGINT)
 
 
 def test_afterwards_signals_and_hooks_are_as_before() -> None:
@@ -172,10 +175,13 @@ def test_a_signal_that_is_ignored_stays_ignored(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_breaks_off_nothing_that_a_server_does(
+def test_signal_interrupts_no_step_of_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Else a lock that is held there stays held, and the end waits for the lock for ever."""
+    """A signal breaks off nothing that a server does.
+
+    Else a lock that is held there stays held, and the end waits for the lock for ever.
+    """
     said, say = list[str](), NonBlockingWriter.say
 
     def say_after_a_signal(writer: NonBlockingWriter, line: str) -> None:

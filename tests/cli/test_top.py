@@ -75,9 +75,10 @@ def test_the_queue_is_as_deep_as_was_asked(here: Run) -> None:
     assert json.loads(done.stdout)["receive_queue"]["depth"] == 64
 
 
-def test_without_a_group_it_shows_those_that_somebody_is_in(
+def test_top_shows_groups_with_members_by_default(
     here: Run, third_party: Callable[..., dict[str, str]]
 ) -> None:
+    """Without a group it shows those that somebody is in."""
     env = third_party(source=source())
     done = here("top", "--backend", "acme", "--device", "roce2", "--count", "1", "--json", env=env)
     assert [group["group"] for group in json.loads(done.stdout)["groups"]] == ["239.1.1.1"]

@@ -66,7 +66,8 @@ def test_the_last_gaps_are_named_once() -> None:
     assert len(counted.gaps()) == MAX_GAPS
 
 
-def test_a_flood_of_sources_pushes_out_the_ones_that_are_silent() -> None:
+def test_flood_of_sources_evicts_silent_ones() -> None:
+    """A flood of sources pushes out the ones that are silent."""
     counted = meter()
     strangers = [message(ONE, BOB, b"x", qp_num=number) for number in range(MAX_SOURCES)]
     for stranger in strangers:

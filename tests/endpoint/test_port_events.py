@@ -127,9 +127,8 @@ def test_a_receive_that_sleeps_is_woken(network: Network, qp: QueuePair) -> None
 
 
 @pytest.mark.parametrize("one", [True, False])
-def test_the_descriptor_tells_of_it_until_a_receive_is_empty(
-    network: Network, qp: QueuePair, one: bool
-) -> None:
+def test_descriptor_stays_readable_until_read(network: Network, qp: QueuePair, one: bool) -> None:
+    """The descriptor tells of it until a receive is empty."""
     descriptor = qp.fileno()
     assert not qp.recv(1, 0)
     has = [qp.has_port_events]
@@ -141,10 +140,13 @@ def test_the_descriptor_tells_of_it_until_a_receive_is_empty(
     assert [*has, qp.has_port_events] == [False, True, False]
 
 
-def test_the_descriptor_tells_of_what_another_queue_pair_has_read(
+def test_event_read_by_another_qp_wakes_the_descriptor(
     network: Network, backend: Backend, qp: QueuePair
 ) -> None:
-    """A device tells the first who asks; all others hear of it from that one."""
+    """The descriptor tells of what another queue pair has read.
+
+    A device tells the first who asks; all others hear of it from that one.
+    """
     other, descriptor = queue_pair(backend), qp.fileno()
     assert not qp.recv(1, 0)
     network.touch_gids(1)
@@ -208,7 +210,8 @@ def test_an_address_that_is_nobodys_costs_nothing(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("network", ["roce", "card-roce", "card-infiniband", UDP], indirect=True)
-def test_an_address_that_goes_and_comes_back_is_joined_from_again(pair: Pair) -> None:
+def test_address_that_returns_is_used_again(pair: Pair) -> None:
+    """An address that goes and comes back is joined from again."""
     pair.network.set_address(1, present=False)
     assert pair.next(AddressChanged) == AddressChanged(pair.port, own=True)
     lost = pair.next(Lost)
@@ -222,7 +225,8 @@ def test_an_address_that_goes_and_comes_back_is_joined_from_again(pair: Pair) ->
 
 
 @pytest.mark.parametrize("network", ["roce", "card-roce"], indirect=True)
-def test_a_link_that_comes_up_while_the_queue_pair_is_replaced_is_told(pair: Pair) -> None:
+def test_link_up_during_a_replacement_is_reported(pair: Pair) -> None:
+    """A link that comes up while the queue pair is replaced is told."""
     pair.network.set_link(1, up=False)
     pair.next(PortDown)
     pair.network.fail_over(1)

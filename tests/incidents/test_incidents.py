@@ -175,8 +175,11 @@ def test_an_answer_to_a_lid_that_has_changed_is_lost(side: Side, caplog: pytest.
         assert far.recv(timeout=WITHIN) is not None
 
 
-def test_a_member_hears_nothing_before_its_switch_is_programmed(side: Side, pair: Pair) -> None:
-    """The SA's answer and the switches' tables are not ordered (SA-SM-4)."""
+def test_no_messages_before_the_switch_is_programmed(side: Side, pair: Pair) -> None:
+    """A member hears nothing before its switch is programmed.
+
+    The SA's answer and the switches' tables are not ordered (SA-SM-4).
+    """
     side.program(at_once=False)
     out, group = pair.sender.sender(OTHER), pair.receiver.join(OTHER)
     out.send(b"early")

@@ -132,7 +132,8 @@ def test_a_wrong_input_is_named(tmp_path: Path, name: str, value: str, told: str
     assert "<run>" not in done.stdout
 
 
-def test_a_system_without_the_packages_is_told_what_to_do(tmp_path: Path) -> None:
+def test_missing_packages_have_a_fix(tmp_path: Path) -> None:
+    """A system without the packages is told what to do."""
     (tmp_path / "apt-get").write_text(
         "#!/bin/sh\n[ $1 = update ] || { echo E: no such package; exit 100; }\n"
     )

@@ -294,7 +294,8 @@ def test_a_report_is_the_kernels_to_the_byte(kernel: Side) -> None:
         assert packets.igmp_report(IPv4Address(data[26:30]), IPv4Address(GROUP), joined, data[6:12]) == data
 
 
-def test_a_message_is_the_kernels_to_the_byte_but_for_its_ip_id(kernel: Side) -> None:
+def test_packet_equals_the_kernels_except_its_ip_id(kernel: Side) -> None:
+    """A message is the kernels to the byte but for its ip id."""
     found = [p.data for p in kernel.packets if p.data[12:14] == b"\x08\x00" and p.data[23] == 17]
     fields = ("infiniband.deth.srcqp", "infiniband.bth.psn", "infiniband.immdt")
     for data, row in zip(found, kernel.messages(*fields), strict=True):

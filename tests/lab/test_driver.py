@@ -62,9 +62,9 @@ def test_without_a_cache_a_module_is_built_each_time(
     )
 
 
-def test_a_build_that_fails_is_told_in_the_compiler_s_words(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_failed_build_shows_the_compilers_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A build that fails is told in the compiler's words."""
+
     def fail(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 2, "", "softib.h:1: no such thing\n")
 
@@ -77,9 +77,8 @@ def test_a_build_that_fails_is_told_in_the_compiler_s_words(
         driver.module(kernel)
 
 
-def test_what_makes_opensm_an_older_one_is_compiled_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_old_opensm_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What makes OpenSM an older one is compiled once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = driver.old_sm()
     assert made.startswith(b"\x7fELF")
@@ -109,17 +108,19 @@ def test_the_headers_of_a_fetched_kernel_are_fetched(monkeypatch: pytest.MonkeyP
     assert driver.headers(kernel) == headers
 
 
-def test_the_headers_to_install_are_those_of_the_kernel_that_is_booted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The newest headers, which linux-headers-amd64 has, may be of another kernel and bring that along."""
+def test_headers_match_the_booted_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The headers to install are those of the kernel that is booted.
+
+    The newest headers, which linux-headers-amd64 has, may be of another kernel and bring that along.
+    """
     kernel = kernels.Kernel("6.1.0-9-amd64", tmp_path / "vmlinuz", tmp_path / "lib/modules/6.1.0-9-amd64")
     monkeypatch.setattr(kernels, "find", lambda: kernel)
     (need,) = (need for need in host.needs() if need.name == "InfiniBand: kernel headers")
     assert (need.package, need.found) == ("linux-headers-6.1.0-9-amd64", None)
 
 
-def test_headers_of_the_default_kernel_are_not_asked_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_headers_are_not_for_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers of the default kernel are not asked for another."""
     monkeypatch.setattr(driver, "headers", lambda kernel: None)
     host.require("infiniband")
 

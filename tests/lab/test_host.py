@@ -131,7 +131,8 @@ def test_a_kvm_that_hangs_is_not_used(tmp_path: Path, monkeypatch: pytest.Monkey
         host.kvm_works.cache_clear()
 
 
-def test_a_kvm_that_does_not_work_is_said_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_kvm_is_reported_before_a_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A KVM that does not work is said before anything is started."""
     monkeypatch.setattr(host, "kvm_works", lambda: False)
     with pytest.raises(LabUnavailableError, match=r"KVM does not work here.*leave out --accel kvm"):
         LabMachine(accel="kvm").run(["true"])

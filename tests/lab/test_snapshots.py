@@ -125,7 +125,8 @@ def read(guest: GuestSnapshot) -> bytes:
     return subprocess.run(parent, stdout=subprocess.PIPE, check=True, pass_fds=[guest.file.fileno()]).stdout
 
 
-def test_what_is_kept_is_found_and_given_to_qemu_as_it_was(folder: Path) -> None:
+def test_snapshot_is_found_unchanged(folder: Path) -> None:
+    """What is kept is found and given to qemu as it was."""
     assert found() is None
     keep()
     assert found() == STATE
@@ -134,7 +135,8 @@ def test_what_is_kept_is_found_and_given_to_qemu_as_it_was(folder: Path) -> None
 
 
 @pytest.mark.parametrize("meanwhile", ["replaced", "removed"])
-def test_a_guest_that_was_found_is_resumed_whatever_another_run_does(meanwhile: str, folder: Path) -> None:
+def test_found_snapshot_survives_other_runs(meanwhile: str, folder: Path) -> None:
+    """A guest that was found is resumed whatever another run does."""
     keep()
     guest = KIND.find()
     assert guest is not None
@@ -149,9 +151,10 @@ def test_a_guest_that_was_found_is_resumed_whatever_another_run_does(meanwhile: 
 
 
 @pytest.mark.parametrize("open_to", ["group", "all", "folder", "another owner"])
-def test_a_guest_that_another_user_could_have_written_is_not_resumed(
+def test_snapshot_of_another_user_is_refused(
     open_to: str, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A guest that another user could have written is not resumed."""
     keep()
     assert (folder.stat().st_mode & 0o777, (folder / KIND.key).stat().st_mode & 0o777) == (0o700, 0o600)
     place = folder if open_to == "folder" else folder / KIND.key
@@ -227,7 +230,8 @@ def machine(tmp_path: Path, **other: str) -> GuestKind:
     return GuestKind.of([*words, "-chardev", f"socket,id=lab.go,fd={len(said['run'])}"])
 
 
-def test_a_run_has_the_kind_of_every_run_of_the_same_machine(tmp_path: Path) -> None:
+def test_same_machine_has_the_same_kind(tmp_path: Path) -> None:
+    """A run has the kind of every run of the same machine."""
     assert machine(tmp_path) == machine(tmp_path, run="second, with other descriptors")
 
 
@@ -288,7 +292,8 @@ def test_a_full_disk_keeps_nothing_and_is_told(folder: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
-def test_who_makes_the_same_at_once_leaves_one_sound_file(folder: Path) -> None:
+def test_parallel_runs_leave_one_sound_snapshot(folder: Path) -> None:
+    """Who makes the same at once leaves one sound file."""
     makers = [threading.Thread(target=keep) for _ in range(4)]
     for maker in makers:
         maker.start()

@@ -104,9 +104,10 @@ def test_only_an_id_that_is_left_can_hold_a_membership(
     assert with_more_ids(before, now) == devices
 
 
-def test_a_membership_that_the_sm_kept_is_not_left_behind_and_one_of_an_id_is(
+def test_stale_sm_membership_is_no_leftover(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A membership that the SM kept is not left behind and one of an id is."""
     nothing: Any = None
     objects: dict[tuple[str, str], int] = {IDS: 1}
     ipoib, joined = Gid("ff12:401b:ffff::1"), Gid("ff12:4001:ffff::f40:1ac")

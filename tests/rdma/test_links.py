@@ -10,7 +10,8 @@ import sys
 from mcast.backends.rdma.net.links import Links
 
 
-def test_what_listens_to_the_end_of_a_process_is_no_mistake_of_the_program() -> None:
+def test_exit_watcher_is_no_finding() -> None:
+    """What listens to the end of a process is no mistake of the program."""
     program = "from mcast.backends.rdma.net.links import links; links.changes()"
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True, timeout=500

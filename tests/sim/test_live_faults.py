@@ -115,9 +115,8 @@ def test_fault_has_one_name_everywhere() -> None:
 # --- on a served fabric -----------------------------------------------------------------------
 
 
-def test_messages_are_lost_from_the_word_to_its_mend(
-    onlooker: ServedBackend, pair: tuple[Endpoint, Endpoint]
-) -> None:
+def test_messages_are_lost_until_undo(onlooker: ServedBackend, pair: tuple[Endpoint, Endpoint]) -> None:
+    """Messages are lost from the word to its mend."""
     one, other = pair
     with one.join(GROUP) as here, other.join(GROUP) as there:
         assert onlooker.control(["drop", "ib1"]) == ("drop target=1",)
@@ -131,9 +130,8 @@ def test_messages_are_lost_from_the_word_to_its_mend(
     assert onlooker.control(["list"]) == ("no fault lasts",)
 
 
-def test_a_cut_port_s_programs_hear_of_it_and_the_mend_brings_them_back(
-    onlooker: ServedBackend, pair: tuple[Endpoint, Endpoint]
-) -> None:
+def test_undo_restores_a_cut_port(onlooker: ServedBackend, pair: tuple[Endpoint, Endpoint]) -> None:
+    """A cut port's programs hear of it and the mend brings them back."""
     with pair[1].join(GROUP):
         onlooker.control(["link-down", "10.0.0.2"])
         until(lambda: isinstance(pair[1].next_event(10), Lost))
@@ -209,9 +207,10 @@ def test_the_command_says_what_it_did_or_why_not(server: FabricServer, here: Run
     assert "no fabric is served at" in done.stderr
 
 
-def test_serve_plays_the_faults_of_a_scenario_on_the_wall_clock(
+def test_serve_injects_scenario_faults_in_real_time(
     here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Serve plays the faults of a scenario on the wall clock."""
     (tmp_path / "late.toml").write_text(
         'name = "late"\nseconds = 60\nseed = 5\nfabric = {ports = 2}\n'
         f'members = [{{group = "{GROUP}", ports = [0]}}]\n'

@@ -123,7 +123,8 @@ def test_lossy_link() -> None:
     assert all(member.lost == 0 for device, member in members.items() if device != "roce3")
 
 
-def test_the_same_scenario_gives_the_same_result_and_trace() -> None:
+def test_same_scenario_gives_the_same_trace() -> None:
+    """The same scenario gives the same result and trace."""
     first, second = (run(load("lossy-link")) for _ in range(2))
     assert first.as_json() == second.as_json()
     assert str(first.trace) == str(second.trace)
@@ -172,7 +173,8 @@ def test_a_fault_in_a_scenario(fault: dict[str, Any], causes: dict[str, int]) ->
     assert member.expected == 100
 
 
-def test_faults_show_in_the_counters_and_in_what_is_seen() -> None:
+def test_faults_show_in_the_counters() -> None:
+    """Faults show in the counters and in what is seen."""
     assert faulty(kind="duplicate", copies=2)[1].duplicates == 200
     assert faulty(kind="corrupt-qkey", target=2)[1].counters.dropped_qkey == 100
     for kind, status in (("overrun-cq", "WR_FLUSH_ERR"), ("fail-qp", "LOC_QP_OP_ERR")):
@@ -229,7 +231,8 @@ def test_yaml_without_pyyaml_says_what_to_install(tmp_path: Path, monkeypatch: p
         load(tmp_path / "a.yml")
 
 
-def test_a_ready_made_name_is_a_scenario_and_a_wrong_one_names_them() -> None:
+def test_wrong_scenario_name_lists_the_known() -> None:
+    """A ready made name is a scenario and a wrong one names them."""
     with pytest.raises(
         BadScenario, match=r"sm-failover is neither a file nor a ready-made scenario: choose one of .*lossy"
     ):
@@ -508,7 +511,8 @@ def mangled(draw: st.DrawFn) -> dict[str, Any]:
 
 @settings(max_examples=200, deadline=None)
 @given(mangled())
-def test_whatever_a_scenario_says_it_is_refused_or_played(made: dict[str, Any]) -> None:
+def test_any_scenario_is_refused_or_simulated(made: dict[str, Any]) -> None:
+    """Whatever a scenario says it is refused or played."""
     with suppress(BadScenario):
         simulated = scenario_model._parse("x", json.dumps(made), yaml=True)
         if scenario_model.steps_of(simulated) < 10_000:
@@ -535,7 +539,8 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, timeout=500, env=environment)
 
 
-def test_the_command_fits_80_columns_and_says_who_lost_what_and_why() -> None:
+def test_report_fits_80_columns() -> None:
+    """The command fits 80 columns and says who lost what and why."""
     done = command("run", "sm-failover-under-load")
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 80

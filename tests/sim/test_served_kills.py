@@ -126,8 +126,11 @@ def grown_by(work: Callable[[], None], most: int) -> int:
 
 
 @pytest.mark.parametrize("kind", ["roce", "infiniband"])
-def test_clients_that_are_killed_under_load_leave_nothing(tmp_path: Path, kind: str, long: bool) -> None:
-    """A thousand on each fabric with --long. Two bystanders lose no message."""
+def test_killed_clients_leave_nothing(tmp_path: Path, kind: str, long: bool) -> None:
+    """Clients that are killed under load leave nothing.
+
+    A thousand on each fabric with --long. Two bystanders lose no message.
+    """
     path, wanted = tmp_path / "fabric.sock", 1000 if long else 12
     bound = wanted * BYTES_OF_A_CLIENT + 131_072
     fabric = (

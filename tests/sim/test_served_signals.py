@@ -80,11 +80,14 @@ def works(one: End) -> bool:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a handler in a finalizer
 @pytest.mark.parametrize("name", ["send", "join", "recv", "get_event", "counters"])
-def test_an_interrupted_call_leaves_all_usable_or_broken(
+def test_interrupted_call_is_usable_or_broken(
     server: FabricServer, path: Path, name: str, long: bool
 ) -> None:
-    """Where it waits for a message or an event, always usable; amid a request, the connection may be broken,
-    which is like the server's end. Other threads go on, and `close` leaves nothing."""
+    """An interrupted call leaves all usable or broken.
+
+    Where it waits for a message or an event, always usable; amid a request, the connection may be broken,
+    which is like the server's end. Other threads go on, and `close` leaves nothing.
+    """
     random, broken = Random(name), 0
     before = descriptors()
     for _ in range(400 if long else 40):

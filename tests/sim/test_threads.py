@@ -180,7 +180,8 @@ def in_turn(make: Callable[..., Fabric], first: str, second: str) -> tuple[str, 
 
 @pytest.mark.parametrize("other", CHANGES)
 @pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
-def test_calls_that_meet_end_as_if_one_came_after_the_other(make: Callable[..., Fabric], other: str) -> None:
+def test_concurrent_calls_are_serializable(make: Callable[..., Fabric], other: str) -> None:
+    """Calls that meet end as if one came after the other."""
     before, wrong = descriptors(), []
     for name in CALLS:
         allowed = {in_turn(make, name, other), in_turn(make, other, name)[::-1]}

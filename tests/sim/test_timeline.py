@@ -116,7 +116,8 @@ def test_the_page_says_what_was_lost_and_why(failover: Trace) -> None:
         assert f"{count:,} {reason}" in text
 
 
-def test_the_page_of_a_scenario_has_the_numbers_of_the_terminal(simulated: ScenarioResult) -> None:
+def test_page_has_the_numbers_of_the_terminal(simulated: ScenarioResult) -> None:
+    """The page of a scenario has the numbers of the terminal."""
     text = words(simulated.page())
     lost, expected = (sum(getattr(m, name) for m in simulated.members) for name in ("lost", "expected"))
     fabrics = sum(event.count for _, event in simulated.trace if isinstance(event, MessagesLost))
@@ -147,7 +148,8 @@ def test_each_fault_has_its_name_on_the_time_line(failover: Trace) -> None:
     assert names == [fault.text for fault in faults] != []
 
 
-def test_names_of_faults_that_are_near_stand_above_each_other() -> None:
+def test_near_fault_names_are_stacked() -> None:
+    """Names of faults that are near stand above each other."""
     fabric = Fabric.roce(ports=2, trace=True)
     for _ in range(3):
         fabric.set_link(fabric.ports[0], up=False)
@@ -187,7 +189,8 @@ def test_a_quiet_run_says_that_nothing_was_lost() -> None:
     assert "Every copy that was due arrived." in text
 
 
-def test_more_members_than_a_page_draws_are_counted_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_beyond_the_page_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More members than a page draws are counted and said."""
     monkeypatch.setattr(timeline, "MAX_LANES", 2)
     text = " ".join(" ".join(Page(page(members(5), "many")).text).split())
     assert "3 more members are not drawn" in text
@@ -250,7 +253,8 @@ def test_a_member_goes_through_its_states() -> None:
     assert any(note.kind == "bad" and "no answer" in note.text for note in told.control)
 
 
-def test_a_qp_attached_by_hand_has_the_lane_of_its_membership() -> None:
+def test_attached_qp_shares_its_members_lane() -> None:
+    """A QP attached by hand has the lane of its membership."""
     fabric = Fabric.roce(trace=True)
     with open_fabric(fabric) as backend, backend.event_channel() as channel:
         cm_id = channel.create_id()

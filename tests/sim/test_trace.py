@@ -160,7 +160,8 @@ def test_a_record_that_does_not_fit_is_refused(field: str, value: object) -> Non
         Trace.load(json.dumps(asked))
 
 
-def test_a_field_that_an_event_does_not_have_is_refused() -> None:
+def test_unknown_field_of_an_event_is_refused() -> None:
+    """A field that an event does not have is refused."""
     fabric = Fabric.roce(trace=True)
     with pytest.raises(ValidationError, match="Extra inputs"):
         fabric.core.log.note(Link, port="roce0", up=True, why="so")  # type: ignore[call-arg]
@@ -201,7 +202,8 @@ def test_a_send_only_join_sends_no_igmp() -> None:
     assert scene.events(IgmpReport) == [{"port": "roce1", "source": "10.0.0.2", "group": "::ffff:239.1.1.1"}]
 
 
-def test_messages_are_numbered_over_the_fabric_and_psns_over_the_qp(scene: Scene) -> None:
+def test_messages_and_psns_are_numbered(scene: Scene) -> None:
+    """Messages are numbered over the fabric and PSNs over the QP."""
     to = scene.join(0)
     scene.qp(0).send(to, [b"a", b"b"])
     scene.qp(1).send(to, [b"c"])
@@ -272,7 +274,8 @@ def test_what_never_left_its_port_says_so() -> None:
         assert [(event["count"], event["reason"]) for event in unsent] == [(1, reason)]
 
 
-def test_an_sa_that_says_nothing_is_given_up_after_its_timeout() -> None:
+def test_silent_sa_is_given_up() -> None:
+    """An SA that says nothing is given up after its timeout."""
     scene = Scene("infiniband")
     with scene.fabric.rules.on_sa_request(lambda _: Drop()):
         scene.ids[0].join_multicast(GROUP)

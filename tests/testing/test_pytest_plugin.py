@@ -60,7 +60,8 @@ def output(result: pytest.RunResult) -> str:
 # --- the fabric -----------------------------------------------------------------------------------
 
 
-def test_an_application_reaches_the_fabric_of_its_test_by_name(suite: Suite) -> None:
+def test_application_opens_the_tests_fabric_by_name(suite: Suite) -> None:
+    """An application reaches the fabric of its test by name."""
     result = suite("""
 @pytest.mark.mcast(fabric=["roce", "infiniband"], ports=3)
 def test_each(mcast_fabric):
@@ -161,7 +162,8 @@ def test_threads(mcast_fabric):
 # --- endpoints ------------------------------------------------------------------------------------
 
 
-def test_endpoints_have_ports_of_their_own_and_are_closed(suite: Suite) -> None:
+def test_endpoints_have_own_ports(suite: Suite) -> None:
+    """Endpoints have ports of their own and are closed."""
     result = suite("""
 kept = []
 
@@ -182,7 +184,8 @@ def test_then():
     result.assert_outcomes(passed=2)
 
 
-def test_endpoints_of_coroutines_are_closed_after_their_loop(suite: Suite, pytester: pytest.Pytester) -> None:
+def test_async_endpoints_close_after_their_loop(suite: Suite, pytester: pytest.Pytester) -> None:
+    """Endpoints of coroutines are closed after their loop."""
     pytester.makeconftest(COROUTINES)
     suite("""
 kept = []
@@ -343,7 +346,8 @@ def test_then():
     result.assert_outcomes(passed=4)
 
 
-def test_a_port_on_which_no_endpoint_was_opened_stays_free(suite: Suite) -> None:
+def test_failed_open_frees_its_port(suite: Suite) -> None:
+    """A port on which no endpoint was opened stays free."""
     result = suite(
         """
 @pytest.mark.mcast(ports=2)
@@ -460,7 +464,8 @@ LEAKS = {
 
 
 @pytest.mark.parametrize("leak", LEAKS)
-def test_what_is_left_open_is_an_error_in_words_with_its_place(suite: Suite, leak: str) -> None:
+def test_open_object_is_an_error_with_its_line(suite: Suite, leak: str) -> None:
+    """What is left open is an error in words with its place."""
     body, says = LEAKS[leak]
     result = suite(f"kept = []\ndef test_leak(mcast_fabric, mcast_endpoints):\n    {body}\n")
     result.assert_outcomes(passed=1, errors=1)
@@ -487,7 +492,8 @@ def test_leak(mcast_fabric):
     )
 
 
-def test_a_thread_that_waits_on_what_was_left_open_wakes(suite: Suite) -> None:
+def test_thread_waiting_on_a_leftover_wakes(suite: Suite) -> None:
+    """A thread that waits on what was left open wakes."""
     suite("""
 from threading import Thread
 
@@ -591,7 +597,8 @@ def test_a_seed_follows_from_the_run_and_the_test(suite: Suite) -> None:
     assert "mcast: --mcast-seed=5\n" in output(other)
 
 
-def test_what_an_application_draws_follows_from_the_seed(suite: Suite) -> None:
+def test_random_numbers_follow_the_seed(suite: Suite) -> None:
+    """What an application draws follows from the seed."""
     tests = """
 @pytest.mark.mcast(fabric="infiniband")
 def test_drawn(mcast_fabric):
@@ -789,7 +796,8 @@ def test_it():
     pytester.runpytest_subprocess().assert_outcomes(passed=1)
 
 
-def test_it_lives_beside_the_plugin_of_the_conformance_suite(suite: Suite) -> None:
+def test_works_beside_the_conformance_plugin(suite: Suite) -> None:
+    """It lives beside the plugin of the conformance suite."""
     result = suite(
         "def test_bed(bed): pass\ndef test_fabric(mcast_fabric): pass\n", "-p", "mcast.conformance.plugin"
     )
@@ -837,9 +845,8 @@ def listener(**more):
 )
 
 
-def test_a_shared_fabric_is_that_of_subprocesses_and_each_process_left_is_named_and_killed(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shared_fabric_kills_processes_left_over(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shared fabric is that of subprocesses and each process left is named and killed."""
     monkeypatch.delenv("MCAST_SIM", raising=False)
     result = suite(
         PROGRAM

@@ -111,7 +111,8 @@ PROVIDER = ROCE._replace(status=lambda: status)
 WHY = "no device: the card is gone; put it back"
 
 
-def test_an_unavailable_backend_is_skipped_with_its_fix(suite: Pytest, third_party: Install) -> None:
+def test_unavailable_backend_is_skipped(suite: Pytest, third_party: Install) -> None:
+    """An unavailable backend is skipped with its fix."""
     env = third_party(source=UNAVAILABLE)
     status, output = suite(TESTS, "--backend", "acme", "-k", "passes", env=env)
     assert status == 0

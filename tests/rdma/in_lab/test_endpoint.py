@@ -160,9 +160,8 @@ def test_close_wakes_who_waits(lab_bed: Testbed, pool: ThreadPoolExecutor) -> No
             one.result(BOUND)
 
 
-def test_leaving_wakes_the_thread_that_waits_for_the_group(
-    lab_bed: Testbed, pool: ThreadPoolExecutor
-) -> None:
+def test_leave_wakes_a_waiting_thread(lab_bed: Testbed, pool: ThreadPoolExecutor) -> None:
+    """Leaving wakes the thread that waits for the group."""
     with open_endpoint(lab_bed.backend, str(lab_bed.ports[0])) as endpoint:
         group = endpoint.join("239.70.11.1")
         messages = pool.submit(list, group)
