@@ -7,8 +7,12 @@
 
 A change (`Change`) leads to the next state and to actions (`Action`), which are values: `recovery.Rejoiner`
 carries them out, `core.EndpointCore` and the rejoiner cause the changes. A change without a row changes
-nothing: `IGNORED` says why, for an event that comes late, for example. A group belongs to its endpoint, and
-changes only under the endpoint's guard.
+nothing: `IGNORED` says why, for an event that is late, for example. A group belongs to its endpoint, and
+changes only under the endpoint's guard. This file wakes nobody: the driver lets waiting calls check again
+after it has handled events, or when `Waiting.dirty` is set.
+
+Deliberately not handled here: when to try again, and on which port, which is `recovery`'s, and messages that
+are lost while a group is LOST.
 """
 
 from __future__ import annotations

@@ -11,6 +11,9 @@ as a rule of the user's that fails, breaks the fabric, as any exception in the m
 
 `with clock:` is for threads that no exception interrupts, such as those of a server: it holds the lock, and
 sets no flag. Times are ints, nanoseconds since the fabric was made.
+
+Deliberately not handled: a real-time step that is due while the lock is held is late, and a trace is
+not deterministic if several threads share virtual time: the order of their calls decides it.
 """
 
 from __future__ import annotations

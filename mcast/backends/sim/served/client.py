@@ -7,6 +7,11 @@ without holding a lock; then it sends the request.
 The server's end is the removal of every device: ids report it, queue pairs are dead. `ServedBackend.devices`
 attaches anew, to the same host, once the fabric is served again. A connection that an exception has broken
 (see `connection`) is like a server that has ended.
+
+This process owns the contract's objects and the numbers of their counterparts in the server, which owns all
+else. A call that waits wakes when a descriptor is readable, when a second has passed, or when the backend is
+closed. Deliberately not handled: what was in flight when the server ended. Messages and unread events are
+lost, and each id gets a removal instead.
 """
 
 from __future__ import annotations

@@ -10,6 +10,10 @@ threads may only call `client_processes` and `stop`, and queue an answer.
 
 No client can delay another one: the server sends nothing but answers, and does not read from a client with an
 unread answer. A malformed frame ends its client, with a log line, and the sizes of frames are bounded.
+
+Deliberately not handled: clients on other machines, because descriptors are passed over the socket, and
+a fabric that outlives its server. When the server ends, every client sees its devices
+removed, and starts anew on the next fabric.
 """
 
 from __future__ import annotations
