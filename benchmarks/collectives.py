@@ -128,7 +128,7 @@ def by_clocks() -> tuple[float, float]:
 
 
 def cost(comm: Any, call: Callable[[], object], sent: Callable[[], int]) -> Cost:
-    """What one call on all ranks costs."""
+    """Cost of one call on all ranks."""
     comm.Barrier()
     bytes_before, cpu, start = sent(), time.process_time(), time.perf_counter()
     call()

@@ -68,7 +68,7 @@ def moved(now: Ratios, before: Ratios) -> Iterator[str]:
 
 
 def comparison(now: Ratios, store: Path = STORE) -> list[str]:
-    """What moved since the last release, or one line saying that nothing did."""
+    """Return the changes since the last release, or one line saying that nothing did."""
     release, before = stored(store)
     since = f"release {release}" if release else "nothing stored yet"
     lines = list(moved(now, before))

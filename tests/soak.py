@@ -40,7 +40,7 @@ BOUND = 30.0
 """The longest that one call of an actor may take, in seconds."""
 SAMPLES = 50
 SLACK = 1.1, 8 << 20
-"""How much more memory the last fifth of the run may have at least than the second: a factor, and bytes."""
+"""Growth that is allowed from the second fifth of the run to the last: a factor, and bytes."""
 VICTIM = """
 import itertools, sys, mcast
 with mcast.open_endpoint(*sys.argv[1:]) as endpoint, endpoint.join("239.1.1.8") as group:
@@ -56,18 +56,18 @@ class TestFabric(ABC):
 
     provider: str
     network: str
-    """What the addresses of its ports begin with."""
+    """First part of the addresses of its ports."""
     pause: float
     """Seconds between two faults, in which programs come to something."""
     faults: Sequence[Callable[[], object]]
-    """What happens, in turn; each is over by itself."""
+    """Faults to cause in turn; each ends by itself."""
 
     @abstractmethod
     def usage(self) -> tuple[int, int]:
         """Bytes in memory, and what is open, of the fabric itself."""
 
     def left(self) -> Sequence[str]:
-        """What those who are gone have left on the fabric, in words."""
+        """Return what ended programs left on the fabric, in words."""
         return ()
 
 
@@ -127,7 +127,7 @@ class LabFabric(TestFabric):
 
 
 class Soak:
-    """What the actors share: where they are, when to end, what they did, and what went wrong."""
+    """State that the actors share: where they are, when to end, what they did, and what went wrong."""
 
     def __init__(self, fabric: TestFabric, seed: int) -> None:
         self.fabric = fabric
@@ -137,7 +137,7 @@ class Soak:
         self.random = random.Random(seed)
 
     def where(self, number: int) -> tuple[str, str]:
-        """What opens an endpoint on that port."""
+        """Return the arguments that open an endpoint on that port."""
         return self.fabric.provider, f"{self.fabric.network}.{number}"
 
     def act(self, name: str, turn: Callable[[], object]) -> threading.Thread:
@@ -215,7 +215,7 @@ class Soak:
 
 
 class Sample(NamedTuple):
-    """What the fabric and this process have: bytes in memory, and open descriptors or objects."""
+    """Usage of the fabric and of this process: bytes in memory, and open descriptors or objects."""
 
     fabric: tuple[int, int]
     here: tuple[int, int]
@@ -227,7 +227,7 @@ def of_process(pid: int) -> tuple[int, int]:
 
 
 def judge(before: Sample, samples: Sequence[Sample], after: Sample) -> list[str]:
-    """What has grown. Of some samples the least counts: what one of them had for a moment is no growth."""
+    """Return the growth. The minimum of some samples counts, because a moment's use is no growth."""
     fifth = max(1, len(samples) // 5)
     factor, extra = SLACK
     found = []

@@ -227,7 +227,7 @@ def macs() -> Iterator[str]:
 
 
 def values_of_this_host() -> set[str]:
-    """What the machine, its user and the simulated devices are called, and their addresses."""
+    """Names of the machine, its user and the simulated devices, and their addresses."""
     names = {platform.node(), os.uname().nodename, getpass.getuser(), str(Path.home()), str(Path.cwd())}
     found = names | {str(ROOT), HOST, HOST.partition(".")[0], USER, *macs()}
     found |= {interface for _, interface in socket.if_nameindex()} - {"lo"}
@@ -406,7 +406,7 @@ def test_a_card_is_read_from_sysfs(tmp_path: Path) -> None:
 
 
 def test_the_report_says_what_the_device_is(somebody: None) -> None:
-    """As the provider says it, without names that somebody has built into a version."""
+    """Identify the device in the provider's words, without names that somebody has built into a version."""
     ours = DeviceIdentity("mlx5_core", "", "22.39.1002", {"board_id": f"{USER}-1"})
     identity = Identity({"rdma-core": "44.0"}, {"roce0": ours})
     with acme(simulated(), identity):

@@ -57,7 +57,7 @@ def test_loss_and_round_trips_are_those_of_each_member(answered: set[int], first
 
 
 def test_only_first_answers_count() -> None:
-    """What is no first answer to a ping of ours is none."""
+    """Only the first answer to a ping of ours counts."""
     counts, peer = pinger(), Peer(THERE, 1)
     probe = counts.ask(1, 17, HERE, 0)
     assert counts.on_message(echo(probe, asker=ELSEWHERE), peer, 1) is None

@@ -127,7 +127,7 @@ def test_a_strangers_knock_opens_nothing(precede: Callable[[Callable[[bytes], No
 def test_messages_of_strangers_are_shown(
     here: Run, monkeypatch: pytest.MonkeyPatch, precede: Callable[[Callable[[bytes], None]], None]
 ) -> None:
-    """What strangers sent is shown where there is any."""
+    """Messages of strangers are shown where there are any."""
     assert "others" not in here("bench", "--backend", "sim", "--seconds", "0.01").stdout
 
     def opened(name: str, **options: Any) -> Backend:

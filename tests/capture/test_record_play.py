@@ -1,4 +1,4 @@
-"""What was received becomes packets, and packets become messages again."""
+"""Received messages become packets, and packets become messages again."""
 
 from __future__ import annotations
 

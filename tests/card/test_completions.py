@@ -1,4 +1,4 @@
-"""What a device offers for its completion queues, on a card that has it and on one that has not."""
+"""Options of completion queues that a device may offer, on a card that has it and on one that has not."""
 
 from __future__ import annotations
 

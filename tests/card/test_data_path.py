@@ -68,7 +68,7 @@ class End(ends.End):
 
     @contextmanager
     def held(self, stage: Stage = Stage.SEND) -> Iterator[None]:
-        """What is sent does not complete inside the block."""
+        """Sends do not complete inside the block."""
         self.card.hold(stage, self.qp.qp_num)
         yield
         self.card.delay(stage, 0, self.qp.qp_num)
@@ -650,7 +650,7 @@ def test_handle_ended_by_a_reset_is_not_used(end: End, monkeypatch: pytest.Monke
 
 
 def handles(card: Card) -> int:
-    """How many address handles live."""
+    """Return the number of address handles."""
     return sum(one.kind == "address handle" for one in card.leftovers())
 
 
@@ -1119,7 +1119,7 @@ def late(number: int, seconds: int = 1) -> Any:
 
 
 def test_exception_before_the_sleep_ends_the_call(end: End) -> None:
-    """What a handler raises before the call sleeps ends the call."""
+    """An exception of a handler before the call sleeps ends the call."""
 
     class Enough(Exception):
         pass
@@ -1445,7 +1445,7 @@ def test_close_after_a_pulled_card_frees_the_rest(card: Card) -> None:
 
 
 def test_wake_descriptor_stays_open_for_late_events(card: Card, backend: CardBackend, end: End) -> None:
-    """What an event wakes by is open as long as one may come.
+    """The descriptor that an event wakes stays open as long as one may arrive.
 
     Another thread reads events, and stands still in the library: it may yet tell the one that closes.
     """

@@ -34,7 +34,7 @@ class Pair:
         self.out, self.group = self.sender.sender(GROUP), self.receiver.join(GROUP)
 
     def receives(self) -> bool:
-        """Whether a message gets through."""
+        """Return True if a message gets through."""
         self.out.send(b"?")
         return self.group.recv(BOUND) is not None
 
@@ -94,7 +94,7 @@ def test_id_on_a_removed_device_is_destroyed_once(pair: Pair) -> None:
 
 @pytest.mark.parametrize("call", ["rdma_destroy_id", "ibv_destroy_cq", "ibv_destroy_comp_channel"])
 def test_held_device_is_destroyed_before_the_rejoin(pair: Pair, call: str) -> None:
-    """What a device that goes keeps for a while is destroyed before the rejoin.
+    """An id that a removed device holds for a while is destroyed before the rejoin.
 
     The kernel keeps a device for as long as an id holds it.
     """

@@ -40,7 +40,7 @@ class End(ends.End):
         return self.qp.recv(2, ends.BOUND)
 
     def state(self) -> tuple[int, int | None]:
-        """What has been sent, and how many receives are free."""
+        """Number of messages sent, and of free receives."""
         return self.qp.counters.sent, self.qp.counters.recv_free
 
 
@@ -133,7 +133,7 @@ REFUSED = [
 def test_fast_call_has_the_contracts_errors(
     end: End, name: str, before: Callable[[End], None], given: tuple[Any, ...], named: dict[str, Any]
 ) -> None:
-    """What the fast call refuses has the error of the one implementation."""
+    """A refusal of the fast call has the error of the contract's implementation."""
     before(end)
     state = end.state() if before is nothing else None
     arguments = (end.group, *given) if name.startswith("send") else given
@@ -182,7 +182,7 @@ BATCHES: dict[str, tuple[Callable[[Batch], object], ...]] = {
 def test_batch_has_the_contracts_errors(
     end: End, name: str, call: Callable[[Batch], object], before: Callable[[Batch], object]
 ) -> None:
-    """What a batch refuses has the error of the one implementation."""
+    """A refusal of a batch has the error of the contract's implementation."""
     batch = end.batch()
     used = before(batch)
     state = end.state()

@@ -103,7 +103,7 @@ def test_a_device_that_takes_no_dmabuf_says_so(card: Card, backend: CardBackend,
 
 
 def test_what_was_deregistered_meanwhile_is_not_sent(card: Card, backend: CardBackend, memory: int) -> None:
-    """As another thread's close, between the look at the region and the post."""
+    """Another thread closes the region between the check and the post."""
     card.ethernet(1)
     end = End(backend)
     to = end.join()
@@ -166,7 +166,7 @@ def test_object_is_sent_from_registered_memory(
 
 
 def regions(card: Card) -> int:
-    """How many memory regions live; one is the queue pair's own."""
+    """Return the number of memory regions; one is the queue pair's own."""
     return sum(one.kind == "memory region" for one in card.leftovers())
 
 

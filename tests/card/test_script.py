@@ -1,4 +1,4 @@
-"""What a test scripts, seen through the provider: times, orders, failures, link layers, headers."""
+"""The scripted card, seen through the provider: times, orders, failures, link layers, headers."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Shared(End):
         super().__init__(backend, max_send_wr=64, max_recv_wr=1024)
         self.backend, self.to = backend, self.join()
         self.latest: list[Batch] = [CopiedBatch()] * 8
-        """What the threads have received last."""
+        """Batches that the threads have received last."""
 
     def require_own(self, message: Message) -> None:
         assert bytes(message.payload) == SENT[len(message.payload) - 1]

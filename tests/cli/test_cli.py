@@ -158,7 +158,7 @@ def test_terminal_without_a_width_has_the_default(here: Run) -> None:
 
 
 def on_a_terminal(*arguments: str, **env: str) -> str:
-    """What the command writes to a terminal."""
+    """Return the output of the command on a terminal."""
     env = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", "COLUMNS": "80"} | env
     return written_to_terminal([str(MCAST), *arguments], env)
 

@@ -213,7 +213,7 @@ def test_what_was_not_measured_is_said(
 def test_a_test_bed_that_fails_is_one_sentence(
     here: Run, short: SuiteReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the suite found is written all the same."""
+    """The findings of the suite are written all the same."""
 
     def fail() -> None:
         raise RuntimeError("no port is left")

@@ -100,7 +100,7 @@ def test_endpoint_follows_the_options(make: Callable[..., Fabric]) -> None:
 def test_unsupported_option_is_a_usage_error(
     here: Run, command: str, option: tuple[str, str], why: str
 ) -> None:
-    """What the port or the card has not is one sentence and status 2."""
+    """An option that the port or the card lacks is one sentence and status 2."""
     done = here(*command.split(), "--backend", "sim", *option)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert why in done.stderr
@@ -127,9 +127,9 @@ def test_measurement_queue_pair_follows_options(make: Callable[..., Fabric]) -> 
 
 
 WORK = ("pydantic", "rich", "mcast.")
-"""What a command needs when it runs, and not to say what it does."""
+"""Modules that a command needs when it runs, and not for its help."""
 LIGHT = {"mcast.cli", "mcast.cli.status", "mcast.cli.terminal", "mcast.__main__", "mcast.facade"}
-"""What the help of all commands, and the version, may load of the package."""
+"""Modules that the help of all commands, and the version, may load of the package."""
 SIM = {"mcast.cli.sim", "mcast.cli.sim_cast", "mcast.cli.sim_control"}
 OWN = {
     "--help": set[str](),

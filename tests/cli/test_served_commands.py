@@ -39,7 +39,7 @@ def members(server: FabricServer) -> int:
 
 
 def test_recording_is_replayed_to_other_processes(server: FabricServer, here: Run, tmp_path: Path) -> None:
-    """What is recorded is replayed to other processes."""
+    """A recording is replayed to other processes."""
     sent = [b"message %d" % number for number in range(20)]
 
     def talk() -> None:

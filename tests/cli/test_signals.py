@@ -161,7 +161,7 @@ def test_the_first_signal_stops_and_the_second_ends(number: int) -> None:
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_that_is_ignored_stays_ignored(number: int) -> None:
-    """As SIGHUP is by nohup, and SIGINT in a job that a script has put into the background."""
+    """nohup ignores SIGHUP, and a script's shell ignores SIGINT in background jobs."""
     stopped: list[int] = []
     before = signal.signal(number, signal.SIG_IGN)
     try:

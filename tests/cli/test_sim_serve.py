@@ -234,7 +234,7 @@ def test_a_place_that_others_may_write_to_is_refused(
 
 
 def test_a_reader_that_has_gone_holds_nobody_up(tmp_path: Path) -> None:
-    """As `head` has, once it has its lines."""
+    """`head` closes its input once it has its lines."""
     call_user, ours = os.pipe()
     os.close(call_user)
     path = tmp_path / "fabric.sock"

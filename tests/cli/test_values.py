@@ -152,7 +152,7 @@ def test_each_number_has_both_bounds() -> None:
 
 
 NO_NUMBERS = ["", "1_000", "\u0663", "\uff11", "nan", "inf", "1e-320", "1e400", "1,5", "--1", "1.", "+1"]
-"""What Python takes for a number in part, and no option does."""
+"""Texts that Python takes for a number, at least in part, and no option does."""
 
 
 def takes_a_number(one: TyperOption | TyperArgument) -> bool:

@@ -170,7 +170,7 @@ def mpi_carries_the_bytes_where_one_rank_has_no_device() -> None:
 
 
 def a_key_closes_the_groups_to_all_but_the_ranks() -> None:
-    """What speaks from the root's own address, and knows its session, ends nothing without the key."""
+    """A sender at the root's own address that knows its session ends nothing without the key."""
     with Collective(COMM, SIM, authenticated=True) as ranks:
         data = bytes(range(256)) * 40
         buffer = bytearray(data if RANK == 0 else len(data))

@@ -1,4 +1,4 @@
-"""What a payload is, in one table for every call of every provider; all refuse the rest with TypeError."""
+"""Types of payloads, in one table for every call and provider; all refuse the rest with TypeError."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
 def judged(
     send: Callable[[], object], sent: Callable[[], int], receive: Callable[[], Message | None]
 ) -> Verdict:
-    """What arrives, or the error of a call that has sent nothing."""
+    """Return the bytes that arrive, or the error of a call that has sent nothing."""
     before = sent()
     try:
         send()

@@ -27,7 +27,7 @@ def end(backend: Backend) -> End:
 
 
 def ends_when(call: Callable[[], Any], cause: Callable[[], Any]) -> Any:
-    """What the call gives, which waits until the cause is there."""
+    """Return the result of the call, which waits until the cause is there."""
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
     thread.start()

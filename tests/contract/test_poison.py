@@ -173,7 +173,7 @@ def test_child_finds_no_lock_of_the_parent(guard: Guard) -> None:
 
 
 class Thing:
-    """What a change was called with."""
+    """Records the arguments of changes."""
 
 
 def refuse(thing: Thing) -> None:

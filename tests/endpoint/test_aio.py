@@ -381,7 +381,7 @@ def test_a_cancelled_receive_loses_no_message(network: Network) -> None:
 
 
 def test_cancelled_call_passes_its_message_on(network: Network) -> None:
-    """What was received for a call that is cancelled goes to the next."""
+    """A message for a call that is cancelled goes to the next."""
 
     async def main() -> None:
         async with pair(network) as (one, other):
@@ -499,7 +499,7 @@ def test_a_send_that_is_cancelled_has_sent_nothing(network: Network) -> None:
 
 
 def test_a_timeout_that_is_no_number_is_refused(network: Network) -> None:
-    """Whether or not the call would have waited; nothing is sent, received or joined."""
+    """Refused even if the call would not have waited; nothing is sent, received or joined."""
 
     async def main() -> None:
         async with pair(network) as (one, other):
@@ -736,7 +736,7 @@ def test_close_after_the_loop_closes_once(fabric: Fabric) -> None:
 
 @pytest.mark.parametrize("call", ["recv", "recv_batch"])
 def test_task_returns_what_it_got_before_a_close(network: Network, call: str) -> None:
-    """What a task was handed before a close it returns."""
+    """A task returns the message that it got before a close."""
 
     async def main() -> None:
         async with pair(network) as (one, other):

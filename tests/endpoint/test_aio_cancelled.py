@@ -247,7 +247,7 @@ AT_ONCE = {"join", "sender", "leave", "close", "open_endpoint", "probe_loopback"
 
 
 def left_of(network: Network) -> list[str]:
-    """What is there of the endpoints; address handles are kept for the next message."""
+    """Return the objects of the endpoints that are left; address handles are kept for the next message."""
     return sorted(one for one in network.leftovers() if "address handle" not in one)
 
 

@@ -245,7 +245,7 @@ def test_a_batch_of_a_group_has_no_message_of_another(net: Net) -> None:
 
 
 def test_kept_messages_are_in_order_of_arrival(net: Net) -> None:
-    """What was kept comes in order of arrival to who asks for all."""
+    """Kept messages are delivered in order of arrival to calls for all groups."""
     sender, receiver = net.open(0), net.open(1)
     first, *_ = receiver.join(GROUP), receiver.join(OTHER)
     to_one, to_two = sender.sender(GROUP), sender.sender(OTHER)
@@ -260,7 +260,7 @@ def test_kept_messages_are_in_order_of_arrival(net: Net) -> None:
 
 
 def test_messages_put_back_are_first() -> None:
-    """What is put back comes first and is counted with the rest."""
+    """Messages that are put back are delivered first, and counted with the rest."""
     kept = ReceiveBuffer({}, {}, 8)
     first, second = (
         Message(memoryview(payload), Gid("fe80::1"), 17, Gid("ff0e::1"), None, False)
@@ -473,7 +473,7 @@ def test_a_poll_finds_what_is_there(net: Net) -> None:
 
 
 def test_a_timeout_that_is_no_number_is_refused(net: Net) -> None:
-    """Whether or not the call would have waited; nothing is sent, received or joined."""
+    """Refused even if the call would not have waited; nothing is sent, received or joined."""
     endpoint = net.open(0)
     group = endpoint.join(GROUP)
     net.open(1).sender(GROUP).send(b"x")

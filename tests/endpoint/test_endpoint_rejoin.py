@@ -60,7 +60,7 @@ class Pair:
     def __init__(self, network: Network, **options: Any) -> None:
         self.network = network
         self.a_while = 0.2 if isinstance(network, CardNetwork | UdpNetwork) else 60.0
-        """How long it is waited for what must not come, in seconds: in virtual time that costs nothing."""
+        """Seconds to wait for messages that must not arrive: in virtual time that costs nothing."""
         self.backend: Backend = network.open()
         self.sender = open_endpoint(self.backend, "10.0.0.1")
         self.receiver: Endpoint = open_endpoint(self.backend, "10.0.0.2", **{"seed": 1} | options)
@@ -71,7 +71,7 @@ class Pair:
         self.network.fail_qp(self.receiver.qp_num)
 
     def receives(self) -> bool:
-        """Whether a message still gets through."""
+        """Return True if a message still gets through."""
         self.out.send(b"?")
         return self.group.recv(BOUND) is not None
 
@@ -587,7 +587,7 @@ def test_rejoin_after_its_id_is_repeated(pairs: Callable[..., SimPair]) -> None:
 def test_join_on_a_failed_qp_moves_to_the_next(
     paired: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was joined while the queue pair had failed comes back with another."""
+    """A group joined while the queue pair had failed returns with another one."""
     pair = paired()
     refuse_resets(pair, monkeypatch)
     pair.fail_qp()

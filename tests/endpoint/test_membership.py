@@ -61,7 +61,7 @@ def test_what_is_left_stays_left_and_all_can_be_left(transitions: Transitions) -
 
 @BOTH
 def test_final_loss_is_raised_by_receives(transitions: Transitions) -> None:
-    """What is gone for good was told to who receives."""
+    """A final loss is raised by calls that receive."""
     gone = [
         transition for (_, change), transition in transitions.items() if transition.state is GroupState.FAILED
     ]

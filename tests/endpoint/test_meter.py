@@ -1,4 +1,4 @@
-"""What a meter counts of an endpoint's messages: rates, gaps, sources."""
+"""Measurements of an endpoint's messages: rates, gaps, sources."""
 
 from __future__ import annotations
 

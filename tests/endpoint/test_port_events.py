@@ -1,4 +1,4 @@
-"""What a port tells of itself reaches the contract and the endpoint, simulated and on the card."""
+"""Events of a port reach the contract and the endpoint, simulated and on the card."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def qp(backend: Backend) -> QueuePair:
 
 
 def ends(qp: QueuePair) -> bool:
-    """Whether a receive without a timeout ends, and finds no message."""
+    """Return True if a receive without a timeout ends without a message."""
     with ThreadPoolExecutor(1) as pool:
         asleep = pool.submit(qp.recv, 1, None, events=True)
         try:
@@ -175,7 +175,7 @@ class Pair:
         return event
 
     def receives(self) -> bool:
-        """Whether a message gets through."""
+        """Return True if a message gets through."""
         self.out.send(b"?")
         return self.group.recv(BOUND) is not None
 
@@ -250,7 +250,7 @@ def test_who_waits_for_an_event_is_woken(pair: Pair) -> None:
 @pytest.mark.parametrize("waits", ["next_event", "recv"])
 @pytest.mark.parametrize("asleep", [True, False])
 def test_a_loop_is_told(network: Network, backend: Backend, waits: str, asleep: bool) -> None:
-    """Whether the task sleeps by then, or a receive was empty since, so that the descriptor tells no more."""
+    """The task sleeps by then, or a receive was empty since, so that the descriptor tells no more."""
 
     async def main() -> None:
         async with aio.open_endpoint(backend, "10.0.0.2", rejoin=POLICY) as endpoint:

@@ -62,7 +62,7 @@ def test_a_flipped_byte_before_the_numbers_is_refused(place: int, value: int) ->
 
 
 class Model:
-    """The same counts from a set of all numbers seen."""
+    """Model that counts from a set of all numbers seen."""
 
     def __init__(self) -> None:
         self.seen: set[int] = set()
@@ -106,7 +106,7 @@ def test_a_stream_counts_as_the_model_does(first: int, steps: list[int]) -> None
 
 @pytest.mark.parametrize("jump", [WINDOW + 1, MAX_JUMP - 2])
 def test_large_gap_is_counted_when_confirmed(jump: int) -> None:
-    """What is lost in one large gap is counted once the stream goes on."""
+    """A loss of one large gap is counted once the stream goes on."""
     stream = Stream(0)
     assert [stream.take(jump), stream.gaps] == [(), 0]
     assert stream.take(jump) is Refusal.DUPLICATE
@@ -175,7 +175,7 @@ def test_another_queue_pair_cannot_touch_a_stream() -> None:
 
 
 def test_late_message_of_the_next_qp_closes_a_gap() -> None:
-    """What comes late from the next queue pair closes its gap."""
+    """A late message of the next queue pair closes its gap."""
     sources = Sources()
     for qp_num, number in ((1, 9), (2, 13), (2, 10), (2, 12), (2, 11)):
         gaps = (range(10, 13),) if number == 13 else ()

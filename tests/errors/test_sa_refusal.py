@@ -1,4 +1,4 @@
-"""What is found against a request is what the SA refuses it for: the modelled SA is asked as well."""
+"""The reason that is found for a refusal is the SA's reason: the modelled SA is asked as well."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ with atheris.instrument_imports(include=["mcast", "tomllib", "yaml"]):
     from tests.fuzz.targets import HERE, MAX_INPUT, TARGETS
 
 _SLOW, _MEGABYTES = 20, 2048
-"""What an input may take; more is a failure as well."""
+"""Maximum seconds and megabytes of an input; more is a failure as well."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What is fuzzed: everything that reads bytes or text of strangers. A target returns, whatever it is given.
+"""Targets of fuzzing: everything that reads bytes or text of strangers. A target always returns.
 
 A target takes any bytes. It lets through the errors that its subject promises, and states what must hold.
 """
@@ -242,7 +242,7 @@ def closed_messages(data: bytes) -> None:
 
 
 def cast_labels(data: bytes) -> None:
-    """What goes with a file of `mcast send`: none, or a label that is written again as it was read.
+    """Read the label of a file of `mcast send`: none, or a label that is written again as it was read.
 
     Its name leads to a place inside the receiver's folder, or is refused.
     """
@@ -347,7 +347,7 @@ def addresses(data: bytes) -> None:
 
 
 def endpoint_text(data: bytes) -> None:
-    """What says where an endpoint is: --bind, --device and sizes, in one sentence where they are wrong."""
+    """Read the options of an endpoint: --bind, --device and sizes, in one sentence where they are wrong."""
     text = data.decode(errors="replace")
     with suppress(terminal.Failure, ValueError):
         choose(_known(), None, *options.port_of(text))
@@ -451,7 +451,7 @@ class _Served:
         self.fabric.close()
 
     def tables(self) -> object:
-        """What the client in order has, and what another one might leave."""
+        """Return the state of the client that works, and leftovers of the other."""
         ports = self.fabric.ports
         return sorted(SimObserver(self.fabric).leftovers()), [len(port.ids) for port in ports]
 

@@ -283,7 +283,7 @@ def test_a_broken_link_or_a_page_out_of_reach_fails_the_build(tmp_path: Path) ->
 
 
 class Fetched(HTMLParser):
-    """What a browser fetches to show a page."""
+    """Files that a browser fetches to show a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -341,7 +341,7 @@ def test_nothing_that_should_be_generated_is_left_out(site: Path) -> None:
 
 @pytest.fixture(scope="module")
 def steps() -> list[str]:
-    """What the steps of the workflow run, in order; that of the lab's action is the last."""
+    """Return the commands of the workflow's steps, in order; that of the lab's action is the last."""
     workflow = yaml.safe_load((ROOT / "docs" / "assets" / "mcast-lab.yml").read_text("utf-8"))
     assert workflow[True] == ["push", "pull_request"]  # YAML's word for the key `on`
     jobs = workflow["jobs"].values()

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def completeness(package: Path, where: Path) -> dict[str, Any]:
-    """What pyright reports of a package that is installed as any other: not editable, and no link."""
+    """Return pyright's report of a package that is installed as any other: not editable, and no link."""
     venv.create(where / "env", symlinks=True)
     (site,) = (where / "env").glob("lib/python*/site-packages")
     shutil.copytree(package, site / package.name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))

@@ -1,4 +1,4 @@
-"""What happens to an SM, a cable or a port, as an application sees it: the same on simulator and kernel.
+"""Incidents of an SM, a cable or a port, as an application sees them: the same on simulator and kernel.
 
 Each test runs twice from one body: here on the simulator, and in the lab's guest on the kernel's own ib_sa,
 rdma_cm and IPoIB with a real OpenSM (`tests/lab/test_infiniband_incidents.py`).
@@ -19,7 +19,7 @@ from .sides import SOFTIB, Side, SimSide, SoftibSide
 
 ENETRESET = 102
 ENDED = (MembershipLost, {"event": "MULTICAST_ERROR", "status": -ENETRESET})
-"""How the kernel ends a membership, whatever the port's event was (SA-RESET-1)."""
+"""Event by which the kernel ends a membership, whatever the port's event was (SA-RESET-1)."""
 GONE = (DeviceGone, {"event": "DEVICE_REMOVAL", "status": 0})
 MLIDS = 32
 GROUP, OTHER = "239.77.1.1", "239.77.1.2"
@@ -49,7 +49,7 @@ class Pair:
         self.receives()
 
     def receives(self) -> None:
-        """What is sent arrives; the first messages may go before the switches know the member (SA-SM-4)."""
+        """Check that a message arrives; the switches may not know the member at first (SA-SM-4)."""
         for number in self.numbers:
             self.out.send(b"%d" % number)
             while message := self.group.recv(timeout=0.2):

@@ -192,7 +192,7 @@ ENDED = {
     "close a channel": {*_OF_QP, "id", "event channel"},
     "close a backend": {*_OF_QP, "id", "event channel", "protection domain"},
 }
-"""What the card has no more of after each of these."""
+"""Objects that the card must not have after each of these."""
 UNBROKEN = {"open_backend", "event_channel", "devices", "get_event that waits", "recv that waits", "send"}
 UNBROKEN |= {"send elsewhere", "send_one", "send rows", "send two parts", "flush", "recv", "recv_one"}
 """Calls that change nothing that they could leave half changed."""

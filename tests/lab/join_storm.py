@@ -31,7 +31,7 @@ def numbered(number: int) -> McastAddress:
 
 
 def is_of_storm(mgid: Gid) -> bool:
-    """Whether a PortSpace.UDP join of 239.98.x.y leads to the MGID, LAST left out."""
+    """Return True if a PortSpace.UDP join of 239.98.x.y leads to the MGID, LAST left out."""
     return mgid[:4] == b"\xff\x12\x40\x01" and mgid[12:14] == b"\x0f\x62" and mgid[14:] != b"\xff\xff"
 
 

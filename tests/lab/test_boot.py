@@ -1,4 +1,4 @@
-"""What a command finds in a real guest, and that no guest outlives its caller.
+"""Commands in a real guest, and that no guest outlives its caller.
 
 Without QEMU these fail, with the line that installs it.
 """

@@ -1,4 +1,4 @@
-"""The same exchange on Soft-RoCE and on the simulator: the kernel's packets against ours, field by field.
+"""One exchange on Soft-RoCE and on the simulator: the kernel's packets against ours, field by field.
 
 Two members join, one sends, both leave: in the lab, captured on a bridge's ports as packets come out of their
 host; and on a simulated fabric. The lab's receiver is mckey. Its sender is not, because mckey leaves the
@@ -154,7 +154,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Side:
 
 @pytest.fixture(scope="module")
 def simulated(kernel: Side, tmp_path_factory: pytest.TempPathFactory) -> Side:
-    """The same exchange, with the payloads and the immediate of the kernel's."""
+    """Repeat the exchange on the simulator, with the payloads and the immediate of the kernel's."""
     payloads = [
         bytes.fromhex(row["data.data"].replace(":", ""))[:SIZE] for row in kernel.messages("data.data")
     ]

@@ -78,7 +78,7 @@ def test_failed_build_shows_the_compilers_words(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_old_opensm_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What makes OpenSM an older one is compiled once."""
+    """The library that makes OpenSM an older one is compiled once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = driver.old_sm()
     assert made.startswith(b"\x7fELF")

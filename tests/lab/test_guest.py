@@ -22,7 +22,7 @@ APART = ("test_endpoint", "test_doctor")
 """Modules with a process of their own: one removes devices that were used, which librdmacm does not always
 find again in that process; the other breaks the host on purpose."""
 ITSELF = "tests/conformance/test_spine.py"
-"""What the suite says of itself, which no kernel can change."""
+"""Tests of the suite itself, which no kernel can change."""
 HOUR = 3600
 
 pytestmark = pytest.mark.timeout(HOUR)  # against hangs of this process: the guest is bounded by its progress
@@ -43,7 +43,7 @@ def _modules(long: bool) -> set[str]:
 
 
 def _groups(long: bool) -> list[list[str]]:
-    """What runs in one process each."""
+    """Tests that run in one process each."""
     together = [f"{FOLDER}/{name}.py" for name in sorted(_modules(long) - {*APART})]
     profile = "lab" if long else "lab-short"
     first = ["--hypothesis-profile", profile, "--ignore", ITSELF, "tests/conformance", "tests/model"]
@@ -67,7 +67,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config,
 
 @pytest.fixture(scope="module")
 def simulated() -> SuiteReport:
-    """The same suite on the simulated RoCE fabric."""
+    """Report of the suite on the simulated RoCE fabric."""
     from mcast.cli.conformance import run_suite
 
     return run_suite([], ["sim-roce"])

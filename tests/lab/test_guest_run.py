@@ -1,4 +1,4 @@
-"""What is made of a guest's log when the guest did not come to its end."""
+"""Reading the log of a guest that did not finish."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def written(path: Path, *results: SuiteResult) -> str:
 
 
 def test_unreported_tests_are_missing(tmp_path: Path) -> None:
-    """What was reported counts and what was not is missing."""
+    """Reported tests count, and others are missing."""
     text = written(tmp_path / "log", ONE, TWO)
     assert read_log(text) == ((ONE, TWO), ("test_leave.py::test_three",))
     assert read_log(text[:-5]) == ((ONE,), ("test_leave.py::test_two[full]", "test_leave.py::test_three"))

@@ -1,4 +1,4 @@
-"""What the lab says of a host that lacks something; no guest is booted."""
+"""Checks of a host that lacks something; no guest is booted."""
 
 import json
 import os

@@ -39,7 +39,7 @@ BROADCAST = "ff12:401b:ffff::ffff:ffff"
 MGID = "ff12:4001:ffff::f01:107"
 """Of 239.1.1.7, for who uses rdma_cm with PS_UDP."""
 COMPARED = 4
-"""How many messages of the tap are compared with the simulator's."""
+"""Number of messages of the tap that are compared with the simulator's."""
 
 pytestmark = [
     pytest.mark.long,
@@ -48,7 +48,7 @@ pytestmark = [
 
 
 class Said(NamedTuple):
-    """What the tools have said, and how the guest was."""
+    """Output of the tools, and state of the guest."""
 
     folder: Path
     result: LabResult
@@ -56,7 +56,7 @@ class Said(NamedTuple):
     """Lines that the guest wrote as it went on; one that writes none for long is taken to hang."""
 
     def __call__(self, name: str, status: int = 0) -> str:
-        """What the tool said; its exit status must be this one."""
+        """Return the output of the tool; its exit status must be this one."""
         text = (self.folder / f"{name}.out").read_text()
         assert int((self.folder / f"{name}.status").read_text()) == status, text
         return text
@@ -240,7 +240,7 @@ def test_processes_may_come_and_go_at_once(said: Said) -> None:
 
 
 class Asked(NamedTuple):
-    """What the SA was asked for the groups of a storm: how many Sets, and for each how many ports left it."""
+    """Requests to the SA for the groups of a storm: how many Sets, and for each how many ports left it."""
 
     joins: int
     left: Counter[Gid]
@@ -419,7 +419,7 @@ def test_the_kernel_has_no_complaint(said: Said) -> None:
 
 
 def test_minutes_of_everything_at_once(pytestconfig: pytest.Config) -> None:
-    """What `make soak` does for longer."""
+    """A short run of `make soak`."""
     lab = LabMachine(8, pytestconfig.getoption("--lab-kernel"), fabric="infiniband")
     output = io.BytesIO()
     command = [sys.executable, "-m", "tests.soak", "--guest", "--minutes", "3"]

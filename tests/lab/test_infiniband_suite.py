@@ -20,7 +20,7 @@ from rdma_lab.machine import FabricKind
 from .guest_run import PORTS, TEST_SECONDS_LONG, GuestRun, failed, run_tests
 
 ITSELF = "tests/conformance/test_spine.py"
-"""What the suite says of itself, which no kernel can change."""
+"""Tests of the suite itself, which no kernel can change."""
 SUITE = ("--ignore", ITSELF, "tests/conformance", "tests/model")
 COMMANDS = (
     *("--long", "-k", "not dumpcap"),  # which captures from an Ethernet interface

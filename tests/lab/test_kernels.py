@@ -368,7 +368,7 @@ def test_a_fetch_without_a_place_is_one_sentence(tmp_path: Path, monkeypatch: py
 
 
 def test_a_cache_of_a_relative_path_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the XDG specification has it."""
+    """The XDG specification says so."""
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     assert kernels.cache_dir() == Path.home() / ".cache/rdma-lab"
 

@@ -1,4 +1,4 @@
-"""How a run ends, with a shell script in QEMU's place; no guest is booted."""
+"""Ends of a run, with a shell script in QEMU's place; no guest is booted."""
 
 import contextlib
 import io
@@ -176,7 +176,7 @@ def test_guest_ends_with_its_caller(pretend: Pretend, monkeypatch: pytest.Monkey
 
 
 def ended_boot(has_begun: Callable[[LabTimeoutError], object]) -> LabTimeoutError:
-    """How a boot that hangs ends; a busy machine may start its shell too late, and then it has more time."""
+    """Return the error of a boot that hangs; a busy machine gets more time to start its shell."""
     for seconds in (0.5, 10, 200):
         with pytest.raises(LabTimeoutError, match=f"not ready in {seconds:g} s") as raised:
             lab(boot_timeout=seconds).run(["true"])
@@ -279,7 +279,7 @@ def test_hanging_snapshot_is_not_resumed_again(
 
 @pytest.mark.parametrize("script", ["echo fail no share >$ctl", "echo ready >$ctl; exit 1"])
 def test_later_failure_keeps_the_snapshot(script: str, pretend: Pretend, kept_guest: Path) -> None:
-    """What goes wrong later is not the kept guests fault."""
+    """A later failure is not the snapshot's fault."""
     pretend(script)
     with pytest.raises(GuestStoppedError):
         resuming().run(["true"])

@@ -94,7 +94,7 @@ def take(monitor: socket.socket, fds: list[int]) -> bytes:
 
 
 def send(fd: int, data: bytes) -> bool:
-    """Whether all could be sent."""
+    """Return True if all could be sent."""
     with socket.socket(fileno=fd) as stream:
         try:
             stream.sendall(data)
@@ -109,7 +109,7 @@ def keep(kind: GuestKind = KIND, status: str = DONE, refused: str = "", goes_on:
 
 
 def found(kind: GuestKind = KIND) -> bytes | None:
-    """What a QEMU that resumes the guest reads."""
+    """Return the bytes that a QEMU that resumes the guest reads."""
     guest = kind.find()
     if guest is None:
         return None
@@ -126,7 +126,7 @@ def read(guest: GuestSnapshot) -> bytes:
 
 
 def test_snapshot_is_found_unchanged(folder: Path) -> None:
-    """What is kept is found and given to qemu as it was."""
+    """A snapshot is found, and given to QEMU unchanged."""
     assert found() is None
     keep()
     assert found() == STATE

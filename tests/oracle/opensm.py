@@ -45,7 +45,7 @@ class NoAnswer(Exception):
 
 
 class Answer(NamedTuple):
-    """What came back; of a table the first three records, which is what the simulated fabric carries."""
+    """Answer; of a table the first three records, which is what the simulated fabric carries."""
 
     status: int
     records: tuple[McMemberRecord, ...]

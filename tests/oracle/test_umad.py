@@ -87,7 +87,7 @@ def monkeypatch_module() -> Iterator[None]:
 
 
 def request(subnet: Subnet, host: str, **wrong: Any) -> tuple[int, McMemberRecord]:
-    """What the kernel of that host would send to join GROUP, but for `wrong` fields."""
+    """Return the request that the kernel of that host would send to join GROUP, but for `wrong` fields."""
     pattern = subnet.ask(CREATOR, SaMethod.GET, McMask.MGID, McMemberRecord(mgid=BROADCAST)).records[0]
     guid = next(one.guid for one in subnet.topology.hosts if one.name == host)
     gid = Gid(subnet.topology.subnet_prefix + guid.to_bytes(8))

@@ -187,7 +187,7 @@ def test_a_second_section_begins_anew() -> None:
 
 
 def links() -> Iterator[tuple[int, bytes]]:
-    """The same message in every link layer that is known."""
+    """One message in every link layer that is known."""
     frame = packets.roce(example(), MAC, MAC)
     packet, head = frame[14:], frame[:12]
     yield 1, frame

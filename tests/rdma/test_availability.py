@@ -108,7 +108,7 @@ def test_every_fix_is_of_a_reason_that_can_be_given() -> None:
 
 
 def status_in(code: str = "", **environment: str) -> str:
-    """What a fresh process says of the backend, after `code`."""
+    """Return the status of the backend in a fresh process, after `code`."""
     script = f"{code}\nimport mcast\nprint(mcast.backend_status('rdma'))"
     env = {**os.environ, **environment}
     done = subprocess.run(

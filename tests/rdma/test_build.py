@@ -1,4 +1,4 @@
-"""What setup.py makes of a host with and without the headers."""
+"""Builds by setup.py on a host with and without the headers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 PLAIN = {"arguments/_rows.abi3.so", "udp/_native.abi3.so"}
-"""What needs a compiler and Python's headers alone."""
+"""Modules that need only a compiler and Python's headers."""
 
 
 def build(tree: Path, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -108,7 +108,7 @@ def test_a_healthy_host_has_no_complaint(ports: tuple[PortFacts, ...]) -> None:
 
 @pytest.mark.parametrize("lack", [None, (UnavailableReason.NO_LIBRARY, "no librdmacm.so.1")])
 def test_host_without_devices_has_no_problem(lack: Any) -> None:
-    """What it lacks is a problem if the kernel has a device."""
+    """A missing library is a problem if the kernel has a device."""
     (wrong,) = bad(host(has_device=False, available={"missing": lack}))
     assert wrong[2] is Level.INFO
     (wrong,) = bad(host(has_device=True, available={"missing": lack}))

@@ -1,4 +1,4 @@
-"""What the InfiniBand test bed reads from OpenSM and switches; no device is needed."""
+"""Answers that the InfiniBand test bed reads from OpenSM and switches; no device is needed."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from mcast.backends.rdma.net.links import Links
 
 
 def test_exit_watcher_is_no_finding() -> None:
-    """What listens to the end of a process is no mistake of the program."""
+    """A watcher of a process's end is no mistake of the program."""
     program = "from mcast.backends.rdma.net.links import links; links.changes()"
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True, timeout=500

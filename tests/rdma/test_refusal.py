@@ -1,4 +1,4 @@
-"""What the real provider asks the SA after a refusal, without an SA: tests/oracle puts it to OpenSM."""
+"""Questions of the real provider to the SA after a refusal, without an SA: tests/oracle puts it to OpenSM."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ for name in ("sim-roce", "sim-ib"):
 assert not sys._is_gil_enabled()
 """
 PART = "test_join_ex.py"
-"""What of the suite is run from the wheel; tests/lab runs all of it from the sources."""
+"""Part of the suite that is run from the wheel; tests/lab runs all of it from the sources."""
 OPTIONS = (
     "-q -c /dev/null --rootdir / --import-mode=importlib -p no:cacheprovider -p mcast.conformance.plugin"
 )

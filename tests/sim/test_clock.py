@@ -78,7 +78,7 @@ def test_faults_are_refused_within_a_change() -> None:
 
 
 def test_what_comes_aside_may_change_the_fabric() -> None:
-    """As a planned fault does, which falls due in a step."""
+    """A planned fault acts in a step, too."""
     fabric = Fabric.roce()
     port, clock = fabric.ports[0], fabric.clock
     clock.call_later(NS, lambda: clock.defer(lambda: fabric.set_link(port, up=False)))
@@ -155,7 +155,7 @@ def test_a_fault_far_away_leaves_the_clock_running(seconds: float) -> None:
 
 
 def test_forgotten_clock_frees_its_thread() -> None:
-    """What is forgotten gives its thread and descriptors back."""
+    """A forgotten clock frees its thread and descriptors."""
 
     def pumps() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name == "mcast-sim-clock"]

@@ -121,7 +121,7 @@ class Counting(RuleBasedStateMachine):
 
 
 class CountingIgmp(Counting):
-    """The same on RoCE, where a full member is announced by IGMP and a send-only one is not (JEX-10)."""
+    """Count on RoCE, where a full member is announced by IGMP and a send-only one is not (JEX-10)."""
 
     make = staticmethod(Fabric.roce)
 

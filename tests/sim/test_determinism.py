@@ -1,4 +1,4 @@
-"""The same seed gives the same trace, to the byte: in one process, and across processes and hash seeds."""
+"""Equal seeds give equal traces, to the byte: in one process, and across processes and hash seeds."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_difference_names_the_seed() -> None:
 
 
 def test_same_trace_gives_same_page_and_packets() -> None:
-    """The same trace gives the same page and packets."""
+    """Equal traces give equal pages and packets."""
 
     def exported(trace: Trace) -> tuple[str, bytes]:
         file = io.BytesIO()

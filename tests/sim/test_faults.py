@@ -295,7 +295,7 @@ def test_probes_are_lost_as_messages_are() -> None:
 
 
 def test_ready_moves_no_fault() -> None:
-    """The same messages are lost whether `ready` asks before them."""
+    """A `ready` before the messages does not change which are lost."""
 
     def heard(asks: bool) -> list[bytes]:
         fabric = Fabric.roce(ports=2)

@@ -140,7 +140,7 @@ def test_limited_members_receive_from_full_ones() -> None:
 
 
 def make_group(fabric: Fabric, group: str, mtu: int) -> None:
-    """What a host with a slower link does: it makes the group with the MTU that its link has, in bytes."""
+    """Act as a host with a slower link: it makes the group with the MTU that its link has, in bytes."""
     port, pattern = fabric.ports[0], fabric.ports[0].interfaces[0].broadcast
     assert pattern is not None
     assert fabric.sa is not None

@@ -1,4 +1,4 @@
-"""What a program on one host of a fabric sees of its groups, and what a program on all of them."""
+"""Groups as seen by a program on one host of a fabric, and by one on all hosts."""
 
 from __future__ import annotations
 

@@ -520,7 +520,7 @@ MISMATCHES = {
 @pytest.mark.parametrize(("mask", "fields", "who"), MISMATCHES.values(), ids=MISMATCHES)
 @BOTH
 def test_join_mismatch(quirks: Quirks, mask: McMask, fields: dict[str, Any], who: Any) -> None:
-    """What the specification compares and OpenSM does not is refused only by the former."""
+    """A field that only the specification compares is not refused by OpenSM."""
     sa = Sa(quirks)
     sa.add_port(SaPort(B, pkeys=(0xFFFF, 0x8001)))
     sa.create()

@@ -28,7 +28,7 @@ MAKE = {"sim-roce": Fabric.roce, "sim-ib": Fabric.infiniband}
 
 
 def calls(work: Callable[[], Any]) -> int:
-    """How many functions, of Python and of C, `work` calls."""
+    """Return the number of functions, of Python and of C, that `work` calls."""
     count = 0
 
     def counted(frame: FrameType, event: str, argument: Any) -> None:
@@ -128,7 +128,7 @@ def destination(channel: EventChannel) -> Destination:
 
 @pytest.mark.parametrize("backend", MAKE)
 def test_routes_follow_attach_and_detach(backend: str) -> None:
-    """What is known of a route follows every attach and detach.
+    """Cached routes follow every attach and detach.
 
     AT-1, DT-1: also when the sender has sent to the group before.
     """

@@ -124,7 +124,7 @@ def test_lossy_link() -> None:
 
 
 def test_same_scenario_gives_the_same_trace() -> None:
-    """The same scenario gives the same result and trace."""
+    """Equal scenarios give equal results and traces."""
     first, second = (run(load("lossy-link")) for _ in range(2))
     assert first.as_json() == second.as_json()
     assert str(first.trace) == str(second.trace)
@@ -402,7 +402,7 @@ FIELDS: list[tuple[str, dict[str, Any], type[BaseModel]]] = [
 
 
 def refused(where: str, fields: dict[str, Any], name: str, value: object) -> bool:
-    """Whether that field is refused with that value."""
+    """Return True if that field is refused with that value."""
     made = {**fields, name: value}
     asked = made if not where else {where: made if where == "fabric" else [made]}
     with pytest.raises(ValidationError) as raised:

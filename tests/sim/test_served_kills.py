@@ -85,7 +85,7 @@ print("over", flush=True)
 
 
 def tables(fabric: Fabric) -> dict[str, object]:
-    """How much is in each table that clients fill."""
+    """Return the size of each table that clients fill."""
     parts, clients = fabric.core, {} if fabric.core.subnet is None else fabric.core.subnet.clients
     return {
         "leftovers": sorted(SimObserver(fabric).leftovers()),
@@ -99,7 +99,7 @@ def tables(fabric: Fabric) -> dict[str, object]:
 
 
 def memory() -> int:
-    """What is allocated, without what is cached, of which there is never more than so much."""
+    """Return the memory allocated, without caches, of which there is never more than so much."""
     for module in [module for name, module in sys.modules.items() if name.startswith("mcast.")]:
         for one in vars(module).values():
             if isinstance(one, functools._lru_cache_wrapper):

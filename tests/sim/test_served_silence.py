@@ -69,7 +69,7 @@ def stopped(server: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def check_seconds(call: Callable[[], object]) -> float:
-    """How long the call takes; of what it raises an McastError or BackendUnavailable is in order."""
+    """Return the seconds that the call takes; it may raise McastError or BackendUnavailable."""
     begun = time.monotonic()
     try:
         call()
@@ -202,7 +202,7 @@ def descriptors() -> list[int]:
 
 
 def descriptors_without_a_client(served: FabricServer, path: Path) -> int:
-    """How many this process has once what is made once is there, and nobody is on the fabric."""
+    """Number in this process after a first use, with nobody on the fabric."""
     with open_backend("sim", socket=path):
         pass
     until(lambda: not served.clients)

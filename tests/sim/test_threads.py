@@ -68,7 +68,7 @@ class World:
         return event.ud.destination
 
     def leftovers(self) -> list[object]:
-        """What is there when the backend is closed, and should not be."""
+        """Return the objects left when the backend is closed."""
         self.batch.release()
         self.backend.close()
         self.fabric.clock.run_until_idle()
@@ -123,11 +123,11 @@ CHANGES = [
     "channel.close",
     "backend.close",
 ]
-"""What one thread does while the other is in the midst of any call."""
+"""Calls of one thread while the other is inside of a call."""
 
 
 def outcome(world: World, name: str) -> str:
-    """What kind of answer the call gives, or which error."""
+    """Return the kind of the call's answer, or its error."""
     try:
         answer: Any = CALLS[name](world)
     except McastError as error:

@@ -304,7 +304,7 @@ def test_sync(mcast_aio_endpoints, mcast_fabric):
 
 
 def test_endpoints_whose_loop_goes_on_are_closed_in_it(suite: Suite) -> None:
-    """As one that several tests share, at rest or in another thread; or was closed while a task waited."""
+    """A loop that several tests share, idle or in another thread, or closed while a task waited."""
     result = suite(
         """
 import threading
@@ -465,7 +465,7 @@ LEAKS = {
 
 @pytest.mark.parametrize("leak", LEAKS)
 def test_open_object_is_an_error_with_its_line(suite: Suite, leak: str) -> None:
-    """What is left open is an error in words with its place."""
+    """An object that is left open is an error that names its line."""
     body, says = LEAKS[leak]
     result = suite(f"kept = []\ndef test_leak(mcast_fabric, mcast_endpoints):\n    {body}\n")
     result.assert_outcomes(passed=1, errors=1)
@@ -598,7 +598,7 @@ def test_a_seed_follows_from_the_run_and_the_test(suite: Suite) -> None:
 
 
 def test_random_numbers_follow_the_seed(suite: Suite) -> None:
-    """What an application draws follows from the seed."""
+    """Random numbers of an application follow from the seed."""
     tests = """
 @pytest.mark.mcast(fabric="infiniband")
 def test_drawn(mcast_fabric):

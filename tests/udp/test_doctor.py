@@ -1,4 +1,4 @@
-"""What `mcast doctor --backend udp` finds, and what an endpoint that heard nobody is told."""
+"""Findings of `mcast doctor --backend udp`, and the hints to an endpoint that received nothing."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def answers(endpoint: Endpoint, count: int) -> list[bytes]:
 
 
 def test_unicast_to_4791_is_passed_on() -> None:
-    """As a card answers, which knows no other port; the door may be another process's."""
+    """Answer as a card, which knows no other port; its socket may be another process's."""
     with open_backend("udp") as backend, backend.event_channel() as channel, channel.create_id() as id_:
         id_.bind_addr("127.0.0.1")
         qp = id_.create_qp()
@@ -174,7 +174,7 @@ def test_a_group_is_ready_when_another_process_answers() -> None:
 
 @needs_namespaces
 def test_a_port_that_is_taken_names_rdma(hosts: tuple[Host, Host]) -> None:
-    """As the kernel takes it for Soft-RoCE: without SO_REUSEADDR."""
+    """Bind the port as the kernel does for Soft-RoCE: without SO_REUSEADDR."""
     program = (
         "import socket\n"
         "taken = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"

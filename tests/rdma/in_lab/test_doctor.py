@@ -37,7 +37,7 @@ def wrong(findings: Sequence[Finding]) -> dict[tuple[str, str], Finding]:
 
 
 def wrong_once(condition: Callable[[dict[tuple[str, str], Finding]], bool]) -> dict[tuple[str, str], Finding]:
-    """What is wrong as soon as the condition holds of that; after SETTLE_TIMEOUT seconds, in any case."""
+    """Return the findings as soon as the condition holds; after SETTLE_TIMEOUT seconds, in any case."""
     deadline = monotonic() + SETTLE_TIMEOUT
     while not condition(found := wrong(PROVIDER.checks(0))) and monotonic() < deadline:
         sleep(0.5)  # a look costs an emulated processor as much
@@ -45,12 +45,12 @@ def wrong_once(condition: Callable[[dict[tuple[str, str], Finding]], bool]) -> d
 
 
 def wrong_in_the_end() -> dict[tuple[str, str], Finding]:
-    """What stays wrong: {} on a healthy host."""
+    """Findings that stay: {} on a healthy host."""
     return wrong_once(lambda found: not found)
 
 
 class Defect(NamedTuple):
-    """How to plant it and to undo it (shell); what must be found, and nothing else; its fix mends it."""
+    """A defect: shell commands that plant and undo it, and the findings; the fix removes it."""
 
     plant: str
     undo: str
@@ -202,7 +202,7 @@ MEMLOCK, NOBODY = 6_144_000, 65534
 
 
 def create_qps_until_memory_is_short() -> str:
-    """What the error says, to a user who may lock MEMLOCK bytes."""
+    """Return the text of the error, for a user who may lock MEMLOCK bytes."""
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (MEMLOCK, MEMLOCK))
     os.setuid(NOBODY)
     with PROVIDER.open() as backend, backend.event_channel() as channel:

@@ -43,7 +43,7 @@ def file_of(device: DeviceInfo) -> Path:
 
 
 class Seen(NamedTuple):
-    """What a process finds: is the provider available, devices that are left out, the error of a bind."""
+    """Findings of a process: is the provider available, devices that are left out, the error of a bind."""
 
     available: bool
     left_out: list[tuple[str, UnavailableReason]]

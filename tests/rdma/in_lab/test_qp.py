@@ -1,4 +1,4 @@
-"""What this provider adds to the contract's sentences: chains, back-pressure, waking, forks, signals."""
+"""Behaviour of this provider beyond the contract: chains, back-pressure, waking, forks, signals."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def levels(found: dict[tuple[str, str], Finding]) -> Levels:
 
 
 def until_wrong(expected: Levels) -> dict[tuple[str, str], Finding]:
-    """What is wrong once it is this; after SETTLE_TIMEOUT seconds, in any case."""
+    """Return the findings once they are these; after SETTLE_TIMEOUT seconds, in any case."""
     deadline = monotonic() + SETTLE_TIMEOUT
     while levels(found := wrong()) != expected and monotonic() < deadline:
         sleep(0.1)
