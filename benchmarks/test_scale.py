@@ -35,7 +35,7 @@ SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 
 
 HELD = {"sim-roce": (2, 5, 0), "sim-ib": (3, 7, 4)}
-"""Cost of a membership in the simulator: objects, entries in its port's dictionaries, objects during its leave."""
+"""Cost of a membership: objects, entries in its port's dictionaries, objects during its leave."""
 
 
 class Figures(NamedTuple):

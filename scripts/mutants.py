@@ -43,7 +43,7 @@ from mutmut.utils.file_utils import walk_mutatable_files
 from mutmut.utils.format_utils import get_mutant_name
 
 ENDS = ("types", "tests", "hung", "unseen")
-"""How a mistake ends: mypy finds it; a test fails; a test takes many times as long as without it; or none."""
+"""End of a mistake: mypy finds it; a test fails; a test takes many times as long as without it; or none."""
 
 BROKEN = 3
 """The status of a forked process that could not plant its mistake."""
@@ -76,7 +76,7 @@ class Mistake(NamedTuple):
 
     @property
     def module(self) -> dict[str, Any]:
-        """What the module has."""
+        """Contents of the module."""
         name = ".".join(self.path.with_suffix("").parts).removesuffix(".__init__")
         return vars(importlib.import_module(name))
 

@@ -159,7 +159,7 @@ def _draw(part: Box, x: float, y: float, width: float) -> tuple[float, list[str]
 
 
 class Passage(NamedTuple):
-    """What passes between this machine and a guest of the lab: what is here, by which way, what is there."""
+    """Connection of this machine with a guest of the lab: the end here, the way, the end there."""
 
     here: Sequence[str]
     way: Sequence[str]
@@ -252,7 +252,7 @@ def arrow(left: float, right: float, y: float, ends: str) -> str:
 
 
 def lab(kind: str) -> str:
-    """What a guest of the lab consists of; `kind` is roce or infiniband."""
+    """Draw the parts of a guest of the lab; `kind` is roce or infiniband."""
     from rdma_lab.machine import PORTS
 
     numbers = range(1, PORTS + 1)
@@ -288,7 +288,7 @@ def lab(kind: str) -> str:
 
 
 def parts(_: str) -> str:
-    """What stands on what: the program, the endpoint, the contract, the providers."""
+    """Draw the layers: the program, the endpoint, the contract, the providers."""
     providers = Box(
         ["a provider"],
         [

@@ -64,7 +64,7 @@ class Model(RuleBasedStateMachine):
         return self.groups[data.draw(st.integers(0, len(self.groups) - 1), label="group")]
 
     def delivered_to(self, port: int, group: McastAddress) -> bool:
-        """Return True if the fabric delivers the group to the port: at an SA any member, by IGMP a full one."""
+        """Return True if the fabric delivers the group to the port: at an SA any member, by IGMP a full."""
         return any(
             self.has_sa or not peer.flags[group]
             for peer in self.peers
