@@ -190,7 +190,7 @@ class Beats:
             os.write(self.writer, b"!")
 
 
-class Look:
+class Outcomes:
     """A plugin of the run without a mistake: how long each test takes, and which lines it reaches."""
 
     def __init__(self) -> None:
@@ -293,13 +293,13 @@ class Planting:
                         one.__code__, one.__defaults__ = new.__code__, new.__defaults__
                         one.__kwdefaults__ = new.__kwdefaults__
                 else:
-                    plugins.register(look := Look())
+                    plugins.register(outcomes := Outcomes())
                 session.items[:] = items
                 status = 1
                 session.config.hook.pytest_runtestloop(session=session)
                 status = int(session.testsfailed > 0)
                 if not isinstance(new, FunctionType):
-                    look.tell(new)
+                    outcomes.tell(new)
             finally:
                 os._exit(status)
         os.close(writer)

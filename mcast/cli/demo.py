@@ -147,19 +147,21 @@ def _transfer(
     with ExitStack() as stack:
         watch = stack.enter_context(SendWatch(receivers, path.stat().st_size))
         try:
-            both = ends(backend, group, receivers, path, _JOIN_TIMEOUT, _PEER_TIMEOUT, settings, watch.look)
+            both = ends(
+                backend, group, receivers, path, _JOIN_TIMEOUT, _PEER_TIMEOUT, settings, watch.on_progress
+            )
             sender, takers = stack.enter_context(both)
         except ValueError as error:
             raise Failure(str(error)) from None
 
-        def look() -> None:
+        def on_progress() -> None:
             for taker in takers:
                 if taker.received is not None:
                     finished.setdefault(taker.context.number, watch.seconds)
 
         here, pieces = sender.group.endpoint, segment_size(sender.group.max_message_size)
         try:
-            run(sender, takers, look)
+            run(sender, takers, on_progress)
         except TimedOut:
             deaf = next((one.group.endpoint for one in takers if not sender.knows(one)), None)
             if deaf is None:  # a send took too long

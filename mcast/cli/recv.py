@@ -99,7 +99,7 @@ def recv(
             peer_timeout=peer_timeout,
             key=key,
             one_session=True,
-            progress=watch.look,
+            progress=watch.on_progress,
         )
         with closing(objects):
             for received in objects:
@@ -147,7 +147,7 @@ class ReceiveWatch(Watch):
         self.before = 0
         """Bytes of the objects before this one."""
 
-    def look(self, offered: Offered, done: int) -> None:
+    def on_progress(self, offered: Offered, done: int) -> None:
         """Show how far an object is."""
         from mcast.cast.io.bundle import Label
 

@@ -139,8 +139,8 @@ class Ranks:
         if not most[-1] and all(most[at] == -most[half + at] for at in range(half)):
             return ()
         try:
-            told = _gathered(self._telling, dumps(Statement(step, trouble)), more)
-            return [loads(said) for said in told]
+            statements = _gathered(self._telling, dumps(Statement(step, trouble)), more)
+            return [loads(said) for said in statements]
         except TimeoutError as late:  # another rank waits no more
             if not most[-1]:
                 raise
@@ -158,10 +158,10 @@ class Ranks:
 
         Raises as `agree` does, and RankFailed if a rank has left.
         """
-        told = self.agree(Intent(CallKind.DONE), mine, bound, more)
-        if any(one.step.kind is not CallKind.DONE for one in told):
-            raise outcome(told)
-        troubled = [(rank, one.trouble) for rank, one in enumerate(told) if one.trouble is not None]
+        statements = self.agree(Intent(CallKind.DONE), mine, bound, more)
+        if any(one.step.kind is not CallKind.DONE for one in statements):
+            raise outcome(statements)
+        troubled = [(rank, one.trouble) for rank, one in enumerate(statements) if one.trouble is not None]
         if not troubled:
             return ""
         rank, why = troubled[0]
@@ -205,13 +205,13 @@ def _copied(comm: MPI.Comm, bound: float) -> MPI.Comm:
     return copy
 
 
-def outcome(told: Sequence[Statement]) -> Exception:
+def outcome(statements: Sequence[Statement]) -> Exception:
     """The error that each rank raises which has no error of its own."""
-    failed = {rank: one.trouble for rank, one in enumerate(told) if one.trouble is not None}
+    failed = {rank: one.trouble for rank, one in enumerate(statements) if one.trouble is not None}
     if failed:
         return RankFailed(failed)
     by_step: dict[Intent, list[int]] = {}
-    for rank, one in enumerate(told):
+    for rank, one in enumerate(statements):
         by_step.setdefault(one.step, []).append(rank)
     said = "; ".join(f"rank {', '.join(map(str, ranks[:8]))} {step}" for step, ranks in by_step.items())
     return ValueError(f"the ranks make different calls: {said}")

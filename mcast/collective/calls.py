@@ -188,8 +188,10 @@ class Collective(Handle):
         mine, error = _attempt(lambda: flat_bytes(buffer))
         self._agree(Intent(CallKind.ALLGATHER), error)
         assert mine is not None
-        told = self._together(lambda: self._ranks.exchange(len(mine).to_bytes(8), self._bound(begun=True)))
-        sizes = [int.from_bytes(size) for size in told]
+        statements = self._together(
+            lambda: self._ranks.exchange(len(mine).to_bytes(8), self._bound(begun=True))
+        )
+        sizes = [int.from_bytes(size) for size in statements]
         whole, error = _attempt(lambda: _result_buffer(into, sum(sizes)))
         self._agree(Intent(CallKind.ALLGATHER), error, begun=True)
         assert whole is not None
@@ -258,15 +260,15 @@ class Collective(Handle):
             raise RuntimeError(f"this collective has ended: {self._ended}. Make a new one on every rank")
         try:
             trouble = None if error is None else describe_error(error)
-            told = self._ranks.agree(step, trouble, self._bound(error, begun), 2 * self._peer_timeout)
+            statements = self._ranks.agree(step, trouble, self._bound(error, begun), 2 * self._peer_timeout)
         except BaseException as late:
             self._end(error or late)
             if isinstance(error, IncompleteError):
                 raise RankFailed({self.rank: describe_error(error)}) from error
             raise error or late from None
-        if told:
-            found = outcome(told)
-            if any(one.step.kind not in (CallKind.BROADCAST, CallKind.ALLGATHER) for one in told):
+        if statements:
+            found = outcome(statements)
+            if any(one.step.kind not in (CallKind.BROADCAST, CallKind.ALLGATHER) for one in statements):
                 self._end(found, known=True)
             if error is None or isinstance(error, IncompleteError):
                 raise found from error

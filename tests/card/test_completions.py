@@ -370,13 +370,13 @@ def test_the_state_err_ends_it(card: Card, backend: CardBackend, by_user: bool) 
         spinning.result()
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["by an event", "by its descriptors alone"])
-def test_a_device_that_goes_ends_it(card: Card, told: bool) -> None:
+@pytest.mark.parametrize("by_event", [True, False], ids=["by an event", "by its descriptors alone"])
+def test_a_device_that_goes_ends_it(card: Card, by_event: bool) -> None:
     (device,) = card.ethernet(1)
     backend = CardBackend(card)
     end = End(backend, busy_poll=inf)
     spinning = Spinning(card, end.qp.recv, 4, LONG)
-    if not told:
+    if not by_event:
         card.fail("ibv_get_async_event", E.EIO, times=-1)
     card.remove(device, disassociated=True)
     with pytest.raises(QpError):

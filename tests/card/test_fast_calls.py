@@ -55,8 +55,8 @@ def outcome(call: Callable[[], object]) -> tuple[object, ...]:
     with pytest.raises(Exception) as caught:
         call()
     error = caught.value
-    told = vars(error) if isinstance(error, McastError) else {}
-    return type(error), str(error), {name: str(value) for name, value in told.items()}
+    attributes = vars(error) if isinstance(error, McastError) else {}
+    return type(error), str(error), {name: str(value) for name, value in attributes.items()}
 
 
 # --- what is refused ---

@@ -135,15 +135,15 @@ def test_collection_while_a_view_is_made_changes_none(card: Card, backend: CardB
     end.qp.send(end.join(), sent, timeout=BOUND)
     seen = []
 
-    def look(phase: str, _: dict[str, int]) -> None:
+    def on_collection(phase: str, _: dict[str, int]) -> None:
         if phase == "start":
             seen.append(bytes(batch[-1].payload))
 
     thresholds = gc.get_threshold()
     with end.qp.recv(64, BOUND) as batch, ExitStack() as stack:
         stack.callback(gc.set_threshold, *thresholds)
-        stack.callback(gc.callbacks.remove, look)
-        gc.callbacks.append(look)
+        stack.callback(gc.callbacks.remove, on_collection)
+        gc.callbacks.append(on_collection)
         gc.set_threshold(1)
         read = [bytes(message.payload) for message in batch]
         read_by_place = [bytes(batch[place].payload) for place in range(len(batch))]

@@ -52,16 +52,16 @@ def test_groups_names_the_program_of_each_member(here: Run) -> None:
 
 def test_top_names_clients_that_come_and_go(here: Run) -> None:
     """Top names who is on the fabric when that changes."""
-    look = ("top", "239.1.1.1", "--backend", "sim", "--interval", "0.05")
-    done = here(*look, "-C", 2)
+    sample = ("top", "239.1.1.1", "--backend", "sim", "--interval", "0.05")
+    done = here(*sample, "-C", 2)
     assert done.stdout.count("on the fabric: film (4242), host 1: roce1") == 1
-    assert json.loads(here(*look, "-C", 1, "--json").stdout)["clients"] == [FILM]
+    assert json.loads(here(*sample, "-C", 1, "--json").stdout)["clients"] == [FILM]
 
 
 def test_a_terminal_shows_them_below_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     with open_endpoint("sim") as endpoint, endpoint.join("239.1.1.1"):
-        look = next(samples(endpoint, 0.05, 1))
-        Console(width=80).print(_table(look, [], others(endpoint.backend)))
+        sample = next(samples(endpoint, 0.05, 1))
+        Console(width=80).print(_table(sample, [], others(endpoint.backend)))
     assert "\non the fabric: film (4242), host 1: roce1\n" in capsys.readouterr().out
 
 

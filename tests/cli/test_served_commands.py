@@ -157,7 +157,7 @@ def test_ctrl_c_is_one_sentence_at_both_ends(tmp_path: Path, role: str, stdout: 
         process.wait(60)
         yield data[2_000_000:]
 
-    def look(offered: cast.Offered, done: int) -> None:
+    def on_progress(offered: cast.Offered, done: int) -> None:
         if done > 500_000:
             process.send_signal(SIGINT)
 
@@ -180,7 +180,7 @@ def test_ctrl_c_is_one_sentence_at_both_ends(tmp_path: Path, role: str, stdout: 
                     missed=missed.append,
                     one_session=True,
                     peer_timeout=60.0,
-                    progress=look,
+                    progress=on_progress,
                 )
                 assert list(objects) == []
                 assert ["interrupted" in one.reason for one in missed] == [True]

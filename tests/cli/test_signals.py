@@ -24,7 +24,7 @@ from ..waiting import is_asleep, until
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
-class Thing:
+class Target:
     pass
 
 
@@ -102,7 +102,7 @@ def test_signal_in_a_callback_is_not_lost(number: int) -> None:
 
     @interruptible()
     def command() -> None:
-        thing = Thing()
+        thing = Target()
         watched = weakref.ref(thing, lambda _: os.kill(os.getpid(), number))
         del thing
         assert watched() is None
@@ -133,7 +133,7 @@ def test_afterwards_signals_and_hooks_are_as_before() -> None:
 def test_what_else_goes_wrong_in_a_callback_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     reported: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: reported.append(type(args.exc_value)))
-    thing = Thing()
+    thing = Target()
     watched = weakref.ref(thing, lambda _: [][0])
     with interruptible():
         del thing

@@ -59,12 +59,12 @@ def test_a_program_gets_an_object_a_line(mcast: Run, backend: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     samples = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(samples) == 3
-    for look in samples:
-        assert look["seconds"] >= 0.2
-        assert [group["group"] for group in look["groups"]] == ["239.1.1.1", "239.1.1.2"]
-        assert look["receive_queue"]["low_water"] <= look["receive_queue"]["depth"]
-        assert (look["dropped"], look["events"]) == ({}, [])
-    first, last = (look["groups"][0] for look in (samples[0], samples[-1]))
+    for sample in samples:
+        assert sample["seconds"] >= 0.2
+        assert [group["group"] for group in sample["groups"]] == ["239.1.1.1", "239.1.1.2"]
+        assert sample["receive_queue"]["low_water"] <= sample["receive_queue"]["depth"]
+        assert (sample["dropped"], sample["events"]) == ({}, [])
+    first, last = (sample["groups"][0] for sample in (samples[0], samples[-1]))
     assert last["messages"] > first["messages"] > 0
     assert last["gaps"] == 0
     assert len(last["sources"]) == 1

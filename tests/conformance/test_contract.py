@@ -534,10 +534,10 @@ def test_messages_that_are_alike_come_together_and_in_order(bed: Testbed) -> Non
     group, receiver = new_group(), Application(bed, 1)
     receiver.join(group)
     senders = [Application(bed, 0), Application(bed, 0)]
-    told = [(sender.qp, sender.join(group, send_only=True)) for sender in senders]
+    ends = [(sender.qp, sender.join(group, send_only=True)) for sender in senders]
     bursts = [[b"a%d" % place for place in range(5)], [b"", b""], [b"longer"], [b"b1", b"", b"b2", b"b3"]]
     for turn, burst in enumerate(bursts * 2):
-        qp, outward = told[turn % 2]
+        qp, outward = ends[turn % 2]
         qp.send(outward, burst)
     left = 2 * sum(map(len, bursts))
     while left:

@@ -271,11 +271,11 @@ def raw(**fields: object) -> JoinAttrEx:
     return JoinAttrEx.model_construct(**(usual | fields))
 
 
-def received(site: Site, look: Callable[[Batch], object]) -> object:
+def received(site: Site, read: Callable[[Batch], object]) -> object:
     """Return the result of reading a batch with a message; the batch is received anew for each."""
     site.qp.send_one(site.to, b"x")
     with site.qp.recv(1, BOUND) as batch:
-        return look(batch)
+        return read(batch)
 
 
 @pytest.fixture

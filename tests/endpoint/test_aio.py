@@ -1018,16 +1018,16 @@ def test_a_failing_queue_pair_does_not_spin_the_loop(fabric: Fabric, monkeypatch
             await turns()
             (qp,) = (qp for qp in fabric.qps if qp.number == other.qp_num)
             fabric.fail_qp(qp)
-            looks, look = 0, other._poll
+            polls, poll = 0, other._poll
 
             def counted() -> bool:
-                nonlocal looks
-                looks += 1
-                return look()
+                nonlocal polls
+                polls += 1
+                return poll()
 
             monkeypatch.setattr(other, "_poll", counted)
             await until(partial(rejoined, other, 1))
-            assert looks < 50
+            assert polls < 50
             await cancel(*waiting)
 
     run(main)

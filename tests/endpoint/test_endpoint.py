@@ -329,18 +329,18 @@ def test_events_are_read_beside_steady_messages(net: Net, monkeypatch: pytest.Mo
     sender, receiver = net.open(0), net.open(1)
     receiver.join(GROUP)
     group = sender.sender(GROUP)
-    looks, look = 0, receiver._poll
+    polls, poll = 0, receiver._poll
 
     def counted() -> bool:
-        nonlocal looks
-        looks += 1
-        return look()
+        nonlocal polls
+        polls += 1
+        return poll()
 
     monkeypatch.setattr(receiver, "_poll", counted)
     for _ in range(3 * POLL_INTERVAL_CALLS):
         group.send_batch([b"x", b"y"])
         assert getattr(receiver, call)(timeout=1) is not None
-    assert looks == 2
+    assert polls == 2
 
 
 def test_batches_end_when_the_next_is_taken(net: Net) -> None:
@@ -815,14 +815,14 @@ def test_what_an_endpoint_has_counted_never_goes_back(net: Net) -> None:
     endpoint.join(GROUP).send(b"counted")
     resources, seen = endpoint._core.resources, list[int]()
 
-    def look(frame: FrameType, event: str, _: object) -> Any:
+    def poll(frame: FrameType, event: str, _: object) -> Any:
         if Path(frame.f_code.co_filename).name not in ("resources.py", "cm_id.py"):
             return None
         seen.append(endpoint.stats().sent)
-        return look
+        return poll
 
     before = sys.gettrace()
-    sys.settrace(look)
+    sys.settrace(poll)
     try:
         resources.replace_id()
         net.backend.close()
@@ -1088,22 +1088,22 @@ def test_receive_queue_is_sampled_per_quarter(sim: SimNet, monkeypatch: pytest.M
     sender, receiver = sim.open(0), sim.open(1, receive_depth=64)
     receiver.join(GROUP)
     group = sender.sender(GROUP)
-    looks = itertools.count()
+    polls = itertools.count()
     kind = type(receiver._core.resources.qp)
     read = vars(kind)["counters"].fget
-    monkeypatch.setattr(kind, "counters", property(lambda qp: (next(looks), read(qp))[1]))
+    monkeypatch.setattr(kind, "counters", property(lambda qp: (next(polls), read(qp))[1]))
     for _ in range(32):
         group.send_batch([b"x"] * 8)
         assert len(drain(receiver)) == 8
-    assert next(looks) == 32 * 8 // 16
+    assert next(polls) == 32 * 8 // 16
     group.send_batch([b"x"] * 64)
     drain(receiver)
     assert receiver.next_event() == ReceiveQueueLow(0, 64)
-    before = next(looks)
+    before = next(polls)
     for _ in range(32):
         group.send_batch([b"x"] * 8)
         drain(receiver)
-    assert next(looks) == before + 1, "nothing could be reported any more"
+    assert next(polls) == before + 1, "nothing could be reported any more"
 
 
 def test_low_receive_queue_is_seen_by_single_receives(sim: SimNet) -> None:

@@ -154,7 +154,7 @@ class _ClosedEnd:
         self.forged = 0
         self.leaves = self.over = False
 
-    def hears(self, message: bytes, source: str, forged: bool = False) -> None:
+    def feed(self, message: bytes, source: str, forged: bool = False) -> None:
         """A message comes, in a turn of its own."""
         if not self.over:
             self.forged += forged and not self.leaves
@@ -216,17 +216,17 @@ def closed_messages(data: bytes) -> None:
                 elif what == 2:
                     message = message[:where]
                 elif what == 3:  # from somewhere else, and then not at all
-                    other.hears(message, _HOSTS[2], forged=True)
+                    other.feed(message, _HOSTS[2], forged=True)
                 elif what == 4:
                     signed = message[:-16]
                     message = signed + blake3(signed, key=bytes(32)).digest(length=16)
                 if what == 5:  # back to its author: kind by kind, either nonsense or heard before
-                    author.hears(message, author.host)
-                    author.hears(message, other.host, forged=True)
+                    author.feed(message, author.host)
+                    author.feed(message, other.host, forged=True)
                 if what not in (3, 6):
-                    other.hears(message, author.host, forged=what in (1, 2, 4))
+                    other.feed(message, author.host, forged=what in (1, 2, 4))
                 if what == 7:  # an end that knows the session has heard all but its first invitation
-                    other.hears(message, author.host, forged=message[4] != _OFFER)
+                    other.feed(message, author.host, forged=message[4] != _OFFER)
         for end in ends:
             if not end.over and not end.said:
                 end.goes([])

@@ -387,8 +387,8 @@ def test_the_demo_ends_as_the_tutorial_and_its_recording_say() -> None:
     assert lines[-1] in (ROOT / "docs/tutorial.md").read_text("utf-8")
     picture = (ROOT / "docs/assets/session-demo.svg").read_text("utf-8")
     recorded = " ".join(unescape(re.sub("<[^>]*>", "", picture)).split())
-    told = [line for line in lines if "/s" not in line]  # rates differ, and so do the spaces before them
-    assert [line for line in told if " ".join(line.split()) not in recorded] == []
+    stable = [line for line in lines if "/s" not in line]  # rates differ, and so do the spaces before them
+    assert [line for line in stable if " ".join(line.split()) not in recorded] == []
 
 
 def test_each_command_has_its_help_and_an_example() -> None:

@@ -40,5 +40,5 @@ def test_only_what_moved_is_said(ratios: Any, now: float, line: str) -> None:
 def test_a_first_ratio_is_new(ratios: Any, tmp_path: Path) -> None:
     first, *lines = ratios.comparison({"rate": 1.0}, tmp_path / "none.json")
     assert "1 of 1" in first
-    assert "nothing kept yet" in first
+    assert "nothing stored yet" in first
     assert "new" in lines[0]

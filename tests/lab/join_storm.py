@@ -117,19 +117,19 @@ def main(count: int, processes: int, addresses: Sequence[str]) -> int:
             finally:
                 os._exit(status)
     os.close(arrived)
-    told = b""
-    while told.count(b"\n") < processes and (more := os.read(came, 4096)):
-        told += more
+    received = b""
+    while received.count(b"\n") < processes and (more := os.read(came, 4096)):
+        received += more
     os.close(start)
     while more := os.read(came, 4096):
-        told += more
+        received += more
     assert [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(processes)] == [0] * processes
     end = time.monotonic() + BOUND
     while any(is_of_storm(one.mgid) for one in trusted_records()):
         assert time.monotonic() < end, "the SA keeps members"
     with RdmaBackend() as backend, backend.event_channel() as channel:
         Member(channel, addresses[0]).join([LAST])
-    return told.count(b".")
+    return received.count(b".")
 
 
 if __name__ == "__main__":

@@ -133,7 +133,7 @@ def test_a_kernel_without_rdmavt_gets_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "expected"),
     [
         ({"ports": 65}, "65 ports asked for: the lab makes 1 to 64"),
         ({"switches": 0}, "0 switches asked for: on infiniband the lab makes 1 to 16"),
@@ -146,8 +146,8 @@ def test_a_kernel_without_rdmavt_gets_one_sentence(tmp_path: Path) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_what_cannot_be_made_is_refused_before_a_boot(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(LabUnavailableError, match=told):
+def test_what_cannot_be_made_is_refused_before_a_boot(wrong: dict[str, Any], expected: str) -> None:
+    with pytest.raises(LabUnavailableError, match=expected):
         LabMachine(**({"fabric": "infiniband"} | wrong))
 
 

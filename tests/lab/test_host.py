@@ -66,17 +66,17 @@ def test_check_lists_it_and_exits_1() -> None:
     assert done.exit_code == 1
     assert "missing qemu-system-x86_64\n" in done.stdout
     assert "\nto install the rest: " in done.stdout
-    told = json.loads(CliRunner().invoke(app, ["check", "--json"]).stdout)
-    assert {need["package"] for need in told["needs"] if need["boots"]} == {*PACKAGES, ""}
-    assert told["kvm"] is False
-    assert all(package in told["fix"] for package in PACKAGES)
+    report = json.loads(CliRunner().invoke(app, ["check", "--json"]).stdout)
+    assert {need["package"] for need in report["needs"] if need["boots"]} == {*PACKAGES, ""}
+    assert report["kvm"] is False
+    assert all(package in report["fix"] for package in PACKAGES)
 
 
 @pytest.mark.usefixtures("bare")
 def test_check_of_one_fabric_asks_for_no_other() -> None:
     def packages(*options: str) -> set[str]:
-        told = json.loads(CliRunner().invoke(app, ["check", "--json", *options]).stdout)
-        return {need["package"] for need in told["needs"]}
+        report = json.loads(CliRunner().invoke(app, ["check", "--json", *options]).stdout)
+        return {need["package"] for need in report["needs"]}
 
     of_infiniband = {"gcc", "libc6-dev", "make", "opensm", "linux-headers-amd64"}
     assert packages("--fabric", "infiniband") == packages()

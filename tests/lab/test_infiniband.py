@@ -52,7 +52,7 @@ class Said(NamedTuple):
 
     folder: Path
     result: LabResult
-    told: list[str]
+    progress: list[str]
     """Lines that the guest wrote as it went on; one that writes none for long is taken to hang."""
 
     def __call__(self, name: str, status: int = 0) -> str:
@@ -230,13 +230,13 @@ def test_malformed_datagrams_do_no_harm(said: Said) -> None:
     assert sent > STORM // 2
     assert answered > sent // 100
     assert (said.folder / "opensm.txt").read_text().strip(), "OpenSM has ended"
-    assert set(said.told) >= {f"{number} of {STORM} datagrams" for number in range(500, STORM + 1, 500)}
+    assert set(said.progress) >= {f"{number} of {STORM} datagrams" for number in range(500, STORM + 1, 500)}
 
 
 def test_processes_may_come_and_go_at_once(said: Said) -> None:
     """Each made queue pairs, joined and sent; some were killed, some ended without closing anything."""
     assert int(said("churn")) == LIVES
-    assert set(said.told) >= {f"{number} of {LIVES} lives" for number in range(1, LIVES + 1)}
+    assert set(said.progress) >= {f"{number} of {LIVES} lives" for number in range(1, LIVES + 1)}
 
 
 class Asked(NamedTuple):

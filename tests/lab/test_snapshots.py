@@ -287,8 +287,10 @@ keep(goes_on=False)
 
 
 def test_a_full_disk_keeps_nothing_and_is_told(folder: Path) -> None:
-    told = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True).stderr
-    assert "the lab's guest could not be saved, so later runs boot again: [Errno 27] File too large" in told
+    warned = subprocess.run(
+        [sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True
+    ).stderr
+    assert "the lab's guest could not be saved, so later runs boot again: [Errno 27] File too large" in warned
     assert list(folder.iterdir()) == []
 
 

@@ -412,7 +412,7 @@ def test_no_library_hides_what_cannot_be_told() -> None:
 def test_a_quirk_is_told_on_its_kernels_alone(quirk: Any) -> None:
     ports = infiniband() if quirk.link_layer is LinkLayer.INFINIBAND else roce()
 
-    def told(version: tuple[int, int]) -> list[Finding]:
+    def findings_on(version: tuple[int, int]) -> list[Finding]:
         return [
             one
             for one in judge(host(ports, release=f"{version[0]}.{version[1]}.0"))
@@ -420,9 +420,9 @@ def test_a_quirk_is_told_on_its_kernels_alone(quirk: Any) -> None:
         ]
 
     major, minor = quirk.before
-    assert len(told((major, minor - 1))) == (1 if minor else 0)
-    assert told(quirk.before) == []
-    assert len(told(quirk.since)) == 1
+    assert len(findings_on((major, minor - 1))) == (1 if minor else 0)
+    assert findings_on(quirk.before) == []
+    assert len(findings_on(quirk.since)) == 1
 
 
 def test_a_shortage_of_locked_memory_is_counted() -> None:

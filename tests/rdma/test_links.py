@@ -28,8 +28,8 @@ def test_the_number_is_another_one_after_each_change_and_stays_without_one() -> 
     links._socket, links._pid = heard, os.getpid()
     found = []
     with kernel:
-        for news in ((), (b"one",), (b"two", b"three"), ()):
-            for message in news:
+        for chunk in ((), (b"one",), (b"two", b"three"), ()):
+            for message in chunk:
                 kernel.send(message)
             found.append(links.changes())
     assert found[0] < found[1] < found[2] == found[3]

@@ -82,9 +82,9 @@ class Counting(RuleBasedStateMachine):
         """The SM restarts: every membership is told so, once, and nothing else is."""
         self.settle()
         self.fabric.restart_sm()
-        told = list(iter(lambda: self.channel.get_event(1.0), None))
-        assert {event.errno for event in told} <= {errno.ENETRESET}
-        assert Counter(event.context for event in told) == Counter(list(self.holds))
+        events = list(iter(lambda: self.channel.get_event(1.0), None))
+        assert {event.errno for event in events} <= {errno.ENETRESET}
+        assert Counter(event.context for event in events) == Counter(list(self.holds))
         self.lost |= dict.fromkeys(self.holds)
         self.holds.clear()
 

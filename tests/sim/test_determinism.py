@@ -92,9 +92,9 @@ def test_difference_names_the_seed() -> None:
     trace = run("ib", 7)
     lines = trace.splitlines()
     for changed in ("\n".join([*lines[:20], "other", *lines[21:]]), "\n".join(lines[:20])):
-        with pytest.raises(pytest.fail.Exception) as told:
+        with pytest.raises(pytest.fail.Exception) as raised:
             require_same("ib", 7, trace, changed)
-        text = str(told.value)
+        text = str(raised.value)
         assert "seed 7" in text
         assert "from line 21 on" in text
         assert lines[20] in text

@@ -1113,13 +1113,13 @@ def test_fault_wakes_a_thread_that_waits() -> None:
     try:
         node = Node(fabric, 0)
         node.join()
-        told: list[object] = []
-        waiting = threading.Thread(target=lambda: told.append(node.next_event()))
+        found: list[object] = []
+        waiting = threading.Thread(target=lambda: found.append(node.next_event()))
         waiting.start()
         time.sleep(0.05)  # so that it does wait
         fabric.restart_sm()
         waiting.join(100)
-        assert told == [LOST]
+        assert found == [LOST]
     finally:
         fabric.close()
 

@@ -363,10 +363,10 @@ def test_sa_mads_carry_the_records_to_and_from_qp_1(infiniband: Capture) -> None
         *(f"infiniband.mad.{field}" for field in common),
         *(f"infiniband.mcmemberrecord.{field}" for field in record),
     )
-    told = [event for _, event in infiniband.trace if isinstance(event, SaAsked | SaAnswered)]
-    assert len(rows) == len(told)
+    sa_events = [event for _, event in infiniband.trace if isinstance(event, SaAsked | SaAnswered)]
+    assert len(rows) == len(sa_events)
     asked: dict[int, SaAsked] = {}
-    for row, event in zip(rows, told, strict=True):
+    for row, event in zip(rows, sa_events, strict=True):
         seen = {name.rpartition(".")[2]: text for name, text in row.items()}
         lids = infiniband.ports[event.port].lid, packets.SA_LID
         if isinstance(event, SaAsked):
@@ -399,7 +399,7 @@ def test_sa_mads_carry_the_records_to_and_from_qp_1(infiniband: Capture) -> None
         }
         assert int(row["infiniband.deth.q_key"], 0) == 0x80010000
         assert (Gid(seen["mgid"]), Gid(seen["portgid"])) == (record_sent.mgid, record_sent.port_gid)
-    statuses = [event.status for event in told if isinstance(event, SaAnswered)]
+    statuses = [event.status for event in sa_events if isinstance(event, SaAnswered)]
     # the member that is refused looks the group up, to say why; there is none
     assert statuses == ["OK"] * 4 + ["REQ_INVALID", "NO_RECORDS"] + ["OK"] * 2
     methods = [event.method for event in asked.values()]

@@ -76,7 +76,7 @@ def test_a_port_costs_the_same_to_find_in_any_fabric(backend: str) -> None:
         last = fabric.ports[-1].interfaces[0].ipv4
         assert last is not None
 
-        def look() -> None:
+        def read() -> None:
             with open_fabric(fabric, host=ports - 1) as program:
                 assert [device.name for device in program.devices()] == [fabric.ports[-1].name]
                 program.event_channel().create_id().bind_addr(last)
@@ -84,8 +84,8 @@ def test_a_port_costs_the_same_to_find_in_any_fabric(backend: str) -> None:
             observer.port_memberships(last)
             observer.group_ports(GROUP)
 
-        look()
-        return calls(look)
+        read()
+        return calls(read)
 
     assert cost(2000) == pytest.approx(cost(20), rel=0.1)
 

@@ -212,19 +212,19 @@ def test_handler_amid_a_request_breaks_nothing(
             "next_event": partial(endpoint.next_event, 0.001),
             "ready": partial(group.ready, timeout=0.001),
         }
-        told: list[str] = []
+        errors: list[str] = []
 
         def handler() -> None:
             endpoint.stats()
             try:
                 calls[call]()
             except (RuntimeError, TimedOut) as error:
-                told.append(str(error))
+                errors.append(str(error))
 
         group.send(b"first")
         after_sending(monkeypatch, handler)
         group.send(b"second")
-        assert len(told) == 1 or call in ("recv", "next_event")
+        assert len(errors) == 1 or call in ("recv", "next_event")
         assert endpoint.groups == (group,)
         group.send(b"third")
         for payload in (b"first", b"second", b"third"):

@@ -238,19 +238,19 @@ def test_a_member_goes_through_its_states() -> None:
         assert failed.errno
         lost = clock.now
     assert fabric.trace is not None
-    told = timeline_data(fabric.trace)
-    receiver, send_only = told.lanes
+    drawn = timeline_data(fabric.trace)
+    receiver, send_only = drawn.lanes
     assert receiver.spans[:6] == [
         Span(State.ASKING, 0, joined),
         Span(State.JOINED, joined, joined),
         Span(State.RECEIVING, joined, left),
         Span(State.JOINED, left, left),
         Span(State.ASKING, asked, lost),
-        Span(State.FAILED, lost, told.end),
+        Span(State.FAILED, lost, drawn.end),
     ]
     assert [span.state for span in send_only.spans] == [State.ASKING, State.SEND_ONLY]
-    assert told.names[Gid(receiver.group)] == "239.1.1.1"
-    assert any(note.kind == "bad" and "no answer" in note.text for note in told.control)
+    assert drawn.names[Gid(receiver.group)] == "239.1.1.1"
+    assert any(note.kind == "bad" and "no answer" in note.text for note in drawn.control)
 
 
 def test_attached_qp_shares_its_members_lane() -> None:

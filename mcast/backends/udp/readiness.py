@@ -17,10 +17,10 @@ class Readiness:
     `look` says whether something is there in this process; sockets are watched besides.
     """
 
-    def __init__(self, look: Callable[[], bool]) -> None:
+    def __init__(self, poll_sockets: Callable[[], bool]) -> None:
         self._epoll = select.epoll()
         self.fd: int = self._epoll.fileno()
-        self._poll_sockets = look
+        self._poll_sockets = poll_sockets
         self._shown = False
 
     def watch(self, descriptor: int) -> None:

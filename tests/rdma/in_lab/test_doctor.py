@@ -180,12 +180,12 @@ def test_a_process_that_lacks_something_is_told(name: str) -> None:
 
 
 def test_a_network_namespace_without_the_interfaces_is_told() -> None:
-    def look() -> dict[tuple[str, str], Finding]:
+    def findings_there() -> dict[tuple[str, str], Finding]:
         assert ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0  # of this thread alone
         return wrong(PROVIDER.checks(0))
 
     with ThreadPoolExecutor(1) as elsewhere:
-        found = elsewhere.submit(look).result(timeout=60)
+        found = elsewhere.submit(findings_there).result(timeout=60)
     assert set(found) == {("namespace", name) for name in ALL}
 
 

@@ -21,8 +21,8 @@ SeenMembers = defaultdict[Gid, dict[str, GroupMember]]
 def group_table(fabric: FabricCore, hosts: frozenset[int]) -> GroupTable:
     """The tables of the hosts' ports; a program on every host sees the switches' or the SA's too."""
     seen, everywhere = SeenMembers(dict), hosts == fabric.topology.hosts
-    look = _read_igmp if fabric.subnet is None else _read_sa
-    mlids = look(fabric, fabric.topology.ports_of(hosts), everywhere, seen)
+    read = _read_igmp if fabric.subnet is None else _read_sa
+    mlids = read(fabric, fabric.topology.ports_of(hosts), everywhere, seen)
     groups = (
         GroupInfo(mgid, tuple(member for _, member in sorted(members.items())), mlids.get(mgid, 0))
         for mgid, members in sorted(seen.items())
