@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 OBJECTS_DEPTH = 1024
 """Default receive queue of commands that send and receive objects.
 
-Equal to `mcast.cast.io.driver.DEPTH`, which would take long to import.
+Equal to `mcast.cast.io.driver.DEFAULT_RECEIVE_DEPTH`, which would take long to import.
 """
 
 DEFAULT = "rdma"

@@ -146,7 +146,8 @@ def test_a_payload_is_registered_unless_it_is_empty(backend: Backend) -> None:
     assert found == EXPECTED | dict.fromkeys(empty, ValueError)
 
 
-def test_receive_memory_is_a_payload_that_can_be_written(backend: Backend) -> None:
+def test_receive_memory_is_a_writable_payload(backend: Backend) -> None:
+    """Receive memory is a payload that can be written."""
     end = End(backend)
     for wrong in (REFUSED["objects"](), REFUSED["union with py_object"](), PAYLOADS["read-only array"]()):
         with pytest.raises(TypeError):

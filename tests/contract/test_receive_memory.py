@@ -72,7 +72,8 @@ def end(backend: Backend) -> Receiver:
 
 
 @pytest.mark.parametrize("leased", [True, False])
-def test_it_begins_only_while_nothing_is_queued_or_leased(end: Receiver, leased: bool) -> None:
+def test_receive_memory_needs_an_idle_queue_pair(end: Receiver, leased: bool) -> None:
+    """It begins only while nothing is queued or leased."""
     end.send(b"first")
     batch = end.qp.recv(1, BOUND) if leased else None
     with pytest.raises(McastError) as caught:
@@ -113,7 +114,8 @@ def test_leased_messages_outlive_it(end: Receiver) -> None:
     assert end.receives(*[b"%d" % turn for turn in range(DEPTH)])
 
 
-def test_other_memory_may_follow_while_a_batch_of_the_old_is_leased(end: Receiver) -> None:
+def test_memory_may_change_beside_an_old_lease(end: Receiver) -> None:
+    """Other memory may follow while a batch of the old is leased."""
     old = end.register()
     end.send(b"one")
     with end.leased(1) as batch:
@@ -148,7 +150,8 @@ def test_a_reset_counts_what_it_drops(end: Receiver) -> None:
     assert end.receives(b"three")
 
 
-def test_a_descriptor_is_silent_once_the_messages_are_dropped(end: Receiver) -> None:
+def test_descriptor_is_silent_after_a_drop(end: Receiver) -> None:
+    """A descriptor is silent once the messages are dropped."""
     region = end.register()
     end.qp.fileno()
     end.send(b"one")

@@ -60,8 +60,11 @@ def test_every_public_type_is_known(package: str, some: set[str], tmp_path: Path
     assert some <= names
 
 
-def test_a_script_that_imports_the_installed_package_gets_its_types(tmp_path: Path) -> None:
-    """Also where the install is editable, whose import hook no checker would read."""
+def test_installed_package_is_typed(tmp_path: Path) -> None:
+    """A script that imports the installed package gets its types.
+
+    Also where the install is editable, whose import hook no checker would read.
+    """
     (tmp_path / "script.py").write_text("import mcast.api\n")
     words = ["--strict", "--follow-imports", "skip", "--cache-dir", os.devnull, "script.py"]
     env = {name: value for name, value in os.environ.items() if name not in ("MYPYPATH", "PYTHONPATH")}

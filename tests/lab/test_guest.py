@@ -82,7 +82,8 @@ def test_every_test_of_the_guest_has_a_result(found: Found, long: bool) -> None:
     assert modules(found.run.results) == {"test_model"} | suite | _modules(long)
 
 
-def test_every_clause_and_fact_holds_on_the_real_kernel(found: Found) -> None:
+def test_clauses_and_facts_hold_on_the_kernel(found: Found) -> None:
+    """Every clause and fact holds on the real kernel."""
     cells = found.report.providers["rdma"]
     wrong = {name: cells[name].reason for name in cells if cells[name].outcome is Outcome.FAILED}
     if found.run.gap:  # told by the test above
@@ -104,9 +105,8 @@ def test_the_main_job_works_on_real_devices(found: Found) -> None:
     assert {receiver["blake3"] for receiver in receivers} == {found.demo["blake3"]}
 
 
-def test_the_simulator_equals_the_kernel_or_the_report_says_why_not(
-    found: Found, simulated: SuiteReport
-) -> None:
+def test_simulator_equals_the_kernel(found: Found, simulated: SuiteReport) -> None:
+    """The simulator equals the kernel or the report says why not."""
     differing: dict[str, str] = {}
     for name in (*CLAUSES, *FACTS):
         real, sim = found.report.providers["rdma"][name], simulated.providers["sim-roce"][name]

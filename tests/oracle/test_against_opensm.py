@@ -237,7 +237,8 @@ def test_a_sequence_ends_with_the_empty_subnet(lonely: OpenSm, steps: list[Step]
     comparison.check()
 
 
-def test_a_difference_is_shrunk_to_the_steps_that_show_it(real: OpenSm) -> None:
+def test_difference_is_shrunk(real: OpenSm) -> None:
+    """A difference is shrunk to the steps that show it."""
     comparison = Comparison(real, replace(Quirks.OPENSM_3_3, echoes_proxy_join=False))
     comparison.begin_anew()
     with pytest.raises(Difference) as found:  # noqa: PT012

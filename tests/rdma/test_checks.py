@@ -392,7 +392,8 @@ def test_what_was_seen_is_said(facts: HostFacts, check: str, seen: str) -> None:
     assert any(one.seen.startswith(seen) for one in judge(facts) if one.check == check)
 
 
-def test_a_link_that_the_host_took_down_asks_for_no_cable() -> None:
+def test_link_that_is_down_by_choice_needs_no_cable() -> None:
+    """A link that the host took down asks for no cable."""
     (finding,) = (one for one in judge(host(roce(DOWN, netdev_up=False))) if one.check == "link")
     assert finding.fix == "ip link set e1 up"
 
@@ -432,9 +433,8 @@ def test_a_shortage_of_locked_memory_is_counted() -> None:
     assert "ulimit -l unlimited" in cause.next_step
 
 
-def test_locked_memory_is_known_to_a_process_whose_name_is_no_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memlock_of_a_process_with_a_binary_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locked memory is known to a process whose name is no text."""
     (tmp_path / "status").write_bytes(b"Name:\t\xfc\nVmPin:\t       3 kB\n")
     monkeypatch.setattr(memlock, "_STATUS", tmp_path / "status")
     assert memlock.pinned() == 3 << 10

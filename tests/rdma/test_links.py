@@ -19,7 +19,8 @@ def test_exit_watcher_is_no_finding() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_number_is_another_one_after_each_change_and_stays_without_one() -> None:
+def test_change_counter_moves_with_each_change() -> None:
+    """The number is another one after each change and stays without one."""
     links = Links()
     links.changes()
     links.close()

@@ -213,8 +213,11 @@ def test_messages_and_psns_are_numbered(scene: Scene) -> None:
     assert [s["payloads"] for s in sends] == [["61", "62"], ["63"], ["64"]]
 
 
-def test_each_message_is_delivered_or_lost_with_a_reason(scene: Scene) -> None:
-    """Four receives are posted: of six messages the last two are lost."""
+def test_each_message_is_delivered_or_has_a_reason(scene: Scene) -> None:
+    """Each message is delivered or lost with a reason.
+
+    Four receives are posted: of six messages the last two are lost.
+    """
     to = scene.join(0)
     scene.join(1)
     scene.qp(1).send(to, [b"x"] * 6)

@@ -1,4 +1,4 @@
-"""What a transfer costs, and that this does not grow with the receivers: `mcast sim cast`."""
+"""Cost of a transfer, which does not grow with the receivers: `mcast sim cast`."""
 
 from __future__ import annotations
 

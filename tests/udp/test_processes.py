@@ -205,7 +205,8 @@ def test_a_host_without_an_address_says_so() -> None:
         host.close()
 
 
-def test_an_ipv6_group_is_refused_as_the_kernel_refuses_it() -> None:
+def test_ipv6_group_is_refused_as_by_the_kernel() -> None:
+    """An IPv6 group is refused as the kernel refuses it."""
     with open_endpoint("udp", bind="127.0.0.1") as endpoint:
         with pytest.raises(McastError) as caught:
             endpoint.join("ff0e::1")

@@ -179,7 +179,9 @@ def test_a_process_that_lacks_something_is_told(name: str) -> None:
     assert answer["problems"] == problems
 
 
-def test_a_network_namespace_without_the_interfaces_is_told() -> None:
+def test_netns_without_interfaces_is_reported() -> None:
+    """A network namespace without the interfaces is told."""
+
     def findings_there() -> dict[tuple[str, str], Finding]:
         assert ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0  # of this thread alone
         return wrong(PROVIDER.checks(0))
