@@ -182,7 +182,7 @@ def shell(
             ports, kernel, share or (), memory, accel, fabric=fabric, switches=switches, anew=anew
         )
         if sys.stdin.isatty():
-            _say(context, "the guest boots; a prompt comes in seconds, and Ctrl-A X stops it")
+            _say(context, "the guest boots; the prompt appears in seconds, and Ctrl-A X stops it")
         result = machine.shell()
     _leave(context, result, verbose=False)
 

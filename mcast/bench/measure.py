@@ -153,7 +153,9 @@ def wait_until_received(sender: BenchEnd, destination: Destination, receivers: S
                 receiver.drain()
             return
     address = waiting[0].end.address
-    raise TimeoutError(f"{address} joined and hears nothing of {sender.address} within {BENCH_TIMEOUT:g} s")
+    raise TimeoutError(
+        f"{address} joined, but receives nothing from {sender.address} within {BENCH_TIMEOUT:g} s"
+    )
 
 
 def send_window(qp: QueuePair, destination: Destination, payloads: list[bytes]) -> None:

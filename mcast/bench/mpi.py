@@ -112,7 +112,7 @@ def _send(
         if all(comm.allgather(True)):
             break
     else:
-        raise TimeoutError(f"a rank hears nothing of {receiver.end.address} within {BENCH_TIMEOUT:g} s")
+        raise TimeoutError(f"a rank receives nothing from {receiver.end.address} within {BENCH_TIMEOUT:g} s")
     comm.Barrier()
     payloads = [bytes(size)] * window
     messages = 0

@@ -213,7 +213,8 @@ class TransferResult:
         words = [missed.reason, hints.get(missed.reason)]
         if missed.part_file is not None:
             words.append(
-                f"what has come stays in {missed.part_file.name}, and the next recv goes on from there"
+                f"the part that arrived stays in {missed.part_file.name}, "
+                "and the next recv goes on from there"
             )
         return self.name_of(missed.offered), ": ".join(filter(None, words))
 

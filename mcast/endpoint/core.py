@@ -122,14 +122,14 @@ class EndpointCore:
                 self.rejoiner.lose_all(_error_of(event), reopen=True)
             case _ if self.rejoiner.reopen:
                 why = "its membership ends with the id"
-                logger.debug("%s: event %s passed over: %s", self.resources.name, event.type.name, why)
+                logger.debug("%s: event %s ignored: %s", self.resources.name, event.type.name, why)
             case CmEventType.MULTICAST_JOIN if isinstance(group, EndpointGroup):
                 assert event.ud is not None
                 self.rejoiner.on_joined(group, event.ud.destination)
             case CmEventType.MULTICAST_ERROR if isinstance(group, EndpointGroup):
                 self.rejoiner.transition(group, Change.REFUSED, _error_of(event))
             case _:
-                logger.debug("%s: event %s passed over", self.resources.name, event.type.name)
+                logger.debug("%s: event %s ignored", self.resources.name, event.type.name)
 
     def on_qp_error(self, error: QpError) -> None:
         """Handle a queue pair that went into ERR.

@@ -200,7 +200,7 @@ class EndpointGroup:
         if transition is None:
             if (self.state, change) not in IGNORED:
                 logger.warning(
-                    "%s is %s, when %r cannot be: passed over; please report it",
+                    "%s is %s, and %r is impossible then: ignored; please report it",
                     self.address,
                     self.state.value,
                     change.value,

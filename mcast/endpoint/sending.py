@@ -260,7 +260,7 @@ class Sending:
             why = ", as recv returns when its time is over" if message is None else ""
             raise TypeError(f"reply: the message is {message!r}{why}: give the Message to answer")
         if not destination.can_reply_to(message, self._resources.local_port.address.is_loopback):
-            raise ValueError(f"reply: {message.source} QP {message.src_qp} is nobody who can be answered")
+            raise ValueError(f"reply: {message.source} QP {message.src_qp} cannot be answered")
         size = _size(payload)
         qp.require_fits(destination, [size], self._resources.max_message_to(qp, destination))
         qp.send_one(destination.reply_to(message), payload, imm, timeout)

@@ -39,7 +39,7 @@ class SharedRun:
         self._opened: list[tuple[Backend, OpenedAt]] = []
 
     def open(self, name: str, **options: object) -> Backend:
-        """Attach this process, which is noted; options of a fabric of one's own are passed over."""
+        """Attach this process, which is noted; options of a fabric of one's own are ignored."""
         where = {key: value for key, value in options.items() if key in ("host", "bind")}
         backend = attach(name, socket=self.path, **where)  # type: ignore[arg-type]  # `attach` looks
         self._opened.append((backend, opened_at(self._depth)))

@@ -137,7 +137,7 @@ def test_a_deaf_port_says_nothing_of_flooding(monkeypatch: pytest.MonkeyPatch) -
     assert (found.flooding.outcome, found.flooding.flooded, found.flooding.member) == ("failed", None, 0)
     assert "nothing follows" in found.flooding.reason
     assert found.rate.outcome == "failed"
-    assert "<address 1> joined and hears nothing of <address 2>" in found.rate.reason
+    assert "<address 1> joined, but receives nothing from <address 2>" in found.rate.reason
     assert found.join_leave.outcome == found.loopback.outcome == "measured"
 
 

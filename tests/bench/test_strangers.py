@@ -120,7 +120,7 @@ def test_a_strangers_knock_opens_nothing(precede: Callable[[Callable[[bytes], No
     unheard = Messages(source="roce0", target="roce1")
     with open_fabric(fabric) as backend, fabric.rules.when(unheard, Drop()):
         precede(Stranger(backend).send)
-        with pytest.raises(TimeoutError, match=r"10\.0\.0\.2 joined and hears nothing of 10\.0\.0\.1"):
+        with pytest.raises(TimeoutError, match=r"10\.0\.0\.2 joined, but receives nothing from 10\.0\.0\.1"):
             measure(backend, GROUP, SIZE, 1, 0.02)
 
 

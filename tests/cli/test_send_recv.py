@@ -447,7 +447,7 @@ def test_recv_names_the_part_file_it_leaves(with_others: Run, tmp_path: Path) ->
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         "mcast: copy: the sender has ended the session: the tape is torn: "
-        "what has come stays in .copy.part, and the next recv goes on from there\n"
+        "the part that arrived stays in .copy.part, and the next recv goes on from there\n"
     )
     assert data.startswith((tmp_path / ".copy.part").read_bytes())
     (tmp_path / "script.py").write_text(OTHER_END)

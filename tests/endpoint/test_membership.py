@@ -107,7 +107,7 @@ def test_each_change_has_a_row_or_a_reason(
     assert group.transition(Change.QP_RESTORED) == ()
     assert group.state is joining
     assert [record.message for record in caplog.records] == [
-        "239.1.1.1 is joining, when 'the queue pair was reset' cannot be: passed over; please report it"
+        "239.1.1.1 is joining, and 'the queue pair was reset' is impossible then: ignored; please report it"
     ]
     caplog.clear()
     assert group.transition(Change.QP_FAILED) == ()
