@@ -128,7 +128,7 @@ def by_clocks() -> tuple[float, float]:
 
 
 def cost(comm: Any, call: Callable[[], object], sent: Callable[[], int]) -> Cost:
-    """What one call on all ranks costs."""
+    """Cost of one call on all ranks."""
     comm.Barrier()
     bytes_before, cpu, start = sent(), time.process_time(), time.perf_counter()
     call()
@@ -191,9 +191,9 @@ def rank(size: int, rounds: int, keep: Path | None, rate: float) -> None:
     if comm.rank == 0:
         show(size, comm.size, found, keep, "links" if rate else "collectives")
         if rate:
-            true, told = (now - then for now, then in zip(by_clocks(), begun, strict=True))
+            true, measured = (now - then for now, then in zip(by_clocks(), begun, strict=True))
             print(f"\nthe object alone takes {8 * size / rate:.4f} s on a link; {dropped()} packets dropped")
-            print(f"a second of these was {true / told:.2f} s of the host's")
+            print(f"a second of these was {true / measured:.2f} s of the host's")
 
 
 def show(size: int, ranks: int, found: list[tuple[Cost, Cost]], keep: Path | None, kind: str) -> None:

@@ -41,7 +41,7 @@ def read(paths: Iterable[Path]) -> dict[str, float]:
     return {name: median(values) for name, values in found.items()}
 
 
-def kept(store: Path = STORE) -> tuple[str, dict[str, float]]:
+def stored(store: Path = STORE) -> tuple[str, dict[str, float]]:
     """The last release and its ratios; ("", {}) before the first."""
     if not store.exists():
         return "", {}
@@ -51,7 +51,7 @@ def kept(store: Path = STORE) -> tuple[str, dict[str, float]]:
 
 def keep(release: str, ratios: Ratios, store: Path = STORE) -> None:
     """Keep these ratios as the release's, and those of the last release that were not measured."""
-    merged = {**kept(store)[1], **{name: round(ratio, 3) for name, ratio in ratios.items()}}
+    merged = {**stored(store)[1], **{name: round(ratio, 3) for name, ratio in ratios.items()}}
     store.write_text(
         json.dumps({"release": release, "ratios": dict(sorted(merged.items()))}, indent=2) + "\n"
     )
@@ -68,9 +68,9 @@ def moved(now: Ratios, before: Ratios) -> Iterator[str]:
 
 
 def comparison(now: Ratios, store: Path = STORE) -> list[str]:
-    """What moved since the last release, or one line saying that nothing did."""
-    release, before = kept(store)
-    since = f"release {release}" if release else "nothing kept yet"
+    """Return the changes since the last release, or one line saying that nothing did."""
+    release, before = stored(store)
+    since = f"release {release}" if release else "nothing stored yet"
     lines = list(moved(now, before))
     return [f"{len(lines)} of {len(now)} ratios moved by more than {TOLERANCE:.0%} since {since}", *lines]
 

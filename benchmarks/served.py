@@ -428,7 +428,7 @@ def used(server: subprocess.Popen[bytes]) -> tuple[float, int]:
 
 
 def attach(make: Peers, server: subprocess.Popen[bytes], guests: int) -> None:
-    """What attaching costs both sides, and what many processes leave behind."""
+    """Measure the cost of attaching on both sides, and the memory that many processes leave behind."""
     before = used(server)
     with started("guest", make.path, ready=False) as one:
         assert one.stdout is not None

@@ -122,7 +122,7 @@ def joining(backend: Backend) -> Callable[[], None]:
 
 
 def paths() -> Iterator[tuple[str, Callable[[], object]]]:
-    """What is profiled: its name, and one round of it."""
+    """Yield the paths that are profiled: name, and one round."""
     with open_backend("sim-roce", ports=1 + PORTS) as backend:
         sender, to, (receiver,) = joined(backend, 1)
         payloads = [bytes(1024)] * BATCH

@@ -1,4 +1,4 @@
-"""How far the simulator goes: build a fabric, join everybody, one message to each group, leave.
+"""Scale of the simulator: build a fabric, join everybody, one message to each group, leave.
 
 Beside it the floor: Python making, finding and freeing as many objects in as many dictionaries, and nothing
 else. What grows there faster than the memberships is the price of memory, and of looking for cycles in it.
@@ -35,8 +35,7 @@ SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 
 
 HELD = {"sim-roce": (2, 5, 0), "sim-ib": (3, 7, 4)}
-"""What the simulator holds for a membership: objects, entries in dictionaries of its port, and objects more
-while its leave is under way."""
+"""Cost of a membership: objects, entries in its port's dictionaries, objects during its leave."""
 
 
 class Figures(NamedTuple):

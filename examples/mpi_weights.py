@@ -18,7 +18,7 @@ from mcast.collective import Collective
 
 
 def train(comm: MPI.Comm, backend: str, steps: int = 3) -> list[float]:
-    """What each rank has made of the weights in the last step."""
+    """Return the weights of each rank after the last step."""
     weights: Any = numpy.zeros((64, 256), dtype="f4")
     with Collective(comm, backend) as ranks:
         for step in range(1, steps + 1):

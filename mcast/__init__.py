@@ -106,8 +106,11 @@ _NAMES = {
     "QpError TimedOut UnknownBackend Unreachable",
     "wire.addresses": "Gid McastAddress Mgid",
 }
-"""A module -> its names; not mcast.api, which loads all that it offers. There is no `__all__`: help(mcast)
-would print every class in full."""
+"""A module -> its names.
+
+Not mcast.api, which loads all that it offers. There is no `__all__`: help(mcast) would print every class in
+full.
+"""
 
 if sys.platform != "linux":
     # Not an error, because pytest imports this for its plugin, also in suites that do not use mcast. The

@@ -83,7 +83,7 @@ def _synopsis(words: str, command: Command) -> Iterator[str]:
 
 
 def _options(words: str, command: Command, within: bool = False) -> Iterator[str]:
-    """What the help says of arguments and options."""
+    """Return the help of arguments and options."""
     with command.make_context(words, [], resilient_parsing=True) as context:
         records = [found for one in command.get_params(context) if (found := help_record(one, context))]
     if records and not within:

@@ -42,7 +42,7 @@ def file(path: str) -> str:
 
 
 def facts(_: str) -> str:
-    """How many facts were measured, by topic, and how many of them no test can show."""
+    """Return the number of measured facts by topic, and of those that no test can show."""
     from mcast.conformance.facts import FACTS, TOPICS
 
     rows = []
@@ -96,7 +96,7 @@ def programs(_: str) -> str:
 
 
 def help_of(words: str) -> str:
-    """What a command says of itself, at 80 columns."""
+    """Return the help of a command, at 80 columns."""
     from typer.testing import CliRunner
 
     from mcast.cli import app
@@ -263,7 +263,7 @@ def errors(_: str) -> str:
 
 
 def atlas(_: str) -> str:
-    """What each errno means in each phase."""
+    """Return the meaning of each errno in each phase."""
     from mcast.errors import causes
 
     return causes.atlas()

@@ -43,7 +43,7 @@ from mutmut.utils.file_utils import walk_mutatable_files
 from mutmut.utils.format_utils import get_mutant_name
 
 ENDS = ("types", "tests", "hung", "unseen")
-"""How a mistake ends: mypy finds it; a test fails; a test takes many times as long as without it; or none."""
+"""End of a mistake: mypy finds it; a test fails; a test takes many times as long as without it; or none."""
 
 BROKEN = 3
 """The status of a forked process that could not plant its mistake."""
@@ -76,7 +76,7 @@ class Mistake(NamedTuple):
 
     @property
     def module(self) -> dict[str, Any]:
-        """What the module has."""
+        """Contents of the module."""
         name = ".".join(self.path.with_suffix("").parts).removesuffix(".__init__")
         return vars(importlib.import_module(name))
 
@@ -190,7 +190,7 @@ class Beats:
             os.write(self.writer, b"!")
 
 
-class Look:
+class Outcomes:
     """A plugin of the run without a mistake: how long each test takes, and which lines it reaches."""
 
     def __init__(self) -> None:
@@ -293,13 +293,13 @@ class Planting:
                         one.__code__, one.__defaults__ = new.__code__, new.__defaults__
                         one.__kwdefaults__ = new.__kwdefaults__
                 else:
-                    plugins.register(look := Look())
+                    plugins.register(outcomes := Outcomes())
                 session.items[:] = items
                 status = 1
                 session.config.hook.pytest_runtestloop(session=session)
                 status = int(session.testsfailed > 0)
                 if not isinstance(new, FunctionType):
-                    look.tell(new)
+                    outcomes.tell(new)
             finally:
                 os._exit(status)
         os.close(writer)

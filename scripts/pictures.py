@@ -119,47 +119,47 @@ def wrapped(words: str, width: int) -> list[str]:
 # --- what stands in what ------------------------------------------------------------------------
 
 
-class Place(NamedTuple):
+class Box(NamedTuple):
     """A thing that others stand in, one below the other, or beside each other where `beside`."""
 
     words: Sequence[str]
-    inside: Sequence[Place] = ()
+    inside: Sequence[Box] = ()
     beside: bool = False
     dashed: bool = False
 
 
-def nested(label: str, place: Place) -> str:
-    height, parts = _draw(place, 0.5, 0.5, WIDTH - 1)
+def nested(label: str, part: Box) -> str:
+    height, parts = _draw(part, 0.5, 0.5, WIDTH - 1)
     return svg(height + 1, label, parts)
 
 
-def _draw(place: Place, x: float, y: float, width: float) -> tuple[float, list[str]]:
-    """The height that the place takes, and its parts."""
+def _draw(part: Box, x: float, y: float, width: float) -> tuple[float, list[str]]:
+    """The height that the box takes, and its parts."""
     parts = [
         text(x + PAD, y + LINE * (line + 1), words, "" if line else "bold")
-        for line, words in enumerate(place.words)
+        for line, words in enumerate(part.words)
     ]
-    inner = y + LINE * len(place.words) + PAD
-    if place.beside:
-        each = (width - PAD) / len(place.inside) - PAD
-        drawn = [_draw(one, x + PAD + at * (each + PAD), inner, each) for at, one in enumerate(place.inside)]
+    inner = y + LINE * len(part.words) + PAD
+    if part.beside:
+        each = (width - PAD) / len(part.inside) - PAD
+        drawn = [_draw(one, x + PAD + at * (each + PAD), inner, each) for at, one in enumerate(part.inside)]
         inner += max(height for height, _ in drawn) + PAD
     else:
         drawn = []
-        for one in place.inside:
+        for one in part.inside:
             drawn.append(_draw(one, x + PAD, inner, width - 2 * PAD))
             inner += drawn[-1][0] + PAD
     for _, found in drawn:
         parts += found
     height = inner - y
-    return height, [box(x, y, width, height, place.dashed), *parts]
+    return height, [box(x, y, width, height, part.dashed), *parts]
 
 
 # --- the lab ------------------------------------------------------------------------------------
 
 
 class Passage(NamedTuple):
-    """What passes between this machine and a guest of the lab: what is here, by which way, what is there."""
+    """Connection of this machine with a guest of the lab: the end here, the way, the end there."""
 
     here: Sequence[str]
     way: Sequence[str]
@@ -252,56 +252,56 @@ def arrow(left: float, right: float, y: float, ends: str) -> str:
 
 
 def lab(kind: str) -> str:
-    """What a guest of the lab consists of; `kind` is roce or infiniband."""
+    """Draw the parts of a guest of the lab; `kind` is roce or infiniband."""
     from rdma_lab.machine import PORTS
 
     numbers = range(1, PORTS + 1)
-    program = Place(
+    program = Box(
         ["your command", "with your files, your environment and its exit status; files are written to a copy"]
     )
-    libraries = Place(["librdmacm, libibverbs", "of this distribution"])
+    libraries = Box(["librdmacm, libibverbs", "of this distribution"])
     if kind == "roce":
-        kernel = Place(
+        kernel = Box(
             [
                 "the kernel of this distribution",
                 "rdma_cm, ib_uverbs, and Soft-RoCE: RDMA devices in software",
             ],
-            [Place([f"rxe{n}", f"on e{n}, 10.77.0.{n}"]) for n in numbers],
+            [Box([f"rxe{n}", f"on e{n}, 10.77.0.{n}"]) for n in numbers],
             beside=True,
         )
-        fabric = Place(
+        fabric = Box(
             ["bridge br0, with IGMP snooping and a querier"],
-            [Place([f"port p{n}", f"veth pair e{n}, p{n}"]) for n in numbers],
+            [Box([f"port p{n}", f"veth pair e{n}, p{n}"]) for n in numbers],
             beside=True,
         )
         inside = [program, libraries, kernel, fabric]
     else:
-        kernel = Place(
+        kernel = Box(
             ["the kernel of this distribution", "rdma_cm, ib_uverbs, ib_ipoib, and softib: HCAs in software"],
-            [Place([f"softib{n}", f"ib{n}, 10.77.0.{n}"]) for n in numbers],
+            [Box([f"softib{n}", f"ib{n}, 10.77.0.{n}"]) for n in numbers],
             beside=True,
         )
-        fabric = Place(["switches of softib", "forward by the tables that OpenSM has written"])
-        inside = [program, libraries, Place(["OpenSM", "the subnet manager, on softib1"]), kernel, fabric]
-    guest = Place(["QEMU guest: a virtual machine, emulated or by KVM"], inside)
-    return nested(f"The lab, {kind}", Place(["this machine, without an RDMA card"], [guest]))
+        fabric = Box(["switches of softib", "forward by the tables that OpenSM has written"])
+        inside = [program, libraries, Box(["OpenSM", "the subnet manager, on softib1"]), kernel, fabric]
+    guest = Box(["QEMU guest: a virtual machine, emulated or by KVM"], inside)
+    return nested(f"The lab, {kind}", Box(["this machine, without an RDMA card"], [guest]))
 
 
 def parts(_: str) -> str:
-    """What stands on what: the program, the endpoint, the contract, the providers."""
-    providers = Place(
+    """Draw the layers: the program, the endpoint, the contract, the providers."""
+    providers = Box(
         ["a provider"],
         [
-            Place(["rdma", "librdmacm, libibverbs", "kernel, card, switches"]),
-            Place(["sim", "a fabric in this process", "RoCE or InfiniBand"]),
-            Place(["sim-shared", "a fabric that", "many processes share"]),
+            Box(["rdma", "librdmacm, libibverbs", "kernel, card, switches"]),
+            Box(["sim", "a fabric in this process", "RoCE or InfiniBand"]),
+            Box(["sim-shared", "a fabric that", "many processes share"]),
         ],
         beside=True,
     )
     above = [
-        Place(["your program", "mcast.open_endpoint, or mcast.aio.open_endpoint"]),
-        Place(["endpoint", "joins again, numbers messages, waits for members, counts"]),
-        Place(["the contract, mcast.api", "the rules, which refuse what the real stack would do in silence"]),
+        Box(["your program", "mcast.open_endpoint, or mcast.aio.open_endpoint"]),
+        Box(["endpoint", "joins again, numbers messages, waits for members, counts"]),
+        Box(["the contract, mcast.api", "the rules, which refuse what the real stack would do in silence"]),
         providers,
     ]
-    return nested("The parts", Place(["one process"], above))
+    return nested("The parts", Box(["one process"], above))

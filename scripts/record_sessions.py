@@ -32,7 +32,7 @@ LONGEST_PAUSE = 1.5
 """Seconds for which a picture may stand still: a busy machine takes longer than a reader waits."""
 TYPING = 1.0
 """Seconds after a prompt until its output begins, at the least."""
-MOST_LINES = 24
+MAX_LINES = 24
 """Of one command's output; what is between the first and the last lines is left out, and said so."""
 
 FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
@@ -60,7 +60,7 @@ class Line(NamedTuple):
     prompt: bool = False
 
 
-def played(commands: tuple[str, ...]) -> Iterator[Line]:
+def recorded_lines(commands: tuple[str, ...]) -> Iterator[Line]:
     """The lines of a session, each with the seconds after which it stands there."""
     at = 0.0
     environ = {key: value for key, value in os.environ.items() if not key.startswith("MCAST_")}
@@ -99,9 +99,9 @@ def _run(command: str, folder: str, environ: dict[str, str]) -> Iterator[tuple[f
 
 
 def _shortened(lines: list[tuple[float, str]]) -> list[tuple[float, str]]:
-    if len(lines) <= MOST_LINES:
+    if len(lines) <= MAX_LINES:
         return lines
-    half = MOST_LINES // 2
+    half = MAX_LINES // 2
     left = len(lines) - 2 * half
     return [*lines[:half], (0.2, f"    … {left} lines more …"), *lines[-half:]]
 
@@ -129,7 +129,7 @@ def picture(name: str, lines: list[Line]) -> str:
 def main() -> None:
     for name, commands in SESSIONS.items():
         path = ROOT / "docs" / "assets" / f"session-{name}.svg"
-        path.write_text(picture(name, list(played(commands))), "utf-8")
+        path.write_text(picture(name, list(recorded_lines(commands))), "utf-8")
         print(path.relative_to(ROOT))
 
 

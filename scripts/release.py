@@ -41,7 +41,7 @@ def sections(root: Path) -> dict[str, str]:
 
 
 def lacking(root: Path) -> Iterator[str]:
-    """What has to be done before this version can be released."""
+    """Return the steps that are left before this version can be released."""
     number = version(root)
     if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", number):
         yield f"VERSION in mcast/errors/install.py is {number}, which is no release"
@@ -76,19 +76,19 @@ def public(root: griffe.Object | griffe.Alias) -> Iterator[tuple[str, griffe.Obj
             continue
 
 
-def told(root: Path) -> str:
-    """What the changelog says of changes since the last release, of what was removed above all."""
+def release_notes(root: Path) -> str:
+    """Return the changelog's text on changes since the last release, above all on removals."""
     found = sections(root)
     parts = re.split(r"^### ", found.get("Unreleased", "") + "\n" + found.get(version(root), ""), flags=re.M)
     return "".join(part for part in parts if part.startswith(("Changed", "Deprecated", "Removed")))
 
 
 def breaks(root: Path, tag: str) -> list[str]:
-    """What programs of that release may miss here, unless the changelog names it, in a word of code."""
+    """Return the names that programs of that release may miss, unless the changelog names them as code."""
     old = dict(public(griffe.load_git("mcast", ref=tag, repo=root, resolve_aliases=True)))
     here = griffe.load("mcast", search_paths=[root], try_relative_path=False, resolve_aliases=True)
     new = dict(public(here))
-    said = told(root)
+    said = release_notes(root)
     found = {f"{name}: the module was removed" for name in old.keys() - new.keys()}
     for name in old.keys() & new.keys():
         found |= {
@@ -100,7 +100,7 @@ def breaks(root: Path, tag: str) -> list[str]:
 
 
 def main(arguments: list[str], root: Path) -> str:
-    """What to print; raises SystemExit with what is wrong."""
+    """Return the text to print; raise SystemExit with the faults."""
     if arguments[:1] == ["breaks"]:
         tag = arguments[1] if len(arguments) > 1 else last_release(root)
         if tag is None:

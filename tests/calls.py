@@ -55,7 +55,7 @@ ON_AN_ID: Outcomes = {
     "close_qp": (NOTHING,),
     "close": (NOTHING,),
 }
-"""What each call may end in."""
+"""Possible outcomes of each call."""
 
 NEIGHBOURS = {
     "bind_addr": {"bind_addr", "resolve_addr", "get_event", "create_id", "close", "close_backend"},
@@ -69,7 +69,7 @@ matter to them."""
 
 
 def may_matter(first: str, second: str) -> bool:
-    """Whether a short run tries the two together; a long one tries all."""
+    """Return True if a short run tries the two together; a long one tries all."""
     return EVERY == 1 or (
         second in NEIGHBOURS.get(first, {second}) and first in NEIGHBOURS.get(second, {first})
     )

@@ -1,4 +1,4 @@
-"""What the tests of the command share: running it, and a package of a third party."""
+"""Helpers of the tests of the command: running it, and a package of a third party."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 MCAST = Path(sys.executable).with_name("mcast")
 QUOTED = shlex.quote(str(MCAST))
-"""As a shell reads it, wherever the clone is."""
+"""Quoted for a shell, wherever the clone is."""
 
 PROVIDER = """
 from contextlib import contextmanager
@@ -112,7 +112,7 @@ def written_to_terminal(
     killed_at: str = "",
     status: int = 0,
 ) -> str:
-    """What a command writes to the terminal that it is started on, and which ends with that status.
+    """Return the output of a command on the terminal that it is started on, and which ends with that status.
 
     killed_at  where it has written that, it gets a SIGTERM
     """

@@ -82,7 +82,7 @@ settings.register_profile(
 
 @pytest.fixture(scope="session")
 def long(pytestconfig: pytest.Config) -> bool:
-    """Whether a test may take minutes."""
+    """Return True if a test may take minutes."""
     return bool(pytestconfig.getoption("--long"))
 
 
@@ -106,7 +106,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What takes longest first: workers do all the rest beside it, and none waits at the end for another."""
+    """Put the longest tests first: workers do the rest beside them, and none waits at the end."""
     if not config.getoption("--long"):
         left_out = [item for item in items if item.get_closest_marker("long")]
         items[:] = [item for item in items if item not in left_out]
@@ -163,7 +163,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What each folder took: from its first test's start to its last one's end, and its tests' own time."""
+    """Print the time of each folder: first test's start to last one's end, and its tests' own time."""
     phases = chain.from_iterable(terminalreporter.stats.values())
     reports = [report for report in phases if isinstance(report, pytest.TestReport)]
     stages: dict[str, list[pytest.TestReport]] = {}

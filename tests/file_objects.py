@@ -148,7 +148,7 @@ BROKEN: dict[str, tuple[Callable[[Plain, bytes], object], type[Exception], str]]
     ),
     "an error of its own": (raises(ZeroDivisionError("mine")), ZeroDivisionError, "mine"),
 }
-"""What a writer may do wrong -> the error, which names what the writer did."""
+"""Mistake of a writer -> the error, which names what the writer did."""
 
 
 class Reader:
@@ -217,4 +217,4 @@ NONSENSE: dict[str, tuple[object, str]] = {
     "a number": (7, r"returned 7 instead of bytes"),
     "a list": ([b"x"], r"returned list instead of bytes"),
 }
-"""What a reader may return by mistake -> the error."""
+"""Wrong return value of a reader -> the error."""

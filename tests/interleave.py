@@ -1,4 +1,4 @@
-"""What may come between two lines of mcast, by `sys.settrace`: Ctrl-C, a call of this thread or of another.
+"""Inject actions between two lines of mcast, by `sys.settrace`: Ctrl-C, a call of this thread or of another.
 
 A tracer that raised KeyboardInterrupt itself would put it where Python never takes a signal, between the end
 of a `with` and its `__exit__` for one. So SIGINT comes when a line begins, and Python takes it as it does.
@@ -82,7 +82,7 @@ class Lines:
 
 
 def _finalizes(frame: FrameType | None) -> bool:
-    """Whether a `__del__` runs: Python itself drops what is raised there."""
+    """Return True if a `__del__` runs: Python itself drops what is raised there."""
     while frame is not None and frame.f_code.co_name not in ("__del__", "_drop"):
         frame = frame.f_back
     return frame is not None

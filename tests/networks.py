@@ -50,7 +50,7 @@ class Network(ABC):
 
     @abstractmethod
     def leftovers(self) -> tuple[str, ...]:
-        """What is left of the backends; nothing, once all are closed."""
+        """Return the objects left of the backends; nothing, once all are closed."""
 
     @abstractmethod
     def close(self) -> None:

@@ -15,7 +15,7 @@ MAIN_THREAD = ("tests/interrupts/",)
 OF_THE_PROCESS = frozenset(
     {
         "test_a_membership_takes_less_than_a_kibibyte",
-        "test_an_override_stands_in_for_a_name_while_it_is_open",
+        "test_override_replaces_a_name_while_open",
         "test_the_switch_lets_the_contract_serve",
         "test_the_unbroken_rules_pass",
         "test_what_a_sleep_is_on_is_closed",

@@ -40,7 +40,7 @@ BOUND = 30.0
 """The longest that one call of an actor may take, in seconds."""
 SAMPLES = 50
 SLACK = 1.1, 8 << 20
-"""How much more memory the last fifth of the run may have at least than the second: a factor, and bytes."""
+"""Growth that is allowed from the second fifth of the run to the last: a factor, and bytes."""
 VICTIM = """
 import itertools, sys, mcast
 with mcast.open_endpoint(*sys.argv[1:]) as endpoint, endpoint.join("239.1.1.8") as group:
@@ -51,27 +51,27 @@ with mcast.open_endpoint(*sys.argv[1:]) as endpoint, endpoint.join("239.1.1.8") 
 """
 
 
-class Place(ABC):
+class TestFabric(ABC):
     """A fabric of eight ports, of an SM, and of faults."""
 
     provider: str
     network: str
-    """What the addresses of its ports begin with."""
+    """First part of the addresses of its ports."""
     pause: float
     """Seconds between two faults, in which programs come to something."""
     faults: Sequence[Callable[[], object]]
-    """What happens, in turn; each is over by itself."""
+    """Faults to cause in turn; each ends by itself."""
 
     @abstractmethod
-    def look(self) -> tuple[int, int]:
+    def usage(self) -> tuple[int, int]:
         """Bytes in memory, and what is open, of the fabric itself."""
 
     def left(self) -> Sequence[str]:
-        """What those who are gone have left on the fabric, in words."""
+        """Return what ended programs left on the fabric, in words."""
         return ()
 
 
-class Served(Place):
+class ServedFabric(TestFabric):
     """The fabric that the process `pid` serves at the socket of MCAST_SIM."""
 
     provider, network, pause = "sim", "10.0.0", 0.5
@@ -85,11 +85,11 @@ class Served(Place):
         with attach("sim", socket=None, host="all") as fabric:
             fabric.control(words)
 
-    def look(self) -> tuple[int, int]:
+    def usage(self) -> tuple[int, int]:
         return of_process(self._pid)
 
 
-class Guest(Place):
+class LabFabric(TestFabric):
     """The lab's InfiniBand: `mcast lab run --fabric infiniband --ports 8`."""
 
     provider, network, pause = "rdma", "10.77.0", 20.0
@@ -115,7 +115,7 @@ class Guest(Place):
         finally:
             (self.SOFTIB / file).write_text(f"{where} {well}\n")
 
-    def look(self) -> tuple[int, int]:
+    def usage(self) -> tuple[int, int]:
         """Of the whole guest, and the kernel's RDMA objects."""
         lines = Path("/proc/meminfo").read_text().splitlines()
         kilobytes = {name: int(rest.split()[0]) for name, _, rest in (one.partition(":") for one in lines)}
@@ -127,18 +127,18 @@ class Guest(Place):
 
 
 class Soak:
-    """What the actors share: where they are, when to end, what they did, and what went wrong."""
+    """State that the actors share: where they are, when to end, what they did, and what went wrong."""
 
-    def __init__(self, place: Place, seed: int) -> None:
-        self.place = place
+    def __init__(self, fabric: TestFabric, seed: int) -> None:
+        self.fabric = fabric
         self.over = threading.Event()
         self.done: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.random = random.Random(seed)
 
     def where(self, number: int) -> tuple[str, str]:
-        """What opens an endpoint on that port."""
-        return self.place.provider, f"{self.place.network}.{number}"
+        """Return the arguments that open an endpoint on that port."""
+        return self.fabric.provider, f"{self.fabric.network}.{number}"
 
     def act(self, name: str, turn: Callable[[], object]) -> threading.Thread:
         """Take turns in a thread until the end; errors of the contract are what faults lead to."""
@@ -211,11 +211,11 @@ class Soak:
 
     def faults(self, steps: Iterator[Callable[[], object]]) -> None:
         next(steps)()
-        self.over.wait(self.place.pause)
+        self.over.wait(self.fabric.pause)
 
 
 class Sample(NamedTuple):
-    """What the fabric and this process have: bytes in memory, and open descriptors or objects."""
+    """Usage of the fabric and of this process: bytes in memory, and open descriptors or objects."""
 
     fabric: tuple[int, int]
     here: tuple[int, int]
@@ -227,7 +227,7 @@ def of_process(pid: int) -> tuple[int, int]:
 
 
 def judge(before: Sample, samples: Sequence[Sample], after: Sample) -> list[str]:
-    """What has grown. Of some samples the least counts: what one of them had for a moment is no growth."""
+    """Return the growth. The minimum of some samples counts, because a moment's use is no growth."""
     fifth = max(1, len(samples) // 5)
     factor, extra = SLACK
     found = []
@@ -243,7 +243,7 @@ def judge(before: Sample, samples: Sequence[Sample], after: Sample) -> list[str]
 
 
 @contextmanager
-def served() -> Iterator[Place]:
+def served() -> Iterator[TestFabric]:
     """A fabric that a process of its own serves."""
     with tempfile.TemporaryDirectory(prefix="mcast-soak-") as folder:
         os.environ[VARIABLE] = f"{folder}/fabric.sock"
@@ -256,7 +256,7 @@ def served() -> Iterator[Place]:
             reader = threading.Thread(target=lambda: [None for _ in server.stdout or ()])
             reader.start()
             try:
-                yield Served(server.pid)
+                yield ServedFabric(server.pid)
             finally:
                 server.send_signal(signal.SIGTERM)  # a background shell has SIGINT ignored
                 reader.join()
@@ -264,33 +264,33 @@ def served() -> Iterator[Place]:
 
 
 @contextmanager
-def guest() -> Iterator[Place]:
+def guest() -> Iterator[TestFabric]:
     """The fabric of the guest that this runs in."""
     with PROVIDER.testbed() as bed:
         assert isinstance(bed, InfinibandTestbed)
-        yield Guest(bed)
+        yield LabFabric(bed)
 
 
-def soak(place: Place, minutes: float, seed: int) -> int:
+def soak(fabric: TestFabric, minutes: float, seed: int) -> int:
     said = logging.getLogger("mcast")
     before = said.level
     said.setLevel(logging.ERROR)  # each loss of a membership would be a line
     try:
-        return _run(place, minutes, Soak(place, seed))
+        return _run(fabric, minutes, Soak(fabric, seed))
     finally:
         said.setLevel(before)
 
 
-def _run(place: Place, minutes: float, shared: Soak) -> int:
+def _run(fabric: TestFabric, minutes: float, shared: Soak) -> int:
     def sample() -> Sample:
         gc.collect()
-        return Sample(place.look(), of_process(os.getpid()))
+        return Sample(fabric.usage(), of_process(os.getpid()))
 
     turns = {name: getattr(shared, name) for name in ("joins", "talks", "casts", "kills")}
     for turn in turns.values():  # what is made once, of which descriptors may stay
         turn()
     before, samples = sample(), list[Sample]()
-    steps = itertools.cycle(place.faults)
+    steps = itertools.cycle(fabric.faults)
     threads = [shared.act(name, turn) for name, turn in turns.items()]
     threads.append(shared.act("faults", lambda: shared.faults(steps)))
     end = time.monotonic() + minutes * 60
@@ -305,7 +305,7 @@ def _run(place: Place, minutes: float, shared: Soak) -> int:
     while (after := sample()).fabric[1] > before.fabric[1] and time.monotonic() < gone:
         time.sleep(0.1)  # the fabric notices the end of its clients by itself
     idle = [f"{name}: never once" for name in (*turns, "faults") if not shared.done[name]]
-    wrong = [*shared.wrong, *judge(before, samples or [after], after), *idle, *place.left()]
+    wrong = [*shared.wrong, *judge(before, samples or [after], after), *idle, *fabric.left()]
     print(*wrong or [f"soak: flat after {minutes:g} minutes"], sep="\n")
     return bool(wrong)
 

@@ -1,4 +1,4 @@
-"""What the tests, and the programs that they start, have around them: the same, whoever starts them."""
+"""Environment of the tests and of their programs: the same, whoever starts them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hosts ask the SA, read from the tap of the lab's InfiniBand fabric."""
+"""Requests of hosts to the SA, read from the tap of the lab's InfiniBand fabric."""
 
 from __future__ import annotations
 

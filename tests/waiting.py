@@ -38,7 +38,7 @@ def descriptors() -> set[tuple[str, str]]:
 
 
 def is_asleep(thread: threading.Thread) -> bool:
-    """Whether it sleeps in poll(2), or whatever else the kernel lets it wait for; or has ended."""
+    """Return True if it sleeps in poll(2), or whatever else the kernel lets it wait for; or has ended."""
     try:
         stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
     except FileNotFoundError:

@@ -187,7 +187,7 @@ def measure(rounds: int, only: str) -> list[Row]:
 
 
 def alone(made: Callable[[], Peer], rounds: int) -> Answer:
-    """What has no peer: a slow receiver beside a fast one, CPU while idle, memory."""
+    """Figures without a peer: a slow receiver beside a fast one, CPU while idle, memory."""
     peer = made()
     ratios = []
     for _ in range(rounds):
@@ -292,7 +292,7 @@ def _cpuinfo() -> list[str]:
 
 
 def ratios_of(found: Answer) -> dict[str, float]:
-    """What the regression guard keeps: `rdma/NAME/PEER` -> ratio."""
+    """Figures of the regression guard: `rdma/NAME/PEER` -> ratio."""
     return {f"rdma/{one['name']}/{one['peer']}": one["ratio"] for one in found["figures"]}
 
 

@@ -1,4 +1,4 @@
-"""What each fast call in C saves: beside the one implementation, on a card made of memory (tests/card).
+"""Time that each fast call in C saves: beside the one implementation, on the scripted card (tests/card).
 
 python -m benchmarks.rdma.fast_calls [--rounds 41]
 """
@@ -26,7 +26,7 @@ ADDRESS = "10.0.0.1"
 SIZE = 64
 """Bytes of a message."""
 MESSAGES = DEPTHS.max_recv_wr
-"""How many are sent, or wait to be received, in one measurement."""
+"""Number of messages that are sent, or wait to be received, in one measurement."""
 EMPTY = 2000
 """Receives of nothing in one measurement."""
 
@@ -35,7 +35,7 @@ PAYLOADS = [bytes(SIZE)] * CHUNK
 
 
 class Use(NamedTuple):
-    """What an application does with a call.
+    """Use of a call by an application.
 
     work   does it `times` times
     fills  whether it needs messages that wait

@@ -77,7 +77,7 @@ def make_hosts(mtu: int) -> None:
 
 
 def lose(percent: float) -> None:
-    """So many of the packets that the bridge sends to each receiver, of whatever program."""
+    """Drop so many of the packets that the bridge sends to each receiver, of whatever program."""
     for number in range(1, RECEIVERS + 1):
         for port in (f"p{number + 1}", f"q{number}"):
             subprocess.run(
@@ -88,7 +88,7 @@ def lose(percent: float) -> None:
 
 
 def until(holds: Callable[[], bool]) -> bool:
-    """Whether that came true in time."""
+    """Return True if that came true in time."""
     end = time.monotonic() + READY
     while not holds():
         if time.monotonic() > end:
@@ -98,7 +98,7 @@ def until(holds: Callable[[], bool]) -> bool:
 
 
 def all_show(table: str, text: str) -> Callable[[], bool]:
-    """Whether the file of /proc/net has the text in each namespace of a receiver."""
+    """Return True if the file of /proc/net has the text in each namespace of a receiver."""
 
     def found(number: int) -> bool:
         command = in_host(number, "cat", f"/proc/net/{table}")

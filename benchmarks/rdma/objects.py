@@ -1,6 +1,6 @@
 """Objects over null verbs, each end on a core of its own: python -m benchmarks.rdma.objects
 
-A sender and a receiver of `mcast.cast` take their turns in one thread, on a card made of memory (tests/card),
+A sender and a receiver of `mcast.cast` take their turns in one thread, on the scripted card (tests/card),
 and the processor time of each is counted apart. The card copies what is sent, in the sender's time. Digests
 are compared, and parity is there to repair losses, of which there are none. In the same rounds as many bytes
 are copied, and hashed by BLAKE3, as both ends have to at least: the floor.

@@ -1,4 +1,4 @@
-"""What this package does with the same commands as reference.c: a line in, a line of JSON out.
+"""This package with the commands of reference.c: a line in, a line of JSON out.
 
 python ours.py SENDER_ADDRESS RECEIVER_ADDRESS...
 """
@@ -495,7 +495,7 @@ def card_delay(nanoseconds: int) -> None:
 
 
 def null_backend(addresses: list[str]) -> Backend:
-    """The rdma provider on a card made of memory (tests/card), which MCAST_LIBRDMACM names."""
+    """The rdma provider on the scripted card (tests/card), which MCAST_LIBRDMACM names."""
     from tests.card.card import Card, ethernet_port
     from tests.card.provider import CardBackend
 

@@ -1,4 +1,4 @@
-"""What a message costs outside the kernel: ours and C on a card made of memory (tests/card), on this host.
+"""Cost of a message outside the kernel: ours and C on the scripted card (tests/card), on this host.
 
 python -m benchmarks.rdma.overhead [--rounds 5] [--json FILE]
 """
@@ -37,7 +37,7 @@ COMMANDS = {
 """Name -> our command, and C's."""
 
 LATE = {"2 us": 2_000, "20 us": 20_000, "2 ms": 2_000_000}
-"""How late a send is seen to be complete, in nanoseconds."""
+"""Delay until a send is seen to be complete, in nanoseconds."""
 
 CALLS = {"send_one": 1, "batch of 32": 32}
 """A call -> how many messages it sends."""
@@ -65,7 +65,7 @@ def microseconds(command: list[str], environment: dict[str, str], lines: list[st
 
 
 def late_lines() -> dict[str, list[str]]:
-    """What is measured -> the lines for sends that wait for room, and for the completion of each call."""
+    """Return figure -> the lines for sends that wait for room, and for the completion of each call."""
     found = {}
     for late, nanoseconds in LATE.items():
         calls = 2000 + 200_000_000 // (nanoseconds + 2_000)  # fewer where each takes longer
@@ -88,7 +88,7 @@ def late_row(rounds: list[tuple[float, ...]]) -> dict[str, float]:
 
 
 def show_late(found: dict[str, dict[str, float]]) -> None:
-    """What it gains not to wait for completions, and how far that is from C that does the same."""
+    """Print the gain of not waiting for completions, and the distance from C that does the same."""
     print(f"\n{'us for each message':24} " + " ".join(f"{title:>12}" for title in LATE_TITLES))
     for name, one in found.items():
         print(f"{name:24} " + " ".join(f"{value:12.3f}" for value in one.values()))

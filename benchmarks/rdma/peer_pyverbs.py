@@ -1,4 +1,4 @@
-"""What pyverbs does with the same commands, one message by one: its calls take no batches.
+"""pyverbs with the same commands, one message by one: its calls take no batches.
 
 PYTHON peer_pyverbs.py SENDER_ADDRESS RECEIVER_ADDRESS...        PYTHON has Debian's pyverbs, or PyPI's
 """

@@ -25,7 +25,7 @@ Run = dict[str, Any]
 
 
 def answers(runs: list[Run], name: str, side: str, peer: str = "C") -> list[dict[str, Any]]:
-    """What one side answered to a figure, in all rounds of all runs."""
+    """Return the answers of one side to a figure, in all rounds of all runs."""
     chosen = (one for run in runs for one in run["figures"] if (one["name"], one["peer"]) == (name, peer))
     return [answer for one in chosen for answer in one[side]]
 

@@ -1,4 +1,4 @@
-"""What ours.py measures, under pytest-benchmark: JSON for `pytest-benchmark compare`.
+"""The measurements of ours.py, under pytest-benchmark: JSON for `pytest-benchmark compare`.
 
 It needs two RDMA ports; `make bench` runs it in the lab. A round's time is what ours.py took, without its ids
 and queue pairs; an operation is a message, a round trip, or a join with its event and its leave.

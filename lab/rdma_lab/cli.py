@@ -57,7 +57,7 @@ def _amount(text: str, units: dict[str, float]) -> float | None:
 
 def _whole(text: str | int) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", str(text)):
-        raise typer.BadParameter(f"{text} is no number: give a whole one, like 4")
+        raise typer.BadParameter(f"{text} is not a number: give a whole number, such as 4")
     return int(text)
 
 
@@ -65,7 +65,7 @@ def _seconds(text: str | float) -> float:
     wanted = _amount(str(text), SECONDS)
     if not wanted or wanted > MAX_SECONDS:
         raise typer.BadParameter(
-            f"{text} is no time: give more than 0, up to a week, in seconds or with us, ms, s, min or h"
+            f"{text} is not a time: give more than 0 and up to a week, in seconds or with us, ms, s, min or h"
         )
     return wanted
 
@@ -74,7 +74,7 @@ def _memory(text: str | int) -> int:
     wanted = _amount(str(text), MIB)
     if wanted is None or wanted % 1 or not MIN_MEMORY <= wanted <= MAX_MEMORY:
         raise typer.BadParameter(
-            f"{text} is no memory of a guest: give MiB, or a number with M or G, {MIN_MEMORY}M to "
+            f"{text} is not a size of memory: give MiB, or a number with M or G, {MIN_MEMORY}M to "
             f"{MAX_MEMORY >> 10}G"
         )
     return int(wanted)
@@ -109,8 +109,10 @@ Memory = Annotated[
     int,
     typer.Option(parser=_memory, metavar="MIB", help="The guest's memory: 1024 MiB, or 2G."),
 ]
-Anew = Annotated[bool, typer.Option("--anew", help="Boot: resume no guest of an earlier run, and keep none.")]
-Accelerator = Annotated[Accel, typer.Option(help="KVM where it really works, or one of the two.")]
+Anew = Annotated[
+    bool, typer.Option("--anew", help="Boot: neither resume a guest of an earlier run nor keep one.")
+]
+Accelerator = Annotated[Accel, typer.Option(help="auto: KVM where it works, else emulation (tcg).")]
 
 
 @app.command(options_metavar="[OPTIONS] --", context_settings={"allow_interspersed_args": False})
@@ -122,19 +124,19 @@ def run(
     share: Share = None,
     timeout: Annotated[
         float | None,
-        typer.Option(parser=_seconds, metavar="SECONDS", help="Stop everything after this time."),
+        typer.Option(parser=_seconds, metavar="SECONDS", help="Stop after this time."),
     ] = None,
     output_timeout: Annotated[
         float | None,
         typer.Option(
             parser=_seconds,
             metavar="SECONDS",
-            help="Stop everything once COMMAND has written nothing for this time.",
+            help="Stop when COMMAND has written nothing for this time.",
         ),
     ] = None,
     boot_timeout: Annotated[
         float,
-        typer.Option(parser=_seconds, metavar="SECONDS", help="How long the guest may take to be ready."),
+        typer.Option(parser=_seconds, metavar="SECONDS", help="Maximum time until the guest is ready."),
     ] = BOOT_TIMEOUT,
     memory: Memory = MEMORY,
     accel: Accelerator = "auto",
@@ -142,15 +144,16 @@ def run(
     switches: Switches = 1,
     anew: Anew = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Say how the machine ran, on stderr.")
+        bool, typer.Option("--verbose", "-v", help="Print kernel, acceleration and times to stderr.")
     ] = False,
 ) -> None:
     """Run COMMAND in the lab, with your files and environment.
 
-    Its directory is this one, and its output and exit status come back.
+    COMMAND runs in this directory of the guest; its output and exit status are passed on.
 
-    What it writes is gone afterwards, except in the directories given with --share. Exit codes of our own, as
-    env and timeout have them: 127 no such command, 124 time limit, 125 the lab failed, 130 Ctrl-C.
+    Files that it writes are discarded, except in directories given with --share. Exit codes of rdma-lab
+    itself, like those of env and timeout: 127 no such command, 124 time limit, 125 the lab failed, 130
+    Ctrl-C.
     """
     with _plain_errors(context, GUEST_STOPPED):
         machine = LabMachine(ports, kernel, share or (), memory, accel, boot_timeout, fabric, switches, anew)
@@ -179,7 +182,7 @@ def shell(
             ports, kernel, share or (), memory, accel, fabric=fabric, switches=switches, anew=anew
         )
         if sys.stdin.isatty():
-            _say(context, "the guest boots; a prompt comes in seconds, and Ctrl-A X stops it")
+            _say(context, "the guest boots; the prompt appears in seconds, and Ctrl-A X stops it")
         result = machine.shell()
     _leave(context, result, verbose=False)
 
@@ -187,9 +190,7 @@ def shell(
 @app.command()
 def check(
     context: typer.Context,
-    fabric: Annotated[
-        FabricKind | None, typer.Option(help="Show what this fabric needs alone, not what both do.")
-    ] = None,
+    fabric: Annotated[FabricKind | None, typer.Option(help="Show only what this fabric needs.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Show what the lab needs, and the line that installs the rest.
@@ -213,7 +214,7 @@ def check(
                 shown = shown if len(shown) <= room else f"...{shown[3 - room :]}"  # --json has all of it
                 typer.echo(f"{'missing' if where is None else 'ok':8}{name:{wide}} {shown}".rstrip())
             if missing:
-                typer.echo(f"\nto have it all: {apt_line(missing)}")
+                typer.echo(f"\nto install the rest: {apt_line(missing)}")
     raise typer.Exit(FAILED if missing else 0)
 
 
@@ -242,9 +243,10 @@ def print_cache_key(
     fabric: FabricName = "roce",
     switches: Switches = 1,
 ) -> None:
-    """Print a name for what the lab keeps, for the cache of a CI system.
+    """Print a key of the lab's cache, for a CI system.
 
-    Store ~/.cache/rdma-lab under it. It changes with rdma-lab, the kernel and QEMU; give the options of run.
+    Store ~/.cache/rdma-lab under this key. It changes with rdma-lab, the kernel and QEMU. Give the same
+    options as to run.
     """
     with _plain_errors(context):
         machine = LabMachine(ports, kernel, share or (), memory, fabric=fabric, switches=switches)
@@ -252,7 +254,7 @@ def print_cache_key(
 
 
 GuestName = Annotated[
-    str | None, typer.Option("--guest", metavar="NAME", help="Which guest, where several are running.")
+    str | None, typer.Option("--guest", metavar="NAME", help="Guest to use, if several are running.")
 ]
 
 
@@ -274,7 +276,7 @@ def break_fabric(
 ) -> None:
     """Break the fabric of a running guest, from another terminal.
 
-    Without a FAULT, show what there is to break, and its state. A FAULT is one of:
+    Without a FAULT, show what can be broken, and its state. A FAULT is one of:
 
     \b
     cable NAME...        take the cable out of a port
@@ -327,7 +329,9 @@ def tap(
     Live: rdma-lab tap | wireshark -k -i -
     """
     if write is None and sys.stdout.isatty():
-        raise typer.BadParameter("a capture is no text: give -w FILE, or pipe it to `wireshark -k -i -`")
+        raise typer.BadParameter(
+            "stdout is a terminal, and a capture is binary: give -w FILE, or pipe it to `wireshark -k -i -`"
+        )
     if count == 0:
         raise typer.BadParameter("-c 0: give the number of packets to capture, 1 or more")
     tally, status = Tally(limit=count), 0
@@ -345,7 +349,7 @@ def tap(
             _forget_stdout()
             status = UNREAD
         except OSError as error:
-            _say(context, f"{write or 'stdout'} cannot be written any more: {error.strerror}")
+            _say(context, f"{write or 'stdout'} cannot be written: {error.strerror}")
             status = FAILED
         except KeyboardInterrupt:
             status = INTERRUPTED

@@ -230,7 +230,7 @@ class ControlServer:
             client.after.append(after)
         number = self._tell(script)
         if number is None:
-            error = "the guest takes no requests any more: stop it, and run it again"
+            error = "the guest no longer takes requests: stop it, and run it again"
             self._answer(client, {"error": error})
         else:
             self._asked[number] = client

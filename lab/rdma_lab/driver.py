@@ -66,7 +66,7 @@ def module(kernel: Kernel) -> bytes:
     build = headers(kernel)
     if build is None:
         raise LabUnavailableError(
-            f"InfiniBand wants the headers of Linux {kernel.version}: {headers_line(kernel)}"
+            f"InfiniBand needs the headers of Linux {kernel.version}: {headers_line(kernel)}"
         )
     made = cache_dir() / "softib" / f"{kernel.version}-{_digest(build)}" / "softib.ko"
 
@@ -146,5 +146,5 @@ def _made(made: Path, sources: Sequence[Path], command: Callable[[Path], list[st
     try:
         cache.store(made, data)
     except OSError as error:
-        logger.warning("%s is not kept for later runs: %s", made, error.strerror)
+        logger.warning("%s could not be saved, so later runs build it again: %s", made, error.strerror)
     return data

@@ -69,8 +69,10 @@ def _inflated(module: Path) -> bytes:
 
 
 def _libraries(program: str) -> dict[str, bytes]:
-    """The libraries of `program`, for /lab/lib, and its loader, for the place where the kernel looks for
-    it."""
+    """Return the libraries of `program`, and its loader.
+
+    The libraries belong into /lab/lib, the loader where the kernel looks for it.
+    """
     ldd = host.tool("ldd")
     if ldd is None:
         raise LabUnavailableError("not on this machine: ldd: apt-get install libc-bin")

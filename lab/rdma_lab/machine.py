@@ -126,9 +126,7 @@ class LabMachine:
 
     def __post_init__(self) -> None:
         if self.fabric not in get_args(FabricKind):
-            raise LabUnavailableError(
-                f"no fabric {self.fabric}: there are {' and '.join(get_args(FabricKind))}"
-            )
+            raise LabUnavailableError(f"no fabric {self.fabric}: give {' or '.join(get_args(FabricKind))}")
         most = driver.MAX_SWITCHES if self.fabric == "infiniband" else 1
         if not 1 <= self.switches <= most:
             raise LabUnavailableError(
@@ -145,7 +143,7 @@ class LabMachine:
         if self.memory < needed:
             raise LabUnavailableError(
                 f"{self.memory} MiB of memory for {self.ports} ports: on infiniband these take {needed} MiB; "
-                f"give the guest so much (--memory {needed})"
+                f"give the guest that much (--memory {needed})"
             )
         for path in self.share:
             if why := _unshareable(path):
@@ -364,7 +362,7 @@ def _unshareable(path: Path) -> str:
         return "it is not a directory; make it first"
     found = path.resolve()
     if "\n" in str(found):
-        return "rename it, for its name has two lines"
+        return "its name contains a line break: rename it"
     whole = len(found.parts) < 3 and (found == Path("/") or _is_guests_own(found))
     if whole or found.parts[1] in ("proc", "sys"):
         return f"the guest has a {found} of its own; share another directory"

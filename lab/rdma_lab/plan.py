@@ -17,18 +17,24 @@ from rdma_lab.errors import LabUnavailableError
 from rdma_lab.kernels import Kernel, boot_image
 
 CPUS = 2
-"""Number of the guest's processors; with one a ping-pong of two processes is 200 times slower
-(K-FABRIC-3).
+"""Number of the guest's processors.
+
+With one, a ping-pong of two processes is 200 times slower (K-FABRIC-3).
 """
 
 CHEAP = ("mitigations=off", "audit=0", "kfence.sample_interval=0", "rcupdate.rcu_expedited=1")
 """Kernel parameters that save work, because nobody attacks the guest from inside or reads its audit log."""
 CHEAP_EMULATED = ("tsc=reliable", "clocksource=tsc", "highres=off")
-"""Kernel parameters for emulation, where each use of the HPET or a one-shot timer costs a turn of QEMU's main
-loop."""
+"""Kernel parameters for emulation.
+
+Without them each use of the HPET or of a one-shot timer costs a pass of QEMU's main loop.
+"""
 NO_TIMER_CHECK = ("no_timer_check",)
-"""The kernel panics ("IO-APIC + timer doesn't work!") if it sees too few ticks in a while that it counts in
-instructions; an emulator that other programs hold up delivers too few."""
+"""Kernel parameter that keeps the kernel from checking its timer.
+
+The kernel panics ("IO-APIC + timer doesn't work!") if it sees too few ticks in a while that it counts in
+instructions; an emulator that other programs hold up delivers too few.
+"""
 
 FEW_QUEUES = ("-global", "virtio-serial-device.max_ports=6")
 """A serial device has 64 queues unless told otherwise, each with a descriptor that QEMU's main loop polls."""

@@ -1,8 +1,24 @@
-"""Guests that are ready, kept in files: a later guest of the same kind is resumed from the file, and need not
-boot.
+"""Snapshots of guests that have booted: a later guest of the same kind is resumed, and need not boot.
 
-QEMU migrates a guest to a file while the guest waits, before it sees the host's files, because a guest with
-9p mounts cannot be migrated.
+Theory of operation. A guest is kept once, when it has booted and waits, before it sees the host's files: a
+guest with 9p mounts cannot be migrated. `GuestKind.keep` asks QEMU over its monitor (QMP) to migrate the
+guest into a stream, and a thread copies the stream to a file and hashes it. The states, by QEMU's events:
+
+    running -> migrating -> completed -> postmigrate -> running (`cont`)
+                         -> failed: MonitorError
+
+Whoever writes fails alone: if the disk is full, the copying thread closes the stream, and QEMU's migration
+fails; if QEMU ends, the stream ends. Either way the guest of this run goes on or ends by itself, nothing is
+kept, and a warning says why. A file has its name only when it is complete (`partial` writes under another
+name), and its digest at the end, which `find` checks.
+
+Runs share the folder without a lock. A run holds the file that it found open, so another run may replace or
+remove the name. Two runs that keep the same kind both write, and the last name wins. `_make_room` removes
+the least recently used guests beyond MAX_BYTES.
+
+Deliberately not handled: guests of other machines or users. The key covers the machine, kernel, initramfs
+and QEMU, and a file or folder that another user could have written is refused, because a guest sees the
+host's files.
 """
 
 import hashlib
@@ -56,7 +72,7 @@ class GuestSnapshot(NamedTuple):
         with suppress(OSError):
             if os.path.samestat(self.path.stat(), os.fstat(self.file.fileno())):
                 self.path.unlink()
-        logger.warning("the lab boots a guest anew, for %s, which was kept, %s", self.path, why)
+        logger.warning("the lab boots a new guest: the snapshot %s %s", self.path, why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +114,9 @@ class GuestKind:
                     return None
                 for place, its in ((path.parent, path.parent.stat()), (path, stat)):
                     if its.st_uid != os.geteuid() or its.st_mode & 0o022:
-                        logger.warning("the lab boots a guest anew, for others may write to %s", place)
+                        logger.warning(
+                            "the lab boots a new guest instead of resuming one: others may write to %s", place
+                        )
                         return None
                 guest = GuestSnapshot(path, file, stat.st_size - DIGEST)
                 if not is_whole(file):
@@ -124,7 +142,7 @@ class GuestKind:
                 file.flush()
                 Path(file.name).replace(folder / self.key)
         except (OSError, MonitorError) as error:
-            logger.warning("the lab's guest is not kept for later runs: %s", error)
+            logger.warning("the lab's guest could not be saved, so later runs boot again: %s", error)
         _make_room(folder)
 
 
@@ -171,8 +189,10 @@ def _copy(stream: socket.socket, file: IO[bytes]) -> bytes:
 
 
 def _migrate(monitor: socket.socket, file: IO[bytes]) -> bytes:
-    """Write the guest to `file`, let the guest go on, and return the digest of what QEMU sent. Raises
-    MonitorError, OSError."""
+    """Write the guest to `file`, let it go on, and return the digest of what QEMU sent.
+
+    Raises MonitorError, OSError.
+    """
     stream, theirs = socket.socketpair()
     with ThreadPoolExecutor(1) as other:
         copied = other.submit(_copy, stream, file)
@@ -226,6 +246,6 @@ def _ask_to_migrate(monitor: socket.socket, stream: socket.socket) -> None:
         end = time.monotonic() + (monitor.gettimeout() or 0)
         while ask("query-status")["status"] != "postmigrate":  # later than the event
             if time.monotonic() > end:
-                raise MonitorError("QEMU does not come to its end")
+                raise MonitorError("QEMU does not finish the migration")
             time.sleep(0.01)
         ask("cont")

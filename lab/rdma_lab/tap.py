@@ -103,7 +103,9 @@ class Stream:
                 return
             (length,) = struct.unpack_from("<I", self._data, 4)
             if length < 12 or length % 4:
-                raise LabError("the guest's capture is damaged: what was written before is whole")
+                raise LabError(
+                    "the guest's capture is damaged from here on: the packets written before are complete"
+                )
             if len(self._data) < max(length, len(self._mark)):
                 return
             yield bytes(self._data[:length])

@@ -53,14 +53,14 @@ class FileWriter:
     def __init__(self, file: SupportsWrite) -> None:
         self._file = file
         self._counts = isinstance(file, RawIOBase) or hasattr(file, "readall")
-        self._most = sys.maxsize
+        self._max_offer = sys.maxsize
 
     def write_some(self, data: Buffer) -> int:
         """Offer `data`, and return how many bytes of it the object took; 0 if it takes none now.
 
         Raises what the object raises, and TypeError or ValueError where its result makes no sense.
         """
-        part = bytes(memoryview(data)[: self._most])
+        part = bytes(memoryview(data)[: self._max_offer])
         if not part:
             return 0
         try:
@@ -70,7 +70,7 @@ class FileWriter:
                 raise  # nobody knows how much was taken
             result = error.characters_written
         taken = self._taken(result, len(part))
-        self._most = max(2 * taken, _MIN_OFFER) if taken < len(part) else sys.maxsize
+        self._max_offer = max(2 * taken, _MIN_OFFER) if taken < len(part) else sys.maxsize
         return taken
 
     def _taken(self, result: object, offered: int) -> int:

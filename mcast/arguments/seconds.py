@@ -41,7 +41,7 @@ def check_seconds(given: float, name: str = "timeout") -> float:
         return given
     try:
         if isinstance(given, bool) or getattr(getattr(given, "dtype", None), "kind", "") in _NO_TIMES:
-            raise TypeError("a flag is no time")
+            raise TypeError("a bool is not a time")
         seconds = fsum((given,))  # takes whatever has `__float__`, but no text as `float` does
     except TypeError as error:
         raise TypeError(f"{name} is {short_repr(given)}: give a number of seconds") from error

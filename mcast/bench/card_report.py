@@ -21,13 +21,13 @@ Measured = Literal["measured", "not-applicable", "failed"]
 Verdict = Literal["pass", "differs", "fail"]
 
 
-class _Part(BaseModel):
+class _ReportModel(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(
         frozen=True, extra="ignore", use_attribute_docstrings=True
     )
 
 
-class Versions(_Part):
+class Versions(_ReportModel):
     """Software of the host."""
 
     mcast: str
@@ -43,7 +43,7 @@ class Versions(_Part):
     """Name -> version of what the provider has loaded; rdma-core among them if its version is known."""
 
 
-class PortReport(_Part):
+class PortReport(_ReportModel):
     """A port of a device."""
 
     number: int
@@ -61,7 +61,7 @@ class PortReport(_Part):
     """IP addresses; only where they were asked for."""
 
 
-class DeviceReport(_Part):
+class DeviceReport(_ReportModel):
     """A device, which has no name here: names of devices can hold a MAC address."""
 
     driver: str
@@ -80,7 +80,7 @@ class DeviceReport(_Part):
     node_guid: str | None = None
 
 
-class BedReport(_Part):
+class BedReport(_ReportModel):
     """Features that the suite could use here."""
 
     ports: int
@@ -91,7 +91,7 @@ class BedReport(_Part):
     """Features and capabilities that are not here: what needs one of them does not apply."""
 
 
-class FailedTest(_Part):
+class FailedTest(_ReportModel):
     """A test that did not pass."""
 
     test: str
@@ -99,7 +99,7 @@ class FailedTest(_Part):
     reason: str
 
 
-class ClauseReport(_Part):
+class ClauseReport(_ReportModel):
     """Outcome of a clause of the contract, or of a measured fact."""
 
     id: str
@@ -114,7 +114,7 @@ class ClauseReport(_Part):
     """Why it does not apply, deviates, or failed."""
 
 
-class Spread(_Part):
+class Spread(_ReportModel):
     """A quantity that was measured several times."""
 
     unit: str
@@ -127,9 +127,10 @@ class Spread(_Part):
     maximum: float
 
 
-class Measurement(_Part):
-    """Result of a measurement; where `outcome` is not measured, `reason` says why, and the figures are
-    None.
+class Measurement(_ReportModel):
+    """Result of a measurement.
+
+    Where `outcome` is not measured, `reason` says why, and the figures are None.
     """
 
     outcome: Measured
@@ -159,7 +160,7 @@ class JoinLeave(Measurement):
     """Number of joins that failed."""
 
 
-class Flood(_Part):
+class Flood(_ReportModel):
     """Messages to a group that reached a port which is no member."""
 
     sent: int
@@ -180,7 +181,7 @@ class Flooding(Measurement):
     """Control: messages sent to, and received by, the same port once it is a member."""
 
 
-class RateOfSize(_Part):
+class RateOfSize(_ReportModel):
     """Messages of one size."""
 
     size: int
@@ -202,14 +203,14 @@ class Rate(Measurement):
     sizes: tuple[RateOfSize, ...] = ()
 
 
-class Host(_Part):
+class Host(_ReportModel):
     """Who made the report; only where that was asked for."""
 
     name: str
     user: str
 
 
-class CardReport(_Part):
+class CardReport(_ReportModel):
     """A report of one provider on one host."""
 
     format: Literal["mcast-card-report"] = "mcast-card-report"
@@ -221,8 +222,11 @@ class CardReport(_Part):
     provider: str
     summary: str
     verdict: Verdict
-    """fail: a clause or a test of no clause failed, or no clause passed. pass: each clause and fact passed or
-    does not apply. differs: all else, so a fact failed, or the provider declares a deviation."""
+    """Verdict over all clauses and facts.
+
+    fail: a clause or a test of no clause failed, or no clause passed. pass: each clause and fact passed or
+    does not apply. differs: all else, so a fact failed, or the provider declares a deviation.
+    """
     why: tuple[str, ...]
     """Ids that keep the verdict from being pass."""
     counts: dict[str, dict[str, int]]

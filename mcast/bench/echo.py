@@ -21,8 +21,9 @@ from mcast.wire.probe import PROBE_SIZE, Kind, Peer, Probe, parse
 _NUMBERS = 1 << 32
 
 MAX_SOURCES = 10_000
-"""Maximum number of queue pairs that are counted apart. All others share one row, so that invented ones
-fill no memory.
+"""Maximum number of queue pairs that are counted apart.
+
+All others share one row, so that invented ones fill no memory.
 """
 
 ALL_OTHERS = Peer(ZERO_GID, 0)

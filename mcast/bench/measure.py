@@ -21,8 +21,10 @@ from mcast.endpoint.ports import LocalPort, active
 from mcast.endpoint.settings import DEFAULTS, Settings
 
 MAX_COPIES = 512
-"""The most copies in flight to all receivers, because a host queues no more than 1000 for its software
-devices."""
+"""Maximum number of copies in flight to all receivers.
+
+A host queues no more than 1000 for its software devices.
+"""
 
 MAX_PINGS = 2000
 
@@ -116,8 +118,10 @@ def ends(
     settings: Settings = DEFAULTS,
     local_ports: Sequence[LocalPort] = (),
 ) -> Iterator[tuple[QueuePair, Destination, list[Receiver]]]:
-    """A sender on the first port and receivers on the others in turn, each of which has received a message of
-    the sender. `local_ports`: the ports; without them, all that are active.
+    """Open a sender on the first port and receivers on the others in turn.
+
+    Each receiver has received a message of the sender. `local_ports`: the ports; without them, all that are
+    active.
 
     Raises TimeoutError, which names a receiver that gets nothing, and ValueError where there is no port.
     """
@@ -136,8 +140,10 @@ def ends(
 
 
 def wait_until_received(sender: BenchEnd, destination: Destination, receivers: Sequence[Receiver]) -> None:
-    """Send empty messages until every receiver has got one, because a switch may learn of a member only after
-    a while."""
+    """Send empty messages until every receiver has got one.
+
+    A switch may learn of a member only after a while.
+    """
     waiting = list(receivers)
     for _ in range(MAX_HELLOS):
         sender.qp.send_one(destination, b"", timeout=BENCH_TIMEOUT)
@@ -147,7 +153,9 @@ def wait_until_received(sender: BenchEnd, destination: Destination, receivers: S
                 receiver.drain()
             return
     address = waiting[0].end.address
-    raise TimeoutError(f"{address} joined and hears nothing of {sender.address} within {BENCH_TIMEOUT:g} s")
+    raise TimeoutError(
+        f"{address} joined, but receives nothing from {sender.address} within {BENCH_TIMEOUT:g} s"
+    )
 
 
 def send_window(qp: QueuePair, destination: Destination, payloads: list[bytes]) -> None:

@@ -3,6 +3,20 @@
 MPI starts the processes, numbers them, lets them wait for one another and gathers what they count; every
 message goes over the group. Processes on one host take its ports in turn. The extra `mpi`
 installs mpi4py.
+
+Theory of operation. Each rank has one queue pair and no thread. All ranks go through the same phases, and a
+collective call of MPI separates them, so a rank that is late holds the others up instead of losing messages:
+
+    hello    rank 0 sends empty messages until every rank has received one (`allgather` after each), because
+             a switch may learn of a member only after a while; MAX_HELLOS of them end in TimeoutError
+    batches  rank 0 sends a window, which fits every receive queue; a barrier follows each. `bcast` says
+             whether another window comes
+    pings    rank 0 sends number n, rank 1 + (n - 1) % receivers answers over the next group
+    end      rank 0 repeats _END_NUMBER until a barrier that does not block (`Ibarrier`) says that every rank
+             has seen it: any single message may be lost
+
+The counts of the ranks are summed by `reduce`. Deliberately not handled: a rank that dies, or that fails
+between two collective calls. MPI ends the job then, as mpirun does by default.
 """
 
 from __future__ import annotations
@@ -98,7 +112,7 @@ def _send(
         if all(comm.allgather(True)):
             break
     else:
-        raise TimeoutError(f"a rank hears nothing of {receiver.end.address} within {BENCH_TIMEOUT:g} s")
+        raise TimeoutError(f"a rank receives nothing from {receiver.end.address} within {BENCH_TIMEOUT:g} s")
     comm.Barrier()
     payloads = [bytes(size)] * window
     messages = 0
@@ -114,8 +128,10 @@ def _send(
 def _ping(
     comm: MPI.Comm, receiver: Receiver, destination: Destination, size: int, seconds: float
 ) -> Iterator[float | None]:
-    """Half of each round trip, with the receivers in turn; then tell the receivers that the pings are
-    over."""
+    """Return half of each round trip, with the receivers in turn.
+
+    Afterwards notify the receivers that the pings are over.
+    """
     receiver.drain()
     qp, stop = receiver.qp, perf_counter() + seconds
     for number in range(1, MAX_PINGS + 1):

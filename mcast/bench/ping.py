@@ -72,8 +72,11 @@ class OtherSource(NamedTuple):
 
 
 class PingResult(NamedTuple):
-    """`sent` pings of `message_size` bytes in `seconds`; the members that answered, and the sources of other
-    messages."""
+    """Result of a ping.
+
+    `sent` pings of `message_size` bytes in `seconds`; the members that answered, and the sources of other
+    messages.
+    """
 
     local_port: PingPort
     message_size: int
@@ -264,8 +267,10 @@ def ping_all(
 
 
 def answer_all(pairs: PingQueuePairs, count: int | None) -> AnswerResult:
-    """Answer pings until each queue pair has received `count` messages (None: without end), or until
-    Ctrl-C."""
+    """Answer pings until each queue pair has received `count` messages, or until Ctrl-C.
+
+    None: without end.
+    """
     answerers = {qp.qp_num: Answerer() for qp in pairs.qps}
     with suppress(KeyboardInterrupt):
         while count is None or any(answerer.count < count for answerer in answerers.values()):

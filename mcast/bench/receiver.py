@@ -58,8 +58,11 @@ class Receiver:
         return count
 
     def take_one(self, payload: bytes | None = None) -> Message | None:
-        """Receive the next message, or the next that is `payload`; None if it does not come within GRACE
-        seconds, or within GRACE seconds after the first message that is not it."""
+        """Receive the next message, or the next that is `payload`.
+
+        None if it does not arrive within GRACE seconds, or within GRACE seconds after the first message that
+        is not it.
+        """
         message, end = self.qp.recv_one(RECEIVE_TIMEOUT), None
         while message is not None:
             known = message[1:3] in self._senders

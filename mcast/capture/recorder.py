@@ -59,8 +59,10 @@ class Recorder:
         return len(self._counts)
 
     def take(self, batch: Batch, t: int, limit: int | None = None) -> None:
-        """Write a batch that arrived at `t`, in nanoseconds since 1970; no more than `limit` messages over
-        all batches."""
+        """Write a batch that arrived at `t`, in nanoseconds since 1970.
+
+        Writes no more than `limit` messages over all batches.
+        """
         for message in batch:
             destination = self._destinations.get(message.group)
             if destination is not None and (limit is None or self.messages < limit):
@@ -130,7 +132,7 @@ def record(
 ) -> Iterator[None]:
     """Record until the recorder has `count` messages, or `duration` s have passed; None: no such end.
 
-    Yields after each wait, every _LOOK s at the latest: by then `file` has what came.
+    Yields after each wait, at least every _POLL_INTERVAL seconds: by then `file` holds all that has arrived.
     """
     clock = endpoint.backend.now
     end = None if duration is None else clock() + duration

@@ -22,8 +22,10 @@ COPY_REASON = "a copy of a message, from another interface"
 """Why a packet is left out that `tcpdump -i any` has captured again on its way through the host."""
 
 _COPY_WINDOW_NS = 1_000_000_000
-"""Nanoseconds after a message in which its copies are recognised. Later its 24-bit sequence number may be
-another message's."""
+"""Nanoseconds after a message in which its copies are recognised.
+
+Later its 24-bit sequence number may be another message's.
+"""
 
 _MAX_SIGHTINGS = 1 << 17
 """Maximum number of messages, and of interfaces that have shown them, that are remembered for copies."""
@@ -161,8 +163,9 @@ def replay(
     messages: Iterator[RecordedMessage],
     speed: float | None,
 ) -> Iterator[int]:
-    """Send each message again, over the sender of its group, and wait between messages as long as the
-    recording did.
+    """Send each message again, over the sender of its group.
+
+    Wait between messages as long as the recording did.
 
     endpoint  the endpoint of the senders
     senders   MGID -> what sends to it

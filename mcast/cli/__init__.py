@@ -36,24 +36,28 @@ SUMMARIES = {
     "send": "Send files and folders to every `mcast recv` in GROUP.",
     "recv": "Receive what the next `mcast send` sends to GROUP.",
     "ping": "Ask the members of GROUP; show losses and round trips.",
-    "groups": "Show which groups there are, and their members.",
+    "groups": "Show the multicast groups and their members.",
     "mgid": "Show the addresses of a group on each link layer.",
-    "listen": "Print the messages that come to groups.",
+    "listen": "Print the messages sent to groups.",
     "top": "Show live what sources send to groups, and what is lost.",
     "record": "Record messages to groups in a pcapng file.",
     "replay": "Send the messages of a capture to their groups again.",
     "bench": "Measure message rate, loss and latency.",
-    "conformance": "Prove that backends keep the contract.",
-    "sim": "Serve a simulated fabric, or play faulty runs on one.",
+    "conformance": "Check that backends keep the contract.",
+    "sim": "Serve a simulated fabric, or simulate runs with faults.",
     "lab": "Run commands on Soft-RoCE or InfiniBand, in a small guest.",
 }
-"""The commands in the order of the help, each with the first sentence of its own help. The file of a command,
-which has its name, is imported when the command is used."""
+"""The commands in the order of the help, each with the first sentence of its own help.
+
+The file of a command, which has its name, is imported when the command is used.
+"""
 
 
 class _Group(TyperGroup):
-    """Commands whose help cuts no summary short, and needs no pydantic, which typer loads to read a flag that
-    is None."""
+    """Commands whose help cuts no summary short, and needs no pydantic.
+
+    Typer would load pydantic to read a flag that is None.
+    """
 
     def get_params(self, ctx: Context) -> list[Parameter]:
         found = super().get_params(ctx)
@@ -192,7 +196,7 @@ def _root(
         say(context.get_help())
 
 
-class _Closed(RawIOBase):
+class _ClosedStdout(RawIOBase):
     """A stream that was closed when the command was started."""
 
     def writable(self) -> bool:
@@ -208,7 +212,7 @@ class _Closed(RawIOBase):
 def main() -> None:
     """Run the command line and exit with its status."""
     if sys.stdout is None:  # closed from the beginning: printing shall fail, not vanish
-        sys.stdout = TextIOWrapper(cast(BinaryIO, _Closed()), write_through=True)
+        sys.stdout = TextIOWrapper(cast(BinaryIO, _ClosedStdout()), write_through=True)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr, because a file's name may be no text
     sys.exit(_run())
@@ -278,14 +282,14 @@ def _receives_on_stdout() -> bool:
 
 
 def _say(text: str, status: int, command: str = "mcast") -> int:
-    is_told = False
+    is_reported = False
     try:
         sys.stdout.flush()
-        is_told = json_output.error(text, status) and json_output.on_stderr
+        is_reported = json_output.error(text, status) and json_output.on_stderr
     except OSError:  # a full disk: what is left in the buffer must not be tried again at the end
         with suppress(OSError):
             discard_stdout()
-    if sys.stderr is not None and not is_told:  # it was closed from the beginning
+    if sys.stderr is not None and not is_reported:  # it was closed from the beginning
         with suppress(OSError):  # nobody can be told
             say(text if text.startswith("Usage:") else f"{command}: {text}", err=True)
     return status

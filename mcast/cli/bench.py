@@ -58,14 +58,16 @@ def bench(
     ] = 64,
     receivers: Annotated[
         int | None,
-        number_option(min=1, max=256, help="How many receivers; under MPI, all ranks but one. [default: 1]"),
+        number_option(
+            min=1, max=256, help="Number of receivers; under MPI, all ranks except one. [default: 1]"
+        ),
     ] = None,
     seconds: Annotated[
         float,
         typer.Option(
             parser=check_seconds(0.01, 3600),
             metavar="SECONDS",
-            help="How long to send in batches, and again one by one.",
+            help="Time to send in batches, and again one by one.",
         ),
     ] = 1.0,
     address: Annotated[

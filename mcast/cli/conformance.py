@@ -74,11 +74,13 @@ def conformance(
     as_json: Json = False,
     report_file: Annotated[
         Path | None,
-        typer.Option("--report", metavar="FILE", callback=output_file, help="Write the report as JSON, too."),
+        typer.Option("--report", metavar="FILE", callback=output_file, help="Also write the report as JSON."),
     ] = None,
     html_file: Annotated[
         Path | None,
-        typer.Option("--html", metavar="FILE", callback=output_file, help="Write the report as a page."),
+        typer.Option(
+            "--html", metavar="FILE", callback=output_file, help="Also write the report as an HTML page."
+        ),
     ] = None,
     card_file: Annotated[
         Path | None,
@@ -86,12 +88,12 @@ def conformance(
             "--card-report",
             metavar="FILE",
             callback=output_file,
-            help="Measure the card of the one --backend, too, and write a report for others as JSON.",
+            help="Also measure the card of the one --backend, and write a report to share, as JSON.",
         ),
     ] = None,
     with_names: Annotated[
         bool,
-        typer.Option("--with-names", help="Name host, user, devices and addresses in the card report."),
+        typer.Option("--with-names", help="Include names and addresses in the card report."),
     ] = False,
     lab: Annotated[
         bool, typer.Option("--lab", help="Run real backends in the lab, a virtual machine.")
@@ -100,10 +102,10 @@ def conformance(
         Literal["roce", "infiniband"], typer.Option(help="The lab's fabric: Soft-RoCE or InfiniBand.")
     ] = "roce",
 ) -> None:
-    """Prove that backends keep the contract.
+    """Check that backends keep the contract.
 
-    Runs the conformance suite on each backend and shows for each clause whether it holds. With --json, or
-    a FILE of -, the rest is on stderr. The status is 1 if anything fails.
+    Runs the conformance suite on each backend, and shows for each clause of the contract if it holds. With
+    --json, or - as a FILE, all other output goes to stderr. The exit status is 1 if a test fails.
 
     --card-report also measures join and leave, message rate, loopback and flooding, and adds versions,
     driver, firmware and limits. The file has no addresses and no names of host, user or devices, unless
@@ -114,7 +116,7 @@ def conformance(
         if not find_spec(package):
             raise UsageError(f"the suite needs {package}: {install.line('conformance')}")
     if fabric != "roce" and not lab:
-        raise typer.BadParameter("--fabric is the lab's: add --lab")
+        raise typer.BadParameter("--fabric chooses the fabric of the lab: add --lab")
     if with_names and not card_file:
         raise typer.BadParameter("--with-names is for the card report: add --card-report FILE")
     if not (backend or require_backend):
@@ -174,7 +176,7 @@ def _the_card(backends: list[str], required: list[str], path: Path | None, with_
     names = list(dict.fromkeys([*backends, *required]))
     if len(names) != 1:
         raise typer.BadParameter(
-            f"a card report is of one backend, and named is {', '.join(names)}: give one --backend"
+            f"a card report is about one backend: give one --backend, not {', '.join(names) or 'none'}"
         )
     return _Card(names[0], path, with_names)
 
@@ -256,7 +258,7 @@ def run_suite(backends: list[str], required: list[str]) -> SuiteReport:
     if status == pytest.ExitCode.INTERRUPTED:
         raise Failure("interrupted", ExitStatus.INTERRUPTED)
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) or grip.config is None:
-        raise UsageError(f"the suite did not run to its end (pytest's status {int(status)}); see above")
+        raise UsageError(f"the suite stopped early (pytest exit status {int(status)}); see above")
 
     from mcast.conformance.plugin import suite_of
 

@@ -55,7 +55,7 @@ def demo(
             show_default=False,
         ),
     ] = None,
-    receivers: Annotated[int, number_option(min=1, max=1000, help="How many receivers.")] = 3,
+    receivers: Annotated[int, number_option(min=1, max=1000, help="Number of receivers.")] = 3,
     backend: Annotated[
         str,
         typer.Option(
@@ -63,7 +63,7 @@ def demo(
             autocompletion=backend_names,
             envvar=BACKEND,
             metavar="NAME",
-            help="Which backend to use: sim is a simulated fabric, rdma this host's devices.",
+            help="Backend to use: sim is a simulated fabric, rdma this host's devices.",
         ),
     ] = "sim",
     file_size: Annotated[
@@ -81,7 +81,8 @@ def demo(
 ) -> None:
     """Multicast a file, and verify each copy.
 
-    Sender and receivers do what `mcast send` and `mcast recv` do, and ignore all others.
+    This one process sends as `mcast send` does, and receives as several `mcast recv` do. Other senders and
+    receivers in the group are ignored.
     """
     from mcast import open_backend
 
@@ -133,8 +134,10 @@ def _made_up(length: int) -> Iterator[Path]:
 def _transfer(
     backend: Backend, group: McastAddress, receivers: int, path: Path, settings: Settings
 ) -> dict[str, Any]:
-    """Send the file from the first port to receivers on the others in turn; return what happened, for
-    JSON."""
+    """Send the file from the first port to receivers on the others in turn.
+
+    Returns what happened, for JSON.
+    """
     from mcast.api import TimedOut
     from mcast.cast.io.one_thread import ends, run
     from mcast.cast.protocol.packets import segment_size
@@ -144,19 +147,21 @@ def _transfer(
     with ExitStack() as stack:
         watch = stack.enter_context(SendWatch(receivers, path.stat().st_size))
         try:
-            both = ends(backend, group, receivers, path, _JOIN_TIMEOUT, _PEER_TIMEOUT, settings, watch.look)
+            both = ends(
+                backend, group, receivers, path, _JOIN_TIMEOUT, _PEER_TIMEOUT, settings, watch.on_progress
+            )
             sender, takers = stack.enter_context(both)
         except ValueError as error:
             raise Failure(str(error)) from None
 
-        def look() -> None:
+        def on_progress() -> None:
             for taker in takers:
                 if taker.received is not None:
                     finished.setdefault(taker.context.number, watch.seconds)
 
         here, pieces = sender.group.endpoint, segment_size(sender.group.max_message_size)
         try:
-            run(sender, takers, look)
+            run(sender, takers, on_progress)
         except TimedOut:
             deaf = next((one.group.endpoint for one in takers if not sender.knows(one)), None)
             if deaf is None:  # a send took too long

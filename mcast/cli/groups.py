@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 def groups(
     wanted: Annotated[
         list[McastAddress] | None,
-        typer.Argument(parser=group, metavar="GROUP", help="Show these; status 1 if one has no member."),
+        typer.Argument(parser=group, metavar="GROUP", help="Groups to show; status 1 if one has no member."),
     ] = None,
     backend: BackendName = None,
     as_json: Json = False,
 ) -> None:
-    """Show which groups there are, and their members.
+    """Show the multicast groups and their members.
 
     Members on other hosts are shown if a bridge of this host, or the SA, knows them. The last lines say what
     cannot be seen from here.
@@ -126,8 +126,10 @@ def _show(shown: Sequence[GroupInfo], table: GroupTable, there: Sequence[ClientP
 
 
 def _where(member: GroupMember, info: GroupInfo, snooped: bool) -> str:
-    """The tables that have the member, and the switch's table if that lacks it, because the switch delivers
-    by it."""
+    """Return the tables that have the member, and the switch's table if that lacks it.
+
+    The switch delivers by its table.
+    """
     from mcast.api import GroupSource
 
     found = ", ".join(where.value for where in _sources(member)) + (", send-only" if member.send_only else "")

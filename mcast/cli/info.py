@@ -23,7 +23,7 @@ def info(
         "version": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "providers": {name: _look(name) for name in backend_names()},
+        "providers": {name: _describe(name) for name in backend_names()},
     }
     if as_json:
         json_output.result(found)
@@ -31,7 +31,7 @@ def info(
         _show(found)
 
 
-def _look(name: str) -> dict[str, Any]:
+def _describe(name: str) -> dict[str, Any]:
     """Return the status of a backend, and its ports if it can be opened."""
     from mcast import backend_status, open_backend
     from mcast.api import provider

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mcast.endpoint.policy import MessagesMissing
     from mcast.endpoint.settings import Settings
 
-_LOOK = 0.2
+_POLL_INTERVAL = 0.2
 """The longest wait in one call, in seconds."""
 _BATCH = 64
 _WIDTH = 16
@@ -43,7 +43,7 @@ def listen(
     settings: Settings,
     as_json: Json = False,
 ) -> None:
-    """Print the messages that come to groups.
+    """Print the messages sent to groups.
 
     A message is a line of text, in which bytes that are no text are escaped; with --json it is a line of
     JSON, which has the bytes as hexadecimal digits, and as text if they are UTF-8. A message of a sender with
@@ -80,7 +80,7 @@ def _messages(endpoint: Endpoint, count: int | None, seconds: float | None) -> I
     clock = endpoint.backend.now
     end = None if seconds is None else clock() + seconds
     while count is None or count > 0:
-        left = _LOOK if end is None else min(end - clock(), _LOOK)
+        left = _POLL_INTERVAL if end is None else min(end - clock(), _POLL_INTERVAL)
         if left <= 0:
             return
         with endpoint.recv_batch(min(_BATCH, count or _BATCH), left) as batch:
@@ -119,7 +119,7 @@ def _as_json(message: Message, gaps: Sequence[MessagesMissing] = ()) -> list[str
         text: str | None = data.decode()
     except UnicodeDecodeError:
         text = None
-    told = {
+    fields = {
         "time": time.time(),
         "source": _address_of(message.source),
         "qp": message.src_qp,
@@ -130,4 +130,4 @@ def _as_json(message: Message, gaps: Sequence[MessagesMissing] = ()) -> list[str
         "number": message.number,
         "missing": [[gap.first, gap.last] for gap in gaps],
     }
-    return [json.dumps(told)]
+    return [json.dumps(fields)]

@@ -1,4 +1,17 @@
-"""Endpoint in some groups, and generated traffic, for `mcast listen`, `top` and `record`."""
+"""Endpoint in some groups, and generated traffic, for `mcast listen`, `top` and `record`.
+
+Theory of operation. The command's own thread opens the backend and the endpoint, joins every group, and
+receives. Without --demo there is no other thread.
+
+With --demo one more thread sends, from the next port here if there is one, over an endpoint of its own, so
+the two share nothing but the backend, whose clock is the wall's for that reason. The thread sleeps on `stop`
+until its next batch is due. It ends when `stop` is set, at the end of the `with`, which waits for it (a send
+takes JOIN_TIMEOUT seconds at most); or at its first error, without a word, because the listening endpoint
+reports the same trouble.
+
+Deliberately not handled: catching up. A slow machine sends less than _RATE. A lost membership is the
+endpoint's to restore, by its rejoin policy.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +47,8 @@ MaxSeconds = Annotated[
     typer.Option(parser=seconds(0.01, MAX_SECONDS), metavar="SECONDS", help="End after this time."),
 ]
 Demo = Annotated[
-    bool, typer.Option("--demo", help="Send generated messages to the groups, from another port here.")
+    bool,
+    typer.Option("--demo", help="Send generated messages to the groups, from another port of this host."),
 ]
 
 DEFAULT_DEPTH = 4096

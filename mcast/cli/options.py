@@ -1,5 +1,7 @@
-"""Where on the host a command takes part in a group: the options that say so, and the endpoint that they
-select."""
+"""Options that say where on the host a command takes part in a group.
+
+And the endpoint that they select.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,10 @@ if TYPE_CHECKING:
 
 
 OBJECTS_DEPTH = 1024
-"""The receive queue of commands that send and receive objects by default, as
-`mcast.cast.io.driver.DEPTH`, which would take long to import."""
+"""Default receive queue of commands that send and receive objects.
+
+Equal to `mcast.cast.io.driver.DEFAULT_RECEIVE_DEPTH`, which would take long to import.
+"""
 
 DEFAULT = "rdma"
 """The backend of all commands but the demonstration, where nobody names one."""
@@ -49,8 +53,10 @@ def _address(text: str) -> IPv4Address | IPv6Address:
 
 
 def _ports_of(context: typer.Context) -> list[tuple[str, Sequence[object]]]:
-    """`device/port` and addresses of each port of the backend that the command line names, for the shell's
-    completion."""
+    """Return `device/port` and addresses of each port, for the shell's completion.
+
+    Ports of the backend that the command line names.
+    """
     try:
         with open_backend(choose_backend(context.params["backend"])) as backend:
             ports = [(device.name, port) for device in backend.devices() for port in device.ports]
@@ -100,7 +106,7 @@ BackendName = Annotated[
         autocompletion=backend_names,
         envvar=BACKEND,
         metavar="NAME",
-        help="Which backend to use.  [default: rdma, if a device can be used]",
+        help="Backend to use.  [default: rdma, if a device can be used]",
     ),
 ]
 
@@ -294,8 +300,10 @@ def endpoint_at(
     settings: Settings,
     sequence: bool | None = False,
 ) -> Iterator[Endpoint]:
-    """An endpoint where the options say, which does not hear itself; one sentence if there is no such
-    port."""
+    """Open an endpoint where the options say, which does not receive its own messages.
+
+    One sentence if there is no such port.
+    """
     from mcast.endpoint.blocking import open_endpoint
 
     name, port = port_of(device)

@@ -1,5 +1,7 @@
-"""`mcast ping`: ask the members of a group, or answer; takes mckey's flags, and works with a mckey at the
-other end."""
+"""`mcast ping`: ask the members of a group, or answer.
+
+It takes mckey's flags, and works with a mckey at the other end.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,7 @@ def ping(
     ] = 1.0,
     timeout: Annotated[
         float,
-        typer.Option("-W", parser=_TIME, metavar="SECONDS", help="How long to wait for the last answers."),
+        typer.Option("-W", parser=_TIME, metavar="SECONDS", help="Time to wait for the last answers."),
     ] = 1.0,
     *,
     settings: Settings,

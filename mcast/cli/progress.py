@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 
 
 _FIRST, _LONGEST = 10.0, 300.0
-"""Seconds until the first plain line, and the longest time between two of them; between is twice as much each
-time, so that the log of a command that runs for days stays short."""
+"""Seconds until the first plain line, and the longest time between two of them.
+
+The time between two doubles, so that the log of a command that runs for days stays short.
+"""
 
 
 class PlainLines:
@@ -35,8 +37,10 @@ class PlainLines:
 
 
 class Watch:
-    """A line on stderr, if that is a terminal with a cursor, and a bar from when the transfer has begun;
-    elsewhere PlainLines."""
+    """Progress of a transfer on stderr.
+
+    On a terminal with a cursor a line, and a bar from the start of the transfer; elsewhere PlainLines.
+    """
 
     def __init__(self, waiting: str) -> None:
         self._bar = _bar()

@@ -99,7 +99,7 @@ def recv(
             peer_timeout=peer_timeout,
             key=key,
             one_session=True,
-            progress=watch.look,
+            progress=watch.on_progress,
         )
         with closing(objects):
             for received in objects:
@@ -147,7 +147,7 @@ class ReceiveWatch(Watch):
         self.before = 0
         """Bytes of the objects before this one."""
 
-    def look(self, offered: Offered, done: int) -> None:
+    def on_progress(self, offered: Offered, done: int) -> None:
         """Show how far an object is."""
         from mcast.cast.io.bundle import Label
 
@@ -213,7 +213,8 @@ class TransferResult:
         words = [missed.reason, hints.get(missed.reason)]
         if missed.part_file is not None:
             words.append(
-                f"what has come stays in {missed.part_file.name}, and the next recv goes on from there"
+                f"the part that arrived stays in {missed.part_file.name}, "
+                "and the next recv goes on from there"
             )
         return self.name_of(missed.offered), ": ".join(filter(None, words))
 

@@ -93,7 +93,7 @@ def replay(
         with _reading(file) as source:
             # If the file grows, only the messages that were counted before are sent.
             messages = islice(read_messages(source, keep_copies=keep_copies), contents.messages)
-            sent = _play(endpoint, senders, messages, pace, contents)
+            sent = _send_all(endpoint, senders, messages, pace, contents)
         outcome = _outcome(endpoint, given, contents, senders, sent, endpoint.backend.now() - started)
     if as_json:
         json_output.result(outcome)
@@ -118,13 +118,15 @@ def _contents(file: Path, keep_copies: bool) -> CaptureSummary:
 
     try:
         if not stat.S_ISREG(file.stat().st_mode):
-            raise UsageError(f"{file} is not a regular file, and so cannot be read twice")
+            raise UsageError(
+                f"{file} is not a regular file, and a replay reads it twice: save it to a file first"
+            )
         with _reading(file) as source:
             contents = summarize(source, keep_copies)
     except OSError as error:
         raise UsageError(f"cannot read {file}: {error.strerror}") from None
     if not contents.messages:
-        raise UsageError(f"{file} has no message to a group{_but(contents.skipped)}")
+        raise UsageError(f"{file} has no multicast message{_but(contents.skipped)}")
     return contents
 
 
@@ -133,7 +135,7 @@ def _but(skipped: Mapping[str, int]) -> str:
 
 
 def _left_out(why: str, count: int) -> str:
-    return f"left out {count:,} {plural('time', count)}: {why}"
+    return f"{count:,} {plural('packet', count)} left out: {why}"
 
 
 def _announce(pause: int, speed: float | None) -> None:
@@ -167,7 +169,7 @@ def _senders(
     return {mgid: joined[address] for mgid, address in targets.items()}
 
 
-def _play(
+def _send_all(
     endpoint: Endpoint,
     senders: Mapping[Gid, Sender],
     messages: Iterator[RecordedMessage],
@@ -190,7 +192,9 @@ def _play(
         except FileChanged as error:
             raise Failure(str(error)) from None
     if sent < contents.messages:
-        raise Failure(f"{sent:,} of {contents.messages:,} messages were sent: the file has become shorter")
+        raise Failure(
+            f"{sent:,} of {contents.messages:,} messages were sent: the file was shortened during the replay"
+        )
     return sent
 
 

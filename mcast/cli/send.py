@@ -96,7 +96,7 @@ def send(
         watch = stack.enter_context(SendWatch(receivers, bundle.size))
         most = inf if rate is None else rate / 8
         with open_session(
-            member, rate=most, peer_timeout=peer_timeout, key=key, progress=watch.look
+            member, rate=most, peer_timeout=peer_timeout, key=key, progress=watch.on_progress
         ) as session:
             if receivers is not None or not strategy.carousel:
                 _wait_for_receivers(session, receivers, wait)
@@ -124,7 +124,7 @@ class SendWatch(Watch):
         self.before = 0
         """Bytes of the objects before this one."""
 
-    def look(self, progress: Progress) -> None:
+    def on_progress(self, progress: Progress) -> None:
         """Show how far the sender is."""
         if progress.name is not None:
             self.show("sending", self.before + progress.done, self._size)

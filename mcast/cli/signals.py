@@ -35,15 +35,20 @@ _TRIES = 400
 
 
 def not_ignored(*signals: Signals) -> list[Signals]:
-    """Those of the signals that are not ignored. nohup(1) starts a command with SIGHUP ignored, a script's
-    shell starts a job in the background with SIGINT ignored."""
+    """Return those of the signals that are not ignored.
+
+    nohup(1) starts a command with SIGHUP ignored, a script's shell starts a job in the background with SIGINT
+    ignored.
+    """
     return [number for number in signals if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Make SIGINT, SIGTERM and SIGHUP end the block by KeyboardInterrupt, with all that it tidies up; the
-    command then says "interrupted". What is ignored stays ignored.
+    """Make SIGINT, SIGTERM and SIGHUP end the block by KeyboardInterrupt.
+
+    All that the block tidies up is tidied up; the command then says "interrupted". What is ignored stays
+    ignored.
 
     A signal that comes in the middle of a change of an endpoint, say, would break it, and nobody could tell
     the other hosts any more; so it comes again a little later, for some seconds.

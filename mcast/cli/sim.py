@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mcast.backends.sim.scenario.runner import MemberResult, ObservedEvent, ScenarioResult
 
 app: typer.Typer = typer.Typer(
-    help="Serve a simulated fabric, or play faulty runs on one.", no_args_is_help=True
+    help="Serve a simulated fabric, or simulate runs with faults.", no_args_is_help=True
 )
 
 _PORTS = 16
@@ -65,7 +65,7 @@ app.command()(cast)
 
 @app.command("list")
 def list_() -> None:
-    """Name the ready-made scenarios."""
+    """List the scenarios that mcast brings along."""
     from rich.padding import Padding
 
     from mcast.backends.sim.scenario.runner import load, ready_made
@@ -80,27 +80,28 @@ def run(
     scenario: Annotated[
         str,
         typer.Argument(
-            metavar="SCENARIO", autocompletion=_ready_made, help="A ready-made name, or a file; - is stdin."
+            metavar="SCENARIO",
+            autocompletion=_ready_made,
+            help="Name from `mcast sim list`, or a file; - is stdin.",
         ),
     ],
     as_json: Json = False,
     seed: Annotated[
         int | None,
-        number_option(min=0, max=MAX_SEED, help="Instead of the scenario's own seed."),
+        number_option(min=0, max=MAX_SEED, help="Seed to use instead of the scenario's."),
     ] = None,
     fail_if_lost: Annotated[
         bool, typer.Option("--fail-if-lost", help="End with status 1 if a member lost a message.")
     ] = False,
-    html: Annotated[
-        Path | None, _file("--html", "Draw the run as a page: members, messages, losses.")
-    ] = None,
+    html: Annotated[Path | None, _file("--html", "Write an HTML page: members, messages, losses.")] = None,
     pcap: Annotated[Path | None, _file("--pcap", "Write its packets as pcapng, for Wireshark.")] = None,
-    trace: Annotated[Path | None, _file("--trace", "Write all that happened as lines of JSON.")] = None,
+    trace: Annotated[Path | None, _file("--trace", "Write every event as a line of JSON.")] = None,
 ) -> None:
-    """Play SCENARIO, and show which member got or lost which messages, and why.
+    """Simulate SCENARIO, and show what each member received and lost, and why.
 
-    Time is virtual, so the same scenario and seed give the same result. A FILE of - is stdout; a sentence on
-    stderr then takes the table's place. The exit status is 2 if the scenario cannot be read.
+    Time is virtual, so the same scenario and seed give the same result. With - as a FILE, that file
+    goes to stdout, and a one-line summary on stderr replaces the table. The exit status is 2 if the scenario
+    cannot be read.
     """
     from mcast.backends.sim.scenario import runner as scenarios
     from mcast.backends.sim.scenario.model import MAX_FILE_BYTES
@@ -131,7 +132,9 @@ app.command()(tap)
 def serve(
     fabric_file: Annotated[
         Path | None,
-        typer.Argument(metavar="FABRIC.toml", help="What the fabric is, as in a scenario; - is stdin."),
+        typer.Argument(
+            metavar="FABRIC.toml", help="Description of the fabric, as in a scenario; - is stdin."
+        ),
     ] = None,
     socket: Annotated[
         Path | None, typer.Option(metavar="PATH", help="Socket to serve at. [default: the user's own]")
@@ -146,7 +149,7 @@ def serve(
     scenario: Annotated[
         str | None,
         typer.Option(
-            autocompletion=_ready_made, metavar="FILE", help="Play its faults on the wall clock; - is stdin."
+            autocompletion=_ready_made, metavar="FILE", help="Cause its faults in real time; - is stdin."
         ),
     ] = None,
     group: Annotated[
@@ -155,9 +158,9 @@ def serve(
 ) -> None:
     """Serve a simulated fabric: every program that opens it is a host of its own.
 
-    Programs attach where MCAST_SIM=PATH names it, in the line that this prints; or, at the user's own place,
-    with --backend sim-shared. Serves until it is interrupted; then their devices are gone, and come back when
-    it is served again.
+    Programs attach to the fabric that MCAST_SIM=PATH names: export the line that this command prints. With
+    --backend sim-shared they attach to the one at the user's default socket. The command serves until it is
+    interrupted. The programs' devices are then removed, and return when the fabric is served again.
     """
     from mcast.backends.sim.scenario.runner import fabric_of
     from mcast.backends.sim.served.attach import VARIABLE, default_socket, make_socket_dir
@@ -206,20 +209,20 @@ def _described(
     from mcast.backends.sim.scenario import model
 
     if sum(one is not None for one in (file, scenario)) and (kind or ports):
-        raise UsageError("the file says what the fabric is: leave out --fabric and --ports")
+        raise UsageError("the file describes the fabric: leave out --fabric and --ports")
     if file and scenario:
-        raise UsageError("a scenario has a fabric of its own: give FABRIC.toml or --scenario")
+        raise UsageError("a scenario has a fabric of its own: give either FABRIC.toml or --scenario")
     if given := scenario or file:
         with stdin_as_file(str(given), ".toml", model.MAX_FILE_BYTES + 1) as source:
             try:
                 if file:
                     return model.load_fabric(Path(source)), 0, ()
-                played = model.load(source)
-                return played.fabric, played.seed, played.faults
+                found = model.load(source)
+                return found.fabric, found.seed, found.faults
             except model.BadScenario as error:
                 raise UsageError(str(error)) from None
     if kind not in (None, "roce", "infiniband"):
-        raise UsageError(f"--fabric is {kind}: there are roce and infiniband")
+        raise UsageError(f"--fabric is {kind}: give roce or infiniband")
     shape = {"link_layer": kind or "roce", "ports": ports or _PORTS}
     return model.ScenarioTopology.model_validate(shape), 0, ()
 

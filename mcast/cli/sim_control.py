@@ -41,8 +41,8 @@ def tap(
 ) -> None:
     """Write the served fabric's packets as pcapng while it runs.
 
-    `mcast sim tap -w - | wireshark -k -i -` shows them as they come. A reader that is too slow loses packets,
-    which are counted, and holds nobody up. Ends after --count, with its reader, or with Ctrl-C; the status is
+    `mcast sim tap -w - | wireshark -k -i -` shows them at once. A reader that is too slow loses packets,
+    which are counted, and delays nobody. Ends after --count, with its reader, or with Ctrl-C; the status is
     then 0.
     """
     from mcast.backends.sim.served.tap import write_pcapng
@@ -62,7 +62,7 @@ def ctl(
     words: Annotated[
         list[str],
         typer.Argument(
-            metavar="WORDS", help="A fault with its fields; or list; or mend and a port, a fault, or all."
+            metavar="WORDS", help="A fault with its fields; or list; or undo and a port, a fault, or all."
         ),
     ],
     socket: Socket = None,
@@ -70,7 +70,7 @@ def ctl(
     """Inject faults into the served fabric while programs use it.
 
     The faults and their fields are those of scenarios: restart-sm, link-down roce2, drop 1%, delay 5ms roce0,
-    drop rate=0.1 group=239.1.1.1 until=10s. A lasting fault ends at the time until, or by mend.
+    drop rate=0.1 group=239.1.1.1 until=10s. A lasting fault ends at the time `until`, or by `undo`.
     """
     from mcast.errors.tree import McastError
 

@@ -122,7 +122,7 @@ Json = Annotated[
 class NonBlockingWriter:
     """Writes lines to stdout in a thread of its own: a reader that does not read holds nobody up.
 
-    Such a reader loses lines once MOST_LINES wait, and is told how many.
+    Such a reader loses lines once MAX_LINES wait, and is told how many.
     """
 
     MAX_LINES = 1000

@@ -153,9 +153,9 @@ def _table(sample: Sample, events: Sequence[str], there: Sequence[ClientProcess]
         more = len(found.sources) - len(busiest) + found.forgotten_sources
         if more:
             table.add_row(f"  and {more:,} more sources")
-    news = [Text(event, style="yellow") for event in events]
-    news += [Text(f"on the fabric: {clients.words_of(guest)}") for guest in there[:_CLIENTS_SHOWN]]
-    return Lines(table, Text(f"\n{_lost(sample)}"), *news)
+    event_lines = [Text(event, style="yellow") for event in events]
+    event_lines += [Text(f"on the fabric: {clients.words_of(guest)}") for guest in there[:_CLIENTS_SHOWN]]
+    return Lines(table, Text(f"\n{_lost(sample)}"), *event_lines)
 
 
 def _cells(rates: Rates, sequence: SequenceCounts) -> Iterator[str]:

@@ -152,14 +152,18 @@ def _plainly(number: float) -> str:
 
 
 def rate(text: str) -> float:
-    """Messages for each second, more than none: 25000, 25K, 2.5M/s or 1Mi, by powers of 1000 but for Ki, Mi
-    and Gi."""
+    """Return messages per second, more than none.
+
+    Written as 25000, 25K, 2.5M/s or 1Mi: powers of 1000, except Ki, Mi and Gi.
+    """
     return _rate(text, _PER_SECOND)
 
 
 def bit_rate(text: str) -> float:
-    """Bits for each second, more than none: 10G, 2.5Gbit/s or 800Mbps, by powers of 1000 but for Ki, Mi and
-    Gi."""
+    """Return bits per second, more than none.
+
+    Written as 10G, 2.5Gbit/s or 800Mbps: powers of 1000, except Ki, Mi and Gi.
+    """
     return _rate(text, _BITS_PER_SECOND)
 
 

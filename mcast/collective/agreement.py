@@ -57,7 +57,7 @@ _WORDS = {
     CallKind.ALLGATHER: "calls allgather",
     CallKind.DONE: "has ended its part",
     CallKind.CLOSE: "closes the collective",
-    CallKind.LEAVE: "leaves the collective by an error",
+    CallKind.LEAVE: "leaves the collective after an error",
 }
 
 
@@ -93,8 +93,7 @@ def wait_for(request: MPI.Request, bound: float, *memory: object, max_pause: flo
         while not request.Test():
             if monotonic() > end:
                 raise TimeoutError(
-                    f"not all ranks have come to agree within {bound:.3g} s: one has died, stands still "
-                    "or is late"
+                    f"not all ranks took part within {bound:.3g} s: one has died, hangs or is late"
                 )
             sleep(pause)
             pause = min(max_pause, pause + max_pause / 64)
@@ -140,12 +139,12 @@ class Ranks:
         if not most[-1] and all(most[at] == -most[half + at] for at in range(half)):
             return ()
         try:
-            told = _gathered(self._telling, dumps(Statement(step, trouble)), more)
-            return [loads(said) for said in told]
+            statements = _gathered(self._telling, dumps(Statement(step, trouble)), more)
+            return [loads(said) for said in statements]
         except TimeoutError as late:  # another rank waits no more
             if not most[-1]:
                 raise
-            raise RankFailed({most[-1] - 1: f"has failed, and why was not heard: {late}"}) from None
+            raise RankFailed({most[-1] - 1: f"failed, and its reason did not arrive: {late}"}) from None
 
     def exchange(self, mine: bytes, bound: float) -> list[bytes]:
         """The bytes that each rank gives, in the order of the ranks.
@@ -159,10 +158,10 @@ class Ranks:
 
         Raises as `agree` does, and RankFailed if a rank has left.
         """
-        told = self.agree(Intent(CallKind.DONE), mine, bound, more)
-        if any(one.step.kind is not CallKind.DONE for one in told):
-            raise outcome(told)
-        troubled = [(rank, one.trouble) for rank, one in enumerate(told) if one.trouble is not None]
+        statements = self.agree(Intent(CallKind.DONE), mine, bound, more)
+        if any(one.step.kind is not CallKind.DONE for one in statements):
+            raise outcome(statements)
+        troubled = [(rank, one.trouble) for rank, one in enumerate(statements) if one.trouble is not None]
         if not troubled:
             return ""
         rank, why = troubled[0]
@@ -206,13 +205,13 @@ def _copied(comm: MPI.Comm, bound: float) -> MPI.Comm:
     return copy
 
 
-def outcome(told: Sequence[Statement]) -> Exception:
+def outcome(statements: Sequence[Statement]) -> Exception:
     """The error that each rank raises which has no error of its own."""
-    failed = {rank: one.trouble for rank, one in enumerate(told) if one.trouble is not None}
+    failed = {rank: one.trouble for rank, one in enumerate(statements) if one.trouble is not None}
     if failed:
         return RankFailed(failed)
     by_step: dict[Intent, list[int]] = {}
-    for rank, one in enumerate(told):
+    for rank, one in enumerate(statements):
         by_step.setdefault(one.step, []).append(rank)
     said = "; ".join(f"rank {', '.join(map(str, ranks[:8]))} {step}" for step, ranks in by_step.items())
-    return ValueError(f"the ranks do not call the same: {said}")
+    return ValueError(f"the ranks make different calls: {said}")

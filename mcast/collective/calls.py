@@ -45,8 +45,9 @@ STALL_TIMEOUT = Timers().stall
 """Seconds without progress after which the root gives up a rank."""
 
 MAX_ROOT_GROUPS = 64
-"""Maximum number of ranks with a group to send in; the group that was unused longest is left for a new
-one.
+"""Maximum number of ranks with a group to send in.
+
+The group that was unused longest is left for a new one.
 """
 
 _UNFIT = (BackendError, OSError, RuntimeError, ValueError)
@@ -187,8 +188,10 @@ class Collective(Handle):
         mine, error = _attempt(lambda: flat_bytes(buffer))
         self._agree(Intent(CallKind.ALLGATHER), error)
         assert mine is not None
-        told = self._together(lambda: self._ranks.exchange(len(mine).to_bytes(8), self._bound(begun=True)))
-        sizes = [int.from_bytes(size) for size in told]
+        statements = self._together(
+            lambda: self._ranks.exchange(len(mine).to_bytes(8), self._bound(begun=True))
+        )
+        sizes = [int.from_bytes(size) for size in statements]
         whole, error = _attempt(lambda: _result_buffer(into, sum(sizes)))
         self._agree(Intent(CallKind.ALLGATHER), error, begun=True)
         assert whole is not None
@@ -254,18 +257,18 @@ class Collective(Handle):
     def _agree(self, step: Intent, error: BaseException | None, begun: bool = False) -> None:
         """Say what has become of this rank; raise on every rank if one has failed, or does something else."""
         if self._ended:
-            raise RuntimeError(f"this collective has ended: {self._ended}. Make another one, on every rank")
+            raise RuntimeError(f"this collective has ended: {self._ended}. Make a new one on every rank")
         try:
             trouble = None if error is None else describe_error(error)
-            told = self._ranks.agree(step, trouble, self._bound(error, begun), 2 * self._peer_timeout)
+            statements = self._ranks.agree(step, trouble, self._bound(error, begun), 2 * self._peer_timeout)
         except BaseException as late:
             self._end(error or late)
             if isinstance(error, IncompleteError):
                 raise RankFailed({self.rank: describe_error(error)}) from error
             raise error or late from None
-        if told:
-            found = outcome(told)
-            if any(one.step.kind not in (CallKind.BROADCAST, CallKind.ALLGATHER) for one in told):
+        if statements:
+            found = outcome(statements)
+            if any(one.step.kind not in (CallKind.BROADCAST, CallKind.ALLGATHER) for one in statements):
                 self._end(found, known=True)
             if error is None or isinstance(error, IncompleteError):
                 raise found from error
@@ -339,7 +342,7 @@ class Collective(Handle):
         if self.reason:
             self.abandon()
             level = logging.WARNING if self.rank == 0 else logging.DEBUG
-            words = "MPI carries the bytes of %d ranks, not multicast: %s"
+            words = "MPI, not multicast, carries the bytes of %d ranks: %s"
             logger.log(level, words, self.size, self.reason)
 
     def _open(self, backend: str | Backend, bind: str | None, local_rank: int) -> None:
@@ -372,7 +375,9 @@ def _require_room(address: str, ranks: int) -> None:
 def _result_buffer(into: Buffer | None, size: int) -> memoryview:
     view = memoryview(bytearray(size)) if into is None else writable_bytes(into)
     if len(view) != size:
-        raise ValueError(f"into has {len(view)} bytes, and all ranks together have {size}")
+        raise ValueError(
+            f"into has {len(view)} bytes, and the ranks together send {size}: give a buffer of {size}"
+        )
     return view
 
 

@@ -54,14 +54,16 @@ class RootSender:
         if without or len(report.receivers) < self._receivers:
             said = "; ".join(f"{one.name} ({one.address}) {one.reason}" for one in without[:8])
             have = len(report.receivers) - len(without)
-            raise IncompleteError(f"{have} of {self._receivers} ranks have the bytes of this one: {said}")
+            raise IncompleteError(
+                f"{have} of {self._receivers} ranks received the bytes of this rank: {said}"
+            )
 
     def close(self) -> None:
         self._stack.close()
 
 
 class RootReceiver:
-    """An end that receives."""
+    """A rank that receives the root's objects."""
 
     def __init__(self, stack: ExitStack, group: Membership, terms: JobTerms, room: int) -> None:
         self._stack, self._terms = stack, terms
@@ -83,11 +85,11 @@ class RootReceiver:
         found = next(self._objects, None)
         if found is None:
             raise IncompleteError(
-                f"nothing came within {self._terms.peer_timeout:g} s, or this rank has left the group"
+                f"the root sent nothing within {self._terms.peer_timeout:g} s, or this rank left the group"
             )
         self._number += 1
         if found.size != len(view):
-            raise IncompleteError(f"{found.size} bytes came from the root, not {len(view)}")
+            raise IncompleteError(f"the root sent {found.size} bytes, and this rank expects {len(view)}")
 
     def close(self) -> None:
         self._stack.close()
@@ -99,7 +101,7 @@ class RootReceiver:
 
     def _missed(self, missed: Missed) -> None:
         if self._expects(missed.offered):
-            raise IncompleteError(f"the bytes did not arrive whole: {missed.reason}")
+            raise IncompleteError(f"the bytes did not arrive completely: {missed.reason}")
 
     def _expects(self, offered: Offered) -> bool:
         return offered.metadata == _ticket(self._terms, self._number)
@@ -110,7 +112,7 @@ def _ticket(terms: JobTerms, number: int) -> bytes:
     return terms.token + number.to_bytes(8)
 
 
-def _room(endpoint: Endpoint, group: Membership) -> int:
+def _max_outstanding(endpoint: Endpoint, group: Membership) -> int:
     """Return the bytes that may be under way to this rank: three quarters of its receive queue."""
     return min(DEFAULT_MEMORY, endpoint.stats().receive_depth * group.max_message_size * 3 // 4)
 
@@ -126,7 +128,7 @@ def open_root_group(
         stack = undo.enter_context(ExitStack())
         member = stack.enter_context(endpoint.join(group, timeout=terms.peer_timeout))
         root_group: RootGroup = (
-            RootReceiver(stack, member, terms, _room(endpoint, member))
+            RootReceiver(stack, member, terms, _max_outstanding(endpoint, member))
             if receivers is None
             else RootSender(stack, member, terms, receivers)
         )

@@ -48,8 +48,10 @@ class Backend(Closeable):
         return ""
 
     def suspicions(self) -> tuple[str, ...]:
-        """Return what may keep others from being heard although all seems well, each with the command that
-        decides; asked for when nobody was heard."""
+        """Return what may keep this host from receiving although all seems well.
+
+        Each with the command that decides; asked for when nobody was heard.
+        """
         return ()
 
     @abstractmethod
@@ -61,8 +63,10 @@ class Backend(Closeable):
         return ()
 
     def port_counters(self, device: str, port_num: int = 1) -> Mapping[str, int]:
-        """The counters that the device keeps of the port, under the device's names; empty where there are
-        none."""
+        """Return the counters that the device keeps of the port, under the device's names.
+
+        Empty where there are none.
+        """
         check_type(device, str, "device", "the name of a device, as `devices()` has it")
         number = check_int(port_num, "port_num", 1, 255, "ports are numbered from 1 to 255")
         self._require_open("port_counters", Phase.OPEN)
@@ -72,8 +76,10 @@ class Backend(Closeable):
         return {}
 
     def client_processes(self) -> tuple[ClientProcess, ...]:
-        """The processes that share the network with this one, and this one itself; empty where that is not
-        known."""
+        """Return the processes that share the network with this one, and this one itself.
+
+        Empty where that is not known.
+        """
         return ()
 
     @abstractmethod
@@ -91,8 +97,7 @@ class Backend(Closeable):
 
 
 class EventChannel(Closeable):
-    """rdma_event_channel: the queue of the connection manager's events, in the order in which they
-    happened."""
+    """rdma_event_channel: queue of the connection manager's events, oldest first."""
 
     @abstractmethod
     def fileno(self) -> int:
@@ -112,8 +117,9 @@ class EventChannel(Closeable):
         return self._change("create_id", Phase.OPEN, self._create_id, port_space)
 
     def get_event(self, timeout: float | None = None) -> CmEvent | None:
-        """rdma_get_cm_event and rdma_ack_cm_event: the next event, or None when `timeout` seconds have
-        passed.
+        """rdma_get_cm_event and rdma_ack_cm_event: return the next event.
+
+        None when `timeout` seconds have passed.
 
         Fetching the MULTICAST_JOIN of a full member attaches the id's queue pair (JEX-15, JM-2). If the
         device refuses to attach, the event is a MULTICAST_ERROR with status -1 and the errno of the attach

@@ -1,4 +1,20 @@
-"""The batch: the messages that a receive call returns, in memory that the batch leases."""
+"""The batch: the messages that a receive call returns, in memory that the batch leases.
+
+Theory of operation. A batch leases its receives from the queue pair:
+
+    leased    views of payloads may be given out; each is noted in `_views`
+    released  by `release` or the end of the `with`: every view is ended first. If another object still uses
+              one, BufferError, and the batch stays leased
+    ended     its receives can be posted again
+
+The program's threads own the batch, and `_alone` orders them where there is no GIL. `Leases` belongs to the
+queue pair: a batch that is released, or dropped without that, appends its `Lease` to `ended`, which wakes
+nobody. The queue pair calls `reclaim` before it counts its receives. No Python code runs when a batch is
+dropped, because an exception in a finalizer, and with it a Ctrl-C, would be lost.
+
+Deliberately not handled: a view that the program holds for ever. Its receives stay leased, the queue pair has
+fewer, and its counters say so.
+"""
 
 from __future__ import annotations
 
@@ -81,8 +97,9 @@ class Message(NamedTuple):
 
 
 class Series(NamedTuple):
-    """Messages of a batch that came one after another from one sender, have one length, and lie in memory at
-    equal distances.
+    """Consecutive messages of one sender in a batch, of one length.
+
+    They lie in memory at equal distances.
 
     memory     from the beginning of the first payload to the end of the last one: a read-only view, valid
                until the batch is released
@@ -226,8 +243,10 @@ class Batch(Handle, ABC):
 
     @property
     def records(self) -> bytes:
-        """One record of 72 bytes for each message, laid out as RECORD_DTYPE: columns for numpy, without a
-        loop."""
+        """Return one record of 72 bytes for each message, laid out as RECORD_DTYPE.
+
+        Columns for numpy, without a loop.
+        """
         return self._records(accumulate(self.lengths, initial=0))
 
     def _records(self, offsets: Iterable[int]) -> bytes:
@@ -312,8 +331,10 @@ class Batch(Handle, ABC):
             ) from None
 
     def _end(self) -> None:
-        """End the views, and give the buffers back. With a GIL two threads may do any of these steps twice
-        without harm."""
+        """End the views, and give the buffers back.
+
+        With a GIL two threads may do any of these steps twice without harm.
+        """
         views = self._views
         for view in views:
             view.release()
@@ -381,8 +402,10 @@ class Leases:
             self.on_release()
 
     def reclaim(self) -> int:
-        """Return the number of receives of batches that have ended since the last call, and whose memory
-        nobody uses."""
+        """Return the number of receives to post again.
+
+        Those of batches that have ended since the last call, and whose memory nobody uses.
+        """
         found, ended, running = 0, self.ended, self._running
         for _ in range(len(ended)):
             try:

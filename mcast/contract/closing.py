@@ -55,8 +55,10 @@ class Closeable(Handle, ABC):
     _strict = False
     """True if the provider's hooks refuse by `Refused` alone: a McastError is a signal's handler's, then."""
     _guard: Guard = _DefaultGuard()  # type: ignore[assignment]
-    """Guard of the changes of the object: its own by default, as on a served fabric. A provider may share one
-    between several objects."""
+    """Guard of the changes of the object: its own by default, as on a served fabric.
+
+    A provider may share one between several objects.
+    """
 
     def __enter__(self) -> Self:
         return self

@@ -22,8 +22,10 @@ J = TypeVar("J")
 
 
 class CmId(OnPort):
-    """rdma_cm_id: an object that is bound to a port of a device, joins and leaves groups, and owns at most
-    one queue pair."""
+    """rdma_cm_id: an object that is bound to a port of a device, and joins and leaves groups.
+
+    It owns at most one queue pair.
+    """
 
     _keys_are_groups = False
     """True if each address's own key names its group, so that `_group_of` need not be called."""
@@ -31,11 +33,15 @@ class CmId(OnPort):
     def __init__(self) -> None:
         self._joined: dict[object, McastAddress] = {}  # group, as `_group_of` says -> its address
         self.on_destroying: Callable[[], None] = lambda: None
-        """Called before the id and its queue pair are destroyed, in the thread that destroys them, and once
-        more if that was interrupted: the queue pair still says what it has counted."""
+        """Called before the id and its queue pair are destroyed, in the thread that destroys them.
+
+        Called once more if that was interrupted. The counters of the queue pair can still be read.
+        """
         self.on_destroyed: Callable[[], None] = lambda: None
-        """Called when the id and its queue pair are destroyed, in the thread that destroys them, and once
-        more if that was interrupted."""
+        """Called when the id and its queue pair are destroyed, in the thread that destroys them.
+
+        Called once more if that was interrupted.
+        """
 
     @property
     @abstractmethod
@@ -61,8 +67,9 @@ class CmId(OnPort):
         src: IPv4Address | IPv6Address | str | None = None,
         timeout: float = 2.0,
     ) -> None:
-        """rdma_resolve_addr: bind the id to the port that `src` names, or that the route to `dst` leaves by
-        (JEX-13).
+        """rdma_resolve_addr: bind the id to a port (JEX-13).
+
+        The port that `src` names, or that the route to `dst` leaves by.
 
         The outcome is an event within `timeout` seconds; the id may join once ADDR_RESOLVED was fetched.
         Errors: ENETUNREACH (no route to `dst`, and no `src`).
@@ -95,8 +102,10 @@ class CmId(OnPort):
     def join_multicast(
         self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str, context: object = None
     ) -> None:
-        """rdma_join_multicast: start to join as a full member, as `join_multicast_ex` with FULLMEMBER does
-        (JM-1)."""
+        """rdma_join_multicast: start to join as a full member (JM-1).
+
+        Equal to `join_multicast_ex` with FULLMEMBER.
+        """
         address = McastAddress.of(addr)
         group = address.key if self._keys_are_groups else self._group_of(address)
         self._join_once("join_multicast", group, address, self._join_multicast, address, context)
@@ -159,8 +168,9 @@ class CmId(OnPort):
                 del refused  # as in `Guard.run`
 
     def leave_multicast(self, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str) -> None:
-        """rdma_leave_multicast: leave the group and detach the id's queue pair (LV-1), without waiting for an
-        event.
+        """rdma_leave_multicast: leave the group and detach the id's queue pair (LV-1).
+
+        Does not wait for an event.
 
         Leaving before the join is complete, or before its event was fetched, cancels the join: its event
         never comes (LV-2). Messages already received stay readable (LV-3). Errors: EADDRNOTAVAIL (the id has

@@ -54,8 +54,10 @@ class JoinFlag(IntEnum):
     FULLMEMBER = 0
     """Create the group if need be, send to it, receive from it (JEX-3, JEX-4, JEX-5)."""
     SENDONLY_FULLMEMBER = 1
-    """Create the group if need be, and send to it; no queue pair is attached, and nothing is received (JEX-6,
-    JEX-7, JEX-8)."""
+    """Create the group if need be, and send to it (JEX-6, JEX-7, JEX-8).
+
+    No queue pair is attached, and nothing is received.
+    """
 
 
 class CmEventType(IntEnum):
@@ -138,8 +140,10 @@ class TimestampClock(Enum):
     """
 
     REALTIME = "realtime"
-    """Since the epoch, as time.time_ns: the device's clock, which the driver keeps in step with the
-    host's."""
+    """Since the epoch, as time.time_ns.
+
+    The device's clock, which the driver keeps in step with the host's.
+    """
     DEVICE = "device"
     """Since any moment: the device's own clock. It starts again when its counter is full, and drifts."""
     VIRTUAL = "virtual"

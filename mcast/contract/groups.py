@@ -34,8 +34,10 @@ class GroupMember(NamedTuple):
 
 
 class GroupInfo(NamedTuple):
-    """A group that exists: its `mgid`, those of its `members` that can be seen, and its `mlid`, which is 0 on
-    Ethernet."""
+    """A group that exists.
+
+    Its `mgid`, those of its `members` that can be seen, and its `mlid`, which is 0 on Ethernet.
+    """
 
     mgid: Gid
     members: tuple[GroupMember, ...]

@@ -153,8 +153,10 @@ class QueuePair(OnPort):
         self._change("modify", Phase.MODIFY, self._modify, state)
 
     def reset(self) -> None:
-        """Bring the queue pair from any state to RTS again, with its attachments kept and its receives
-        posted."""
+        """Bring the queue pair from any state to RTS again.
+
+        Its attachments are kept and its receives posted.
+        """
         if self.state is QpState.SQD:
             self.modify(QpState.ERR)  # Soft-RoCE refuses every other step until the send queue has drained
         for state in (QpState.RESET, QpState.INIT, QpState.RTR, QpState.RTS):
@@ -300,8 +302,9 @@ class QueuePair(OnPort):
         return None
 
     def recv(self, max: int = 64, timeout: float | None = None, events: bool = False) -> Batch:
-        """Receive 1..max messages, in order; an empty batch when `timeout` seconds have passed without a
-        message.
+        """Receive 1..max messages, in order.
+
+        An empty batch when `timeout` seconds have passed without a message.
 
         The call returns as soon as there is a message. With `events` it also returns, with an empty batch,
         when an event waits on the id's channel or when the port has reported something (`port_events`); so
@@ -512,8 +515,10 @@ class QueuePair(OnPort):
 
 
 def require_comp_vector(vector: int | None, there: int, device: str) -> None:
-    """Raise EINVAL if the device, which has `there` completion vectors, lacks the one with number
-    `vector`."""
+    """Raise EINVAL if the device lacks the completion vector with number `vector`.
+
+    `there`: the number of its completion vectors.
+    """
     if vector is not None and vector >= there:
         has = f"{there} completion vectors, 0..{there - 1}" if there > 1 else "one completion vector, 0"
         detail = f"{device} has {has}: choose one of these, or None to use them in rotation"

@@ -15,8 +15,10 @@ from mcast.errors.tree import mcast_error
 
 
 class CopiedRegion(Region):
-    """Memory of the program that the device does not read or write. `on_close` ends its use by the queue
-    pair."""
+    """Memory of the program that the device does not read or write.
+
+    `on_close` ends its use by the queue pair.
+    """
 
     def __init__(self, buffer: memoryview, on_close: Callable[[], None] = lambda: None) -> None:
         self._buffer, self._on_close = buffer, on_close

@@ -48,8 +48,9 @@ class DeviceBytes:
 
 
 class DeviceRegion(Closeable):
-    """Memory of another device, such as a GPU, registered with a queue pair by its DMA-BUF
-    (ibv_reg_dmabuf_mr).
+    """Memory of another device, such as a GPU, registered with a queue pair.
+
+    By its DMA-BUF (ibv_reg_dmabuf_mr).
 
     The CPU has no view of this memory. A payload in it is sent by its place, `qp.send(to, [region.at(0,
     512)])`; if a message was received into it, `Message.device` is the place. Close the region when no call

@@ -40,8 +40,10 @@ _OVERRIDES: dict[str, list[Provider]] = {}
 
 
 def backend_names() -> tuple[str, ...]:
-    """Every name that open_backend takes: the built-in ones, then those of installed packages in alphabetical
-    order."""
+    """Return every name that open_backend takes.
+
+    The built-in ones, then those of installed packages in alphabetical order.
+    """
     return (*BUILTIN, *sorted((_installed().keys() | _OVERRIDES) - BUILTIN.keys()))
 
 

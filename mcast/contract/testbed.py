@@ -150,8 +150,10 @@ class Testbed(ABC):
         raise NotImplementedError
 
     def largest_mtu(self, port: IPv4Address) -> AbstractContextManager[None]:
-        """Inside the `with`, that port and the switches have the largest MTU, 4096, and other ports have less
-        (Feature.MIXED_MTU)."""
+        """Give that port and the switches the largest MTU inside the `with` (Feature.MIXED_MTU).
+
+        That is 4096; other ports have less.
+        """
         raise NotImplementedError
 
     def without_multicast(self, port: IPv4Address) -> AbstractContextManager[None]:

@@ -45,7 +45,7 @@ def _plainly(value: object) -> object:
 
 
 IntField = Annotated[int, BeforeValidator(_plainly)]
-"""A field for a whole number, as `mcast.wire.arguments` has it."""
+"""A field for a whole number, by `mcast.arguments.checks.as_int`."""
 
 
 class JoinAttrEx(_Model):
@@ -94,8 +94,9 @@ class JoinAttrEx(_Model):
 
 
 class CqModeration(_Model):
-    """When the device wakes a waiting receive: after `count` messages, or `period` µs after the first of
-    them.
+    """When the device wakes a waiting receive.
+
+    After `count` messages, or `period` µs after the first of them.
 
     Both are 1..65535. Without a period the last messages of a burst might wake nobody. Some devices allow
     less.
@@ -168,8 +169,9 @@ class MtuSource(Enum):
 
 
 class Destination(_Model):
-    """Where a UD message goes: the attributes of an address handle, and the receiver's queue pair number and
-    Q_Key.
+    """Where a UD message goes.
+
+    The attributes of an address handle, and the receiver's queue pair number and Q_Key.
 
     A join event has the destination of its group, ready to use; `reply_to` makes one for an answer to a
     message.
@@ -209,8 +211,9 @@ class Destination(_Model):
     mtu_source: MtuSource | None = None
 
     def marked(self, traffic_class: int | None = None, sl: int | None = None) -> Destination:
-        """A copy for messages with another traffic class (`dscp << 2`) and service level; None keeps the
-        value.
+        """Return a copy for messages with another traffic class and service level.
+
+        The traffic class is `dscp << 2`; None keeps the value.
 
         On RoCE the destination of a join event has 0 for both, even where RDMA_OPTION_ID_TOS was set, because
         the kernel uses that option for connections and not in cma_iboe_join_multicast (K-EVENT-8). On
@@ -241,8 +244,9 @@ class Destination(_Model):
         )
 
     def reply_to(self, message: Message) -> Destination:
-        """The destination of an answer to a message of this group: its sender's queue pair alone, by the same
-        path.
+        """Return the destination of an answer to a message of this group.
+
+        Its sender's queue pair alone, by the same path.
 
         On InfiniBand a message without a GRH is answered by LID, within the subnet. ValueError if the message
         has neither a GRH nor a LID, because then its sender is unknown.
@@ -359,8 +363,9 @@ class UnusableDevice(NamedTuple):
 
 
 class CmEvent(NamedTuple):
-    """An event of the connection manager, copied and acknowledged by the call that read it, so keeping it
-    blocks nothing.
+    """Event of the connection manager.
+
+    Copied and acknowledged by the call that read it, so keeping it blocks nothing.
 
     type     what happened
     status   as the stack reports it: 0, or negative

@@ -93,8 +93,10 @@ TIME_SLICE = 0.005
 """Seconds that one task may run before it lets the loop run the others."""
 
 MAX_POSTED = 64
-"""Messages that one call to the provider posts, or as many as the send queue holds, so that none waits for
-room."""
+"""Maximum number of messages that one call to the provider posts.
+
+Fewer if the send queue holds fewer, so that none waits for room.
+"""
 
 NO_LOOP = (
     "mcast.aio needs the running event loop of asyncio, and there is none: call it in a coroutine that "
@@ -113,8 +115,9 @@ RETRY_INTERVAL = 0.001
 
 
 class Waiter(NamedTuple):
-    """Wake-up condition of a task: until `take(what)` finds something, or the loop's time is `until` (inf:
-    never).
+    """Wake-up condition of a task.
+
+    Until `take(what)` finds something, or the loop's time is `until` (inf: never).
     """
 
     take: Callable[[Any], Any]
@@ -343,8 +346,10 @@ class Endpoint(AsyncEnterable, EndpointBase["Membership | Sender"]):
         return proceed(None)
 
     async def _posted(self, posting: PostRequest, until: float) -> McastError | None:
-        """Post as soon as there is room for a part, at most until `until`; return the error of the last
-        try."""
+        """Post as soon as there is room for a part, at most until `until`.
+
+        Returns the error of the last try.
+        """
         while True:
             try:
                 posting.call(0.0)
@@ -363,8 +368,10 @@ class Endpoint(AsyncEnterable, EndpointBase["Membership | Sender"]):
         self._slice_ends = monotonic() + TIME_SLICE
 
     def _poll(self) -> bool:
-        """Handle the events that have come, and do the steps that are due; return whether there was
-        anything."""
+        """Handle the events that have arrived, and do the steps that are due.
+
+        Returns True if there was anything.
+        """
         core = self._core
         happened = self._guard.run("step", Phase.EVENT, core.step)
         self._watch()
@@ -425,8 +432,10 @@ class Endpoint(AsyncEnterable, EndpointBase["Membership | Sender"]):
             raise
 
     async def _sleep(self, waiter: Waiter) -> Any:
-        """Wait until something changes, at most until `waiter.until`; return what another call received for
-        this task."""
+        """Wait until something changes, at most until `waiter.until`.
+
+        Returns what another call received for this task.
+        """
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiters[future] = waiter
         if waiter.until < self._timer_at:
@@ -793,8 +802,10 @@ M = TypeVar("M", bound=Sender)
 
 
 class JoinContext(Generic[M]):
-    """A join under way: `await` it for the membership, or use it in an `async with`, which leaves the group
-    at the end."""
+    """A join under way.
+
+    `await` it for the membership, or use it in an `async with`, which leaves the group at the end.
+    """
 
     def __init__(self, coroutine: Coroutine[Any, Any, M]) -> None:
         self._coroutine = coroutine

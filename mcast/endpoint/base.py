@@ -1,5 +1,7 @@
-"""The part of endpoints and memberships that never waits, the same for calls that block and calls that are
-awaited."""
+"""The part of endpoints and memberships that never waits.
+
+Calls that block and calls that are awaited share it.
+"""
 
 from __future__ import annotations
 
@@ -134,14 +136,18 @@ class EndpointBase(Handle, Generic[M]):
 
     @property
     def groups(self) -> tuple[M, ...]:
-        """The memberships and senders that were joined and not left, in the order of joining; none once the
-        endpoint is closed."""
+        """The memberships and senders that were joined and not left, in the order of joining.
+
+        None once the endpoint is closed.
+        """
         return () if self.closed else tuple(self._members.values())
 
     @property
     def closed(self) -> bool:
-        """True after `close`, or when the backend was closed; calls that send or receive then raise
-        Closed."""
+        """True after `close`, or when the backend was closed.
+
+        Calls that send or receive then raise Closed.
+        """
         return self._core.resources.is_closed
 
     def now(self) -> float:
@@ -180,8 +186,10 @@ class EndpointBase(Handle, Generic[M]):
             del self._members[group.address]
 
     def _free(self) -> None:
-        """Free all that the endpoint owns; called with the lock held, again if an earlier call was
-        interrupted, and also when the endpoint is broken."""
+        """Free all that the endpoint owns; called with the lock held.
+
+        Called again if an earlier call was interrupted, and also when the endpoint is broken.
+        """
         try:
             self._members.clear()
             self._core.resources.close()

@@ -154,8 +154,9 @@ class Endpoint(Enterable, EndpointBase["Membership | Sender"]):
     # --- groups ---
 
     def join(self, group: GroupLike, *, timeout: float | None = 10.0, settle: float = 0.0) -> Membership:
-        """Join a group as a full member, to send and receive; return when the group is joined and the queue
-        pair attached.
+        """Join a group as a full member, to send and receive.
+
+        Returns when the group is joined and the queue pair attached.
 
         `timeout` is in seconds. `settle` waits so many seconds more, for fabrics that forward later than they
         answer; `Membership.ready` asks the members instead. Raises the McastError of the step that failed,
@@ -271,8 +272,9 @@ class Endpoint(Enterable, EndpointBase["Membership | Sender"]):
         return self._run("recv", Phase.RECV, receiving.recv(group, timeout))
 
     def _taken(self, take: Callable[[P], T | None], what: P, timeout: float | None) -> T | None:
-        """Return what `take(what)` finds at once; None if it finds nothing, or if another thread is
-        receiving.
+        """Return what `take(what)` finds at once.
+
+        None if it finds nothing, or if another thread is receiving.
 
         A receive that finds something does not ask for events each time, because asking may take longer than
         receiving.
@@ -322,8 +324,10 @@ class Endpoint(Enterable, EndpointBase["Membership | Sender"]):
     # --- the driver ---
 
     def _poll(self) -> bool:
-        """Handle the events that have come, and do the steps that are due; return whether there was
-        anything."""
+        """Handle the events that have arrived, and do the steps that are due.
+
+        Returns True if there was anything.
+        """
         self._calls_since_poll = 0
         if self._reads and not self._claim.locked():
             self._reads = False
@@ -379,8 +383,9 @@ class Endpoint(Enterable, EndpointBase["Membership | Sender"]):
         return proceed(None)
 
     def _plan(self, step: Step, claim: Lock, left: float | None) -> Any:
-        """Return how to wait: `_Receive` as the receiving thread, a lock while another one receives, None
-        to retry.
+        """Return how to wait.
+
+        `_Receive` as the receiving thread, a lock while another one receives, None to retry.
         """
         if self._claim.locked():
             if self._claimant == get_ident():

@@ -74,8 +74,10 @@ class EndpointCore:
         self.port: PortWatch = PortWatch(resources, rejoiner, report)
 
     def answer(self, keep: bool, leaves: bool = False) -> None:
-        """Answer the probes that wait, where the program does not receive; errors are those of the next
-        call."""
+        """Answer the probes that wait, where the program does not receive.
+
+        Errors are raised by the next call.
+        """
         if not self.resources.is_closed:
             try:
                 self.receiving.answer(keep, leaves)
@@ -88,8 +90,10 @@ class EndpointCore:
         return not (self.resources.closed or self.rejoiner.busy or channel.closed or channel.pending)
 
     def step(self) -> bool:
-        """Handle the events that have come, and do the steps that are due; return whether there was
-        anything."""
+        """Handle the events that have arrived, and do the steps that are due.
+
+        Returns True if there was anything.
+        """
         self.resources.require_open("step", Phase.EVENT)
         happened = self.port.poll()  # the port's event explains what follows, so it comes first
         while call_provider(getattr, self._channel, "pending"):
@@ -118,18 +122,20 @@ class EndpointCore:
                 self.rejoiner.lose_all(_error_of(event), reopen=True)
             case _ if self.rejoiner.reopen:
                 why = "its membership ends with the id"
-                logger.debug("%s: event %s passed over: %s", self.resources.name, event.type.name, why)
+                logger.debug("%s: event %s ignored: %s", self.resources.name, event.type.name, why)
             case CmEventType.MULTICAST_JOIN if isinstance(group, EndpointGroup):
                 assert event.ud is not None
                 self.rejoiner.on_joined(group, event.ud.destination)
             case CmEventType.MULTICAST_ERROR if isinstance(group, EndpointGroup):
                 self.rejoiner.transition(group, Change.REFUSED, _error_of(event))
             case _:
-                logger.debug("%s: event %s passed over", self.resources.name, event.type.name)
+                logger.debug("%s: event %s ignored", self.resources.name, event.type.name)
 
     def on_qp_error(self, error: QpError) -> None:
-        """The queue pair went into ERR: with a policy it will be reset, without one the caller gets the
-        error."""
+        """Handle a queue pair that went into ERR.
+
+        With a policy it will be reset, without one the caller gets the error.
+        """
         self.rejoiner.on_qp_error(error)
         self.waiting.dirty = True
 

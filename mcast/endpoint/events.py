@@ -20,8 +20,10 @@ from mcast.wire.addresses import Gid
 logger: logging.Logger = logging.getLogger("mcast")
 
 MAX_EVENTS = 1024
-"""Maximum number of events that wait for `next_event`. A further one pushes out the oldest, which is
-counted."""
+"""Maximum number of events that wait for `next_event`.
+
+A further one pushes out the oldest, which is counted.
+"""
 
 MAX_MISSING = 1024
 """Maximum number of `MessagesMissing` that wait beside them. A further one pushes out the oldest, too."""
@@ -120,8 +122,10 @@ class PortWatch:
         return bool(events)
 
     def refresh(self) -> None:
-        """Look at the link itself, because the port's events went to a queue pair that was replaced
-        meanwhile."""
+        """Read the state of the link itself.
+
+        The port's events went to a queue pair that was replaced meanwhile.
+        """
         self._note_link(self._resources.local_port.port.state is PortState.ACTIVE)
 
     def _on_event(self, event: PortEvent) -> None:

@@ -7,8 +7,12 @@
 
 A change (`Change`) leads to the next state and to actions (`Action`), which are values: `recovery.Rejoiner`
 carries them out, `core.EndpointCore` and the rejoiner cause the changes. A change without a row changes
-nothing: `IGNORED` says why, for an event that comes late, for example. A group belongs to its endpoint, and
-changes only under the endpoint's guard.
+nothing: `IGNORED` says why, for an event that is late, for example. A group belongs to its endpoint, and
+changes only under the endpoint's guard. This file wakes nobody: the driver lets waiting calls check again
+after it has handled events, or when `Waiting.dirty` is set.
+
+Deliberately not handled here: when to try again, and on which port, which is `recovery`'s, and messages that
+are lost while a group is LOST.
 """
 
 from __future__ import annotations
@@ -196,7 +200,7 @@ class EndpointGroup:
         if transition is None:
             if (self.state, change) not in IGNORED:
                 logger.warning(
-                    "%s is %s, when %r cannot be: passed over; please report it",
+                    "%s is %s, and %r is impossible then: ignored; please report it",
                     self.address,
                     self.state.value,
                     change.value,
@@ -234,8 +238,9 @@ class GroupIndex:
         self.members: int = 0
         """Number of groups that the endpoint receives from."""
         self.ended: bool = False
-        """True if a membership has failed or the endpoint is closed, which the calls that receive must
-        raise.
+        """True if a membership has failed or the endpoint is closed.
+
+        Calls that receive must raise that.
         """
 
     def require_room(self, address: McastAddress, device: DeviceInfo) -> None:
@@ -246,8 +251,10 @@ class GroupIndex:
             raise Refused(mcast_error(E.ENOMEM, "join", Phase.JOIN, about, detail))
 
     def require_unknown(self, address: McastAddress) -> None:
-        """Refuse a group whose membership is lost: the stack has forgotten it, but the next attempt to
-        restore it, or its leave, would end the other one."""
+        """Refuse a group whose membership is lost.
+
+        The stack has forgotten it, but the next attempt to restore it, or its leave, would end the other one.
+        """
         known = next((one for one in self.groups if one.address == address.address), None)
         if known is not None:
             raise Refused(AlreadyJoined("join", known))
@@ -265,8 +272,9 @@ class GroupIndex:
         group.counts.joins += 1
 
     def collision(self, group: EndpointGroup, destination: Destination) -> McastError | None:
-        """Why the group cannot be joined beside the others: another address of the endpoint has the same
-        MGID.
+        """Return why the group cannot be joined beside the others.
+
+        Another address of the endpoint has the same MGID.
 
         The messages of the two could not be told apart, and leaving one would leave both.
         """

@@ -1,5 +1,7 @@
-"""The memberships of an endpoint: joining, leaving, and the errors of calls on a membership that has
-ended."""
+"""The memberships of an endpoint.
+
+Joining, leaving, and the errors of calls on a membership that has ended.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +49,9 @@ class Memberships:
         settle: float,
         enter: Callable[[EndpointGroup], T],
     ) -> Operation[T]:
-        """Join, and wait until the group is joined; nothing is left behind if that fails, times out or is
-        interrupted where it waits.
+        """Join, and wait until the group is joined.
+
+        Nothing is left behind if that fails, times out or is interrupted where it waits.
 
         Return what `enter` makes of the group: once it is joined, the program finds it, even if it is
         interrupted before it has the result.
@@ -119,8 +122,10 @@ class Memberships:
             raise Refused(_loss(error, group, call, phase) if group.counts.joins else error)
 
     def require_receiving(self, group: EndpointGroup | None) -> None:
-        """Refuse a receive with the error that ended the group's membership; for None, with the error of each
-        lost membership once."""
+        """Refuse a receive with the error that ended the group's membership.
+
+        For None, with the error of each lost membership once.
+        """
         self._resources.require_open("recv", Phase.RECV)
         if group is not None:
             self.require_joined(group, "recv", Phase.RECV)

@@ -53,16 +53,20 @@ def missing(group: McastAddress, message: Message, arrival: sequence.Arrival) ->
 
 
 class HeaderReader:
-    """Reads sequence headers of a group's messages on an endpoint with sequence=None, which delivers messages
-    with their headers, if they have any."""
+    """Reads sequence headers of a group's messages on an endpoint with sequence=None.
+
+    Such an endpoint delivers messages with their headers, if they have any.
+    """
 
     def __init__(self, group: McastAddress) -> None:
         self.group: McastAddress = group
         self.sources: sequence.Sources = sequence.Sources()
 
     def read(self, message: Message) -> tuple[Message, Iterator[MessagesMissing]]:
-        """Return the message, a copy without its header and with its number if it has a header, and the gaps
-        that it shows."""
+        """Return the message, and the gaps that its header shows.
+
+        With a header the message is a copy without it, and with its number.
+        """
         header = sequence.parse(message.payload)
         if isinstance(header, sequence.Refusal):
             return message, iter(())

@@ -76,8 +76,10 @@ class Rejoined(NamedTuple):
 
 
 class GaveUp(NamedTuple):
-    """`attempts` attempts to join again failed, the last with `error`; recv and send of the group raise from
-    now on."""
+    """`attempts` attempts to join again failed, the last with `error`.
+
+    recv and send of the group raise from now on.
+    """
 
     group: McastAddress
     error: McastError

@@ -1,5 +1,7 @@
-"""The port that an endpoint is on: chosen by address, by device, or as the only one; and the ports to choose
-from."""
+"""The port that an endpoint is on, and the ports to choose from.
+
+Chosen by address, by device, or as the only one.
+"""
 
 from __future__ import annotations
 
@@ -95,8 +97,9 @@ def _require_multicast(device: DeviceInfo) -> None:
 
 
 def active(backend: Backend, group: McastAddress | None = None) -> list[LocalPort]:
-    """Each active port that has an address, with its first address; with `group`, one of the group's IP
-    version first.
+    """Return each active port that has an address, with its first address.
+
+    With `group`, one of the group's IP version first.
 
     Raises ValueError if there is no such port.
     """

@@ -47,8 +47,9 @@ from mcast.wire.units import MTU
 logger: logging.Logger = logging.getLogger("mcast")
 
 MAX_ECHOES = 16
-"""Maximum number of probes of one batch that are answered. An answer may go to every member, and the asker
-repeats.
+"""Maximum number of probes of one batch that are answered.
+
+An answer may go to every member, and the asker repeats.
 """
 
 MAX_PEERS = 65_536
@@ -195,8 +196,10 @@ MIN_MTU = min(MTU.code)
 """Smallest MTU in bytes, which every port and switch carries."""
 
 LONG_PROBE_TIMEOUT = 0.5
-"""Seconds that `ready` waits for answers to long probes, and twice the time that the short ones took. Where
-an MTU on the way is too small, no answer comes."""
+"""Minimum seconds that `ready` waits for answers to long probes.
+
+Twice the time that the short ones took is added. Where an MTU on the way is too small, no answer arrives.
+"""
 
 
 class Filter(Protocol):
@@ -280,8 +283,9 @@ class Probing:
     def _ask_long(
         self, group: EndpointGroup, kind: Kind, number: int, pending: PendingProbe, end: float | None
     ) -> Operation[None]:
-        """Ask in the longest messages that a user can send, until all that have answered answer these, too;
-        and in shorter ones, while some do not.
+        """Probe with the longest messages that a user can send, until all members have answered.
+
+        And with shorter ones, while some do not answer.
 
         No message is longer than the room of a member that has answered, because a message that is too large
         for a receive can put a queue pair into ERR (K-DATA-7).
@@ -298,7 +302,7 @@ class Probing:
                 continue
             yield from self._waiting.wait(ask_at if end is None else min(ask_at, end))
 
-    def _most(self, group: EndpointGroup) -> int:
+    def _max_size(self, group: EndpointGroup) -> int:
         """Maximum size in bytes of a user's message with its header; 0 while there is no queue pair."""
         resources, to = self._resources, group.destination
         if to is None or resources.qp.closed:
@@ -307,7 +311,7 @@ class Probing:
 
     def _long_sizes(self, group: EndpointGroup, pending: PendingProbe) -> list[int]:
         """The sizes of the long probes that tell how large a user's messages may be, from the largest on."""
-        most, to = self._most(group), group.destination
+        most, to = self._max_size(group), group.destination
         if not most or to is None or not pending.peers:
             return []
         enough = next((size for size in LONG_SIZES if size + LONG_PROBE_MARGIN >= most), LONG_SIZES[-1])
@@ -319,7 +323,7 @@ class Probing:
 
         A probe stands for all sizes up to the MTU that it nearly fills.
         """
-        room = min(pending.room, self._most(group) or inf)
+        room = min(pending.room, self._max_size(group) or inf)
         header = self._resources.settings.header_size
         return {
             peer: int(min(max(size + LONG_PROBE_MARGIN, MIN_MTU), room)) - header
@@ -327,12 +331,11 @@ class Probing:
         }
 
     def _warn_of_small(self, group: EndpointGroup, pending: PendingProbe, sizes: dict[Peer, int]) -> None:
-        """Log which members answered long probes, and not the longest, or have less room than a message may
-        take.
+        """Log which members answered shorter probes only, or have less room than a message may take.
 
         A member that answered none of them does not answer any more, perhaps because its own `ready` is over.
         """
-        most, call_provider = self._most(group), self._long_sizes(group, pending)
+        most, call_provider = self._max_size(group), self._long_sizes(group, pending)
         small = [
             f"{peer.gid} QP {peer.qp_num} takes {sizes[peer]}"
             for peer, size in sorted(pending.peers.items())

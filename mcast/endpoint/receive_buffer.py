@@ -1,5 +1,6 @@
-"""Messages between the queue pair and the calls that ask for them: bounded queues of copies, and batches of
-copies.
+"""Messages between the queue pair and the calls that ask for them.
+
+Bounded queues of copies, and batches of copies.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from mcast.wire.addresses import Gid, McastAddress
 
 
 class GroupQueue:
-    """A bounded queue of copies of one group's messages, numbered by arrival over all groups of the
-    endpoint."""
+    """A bounded queue of copies of one group's messages.
+
+    They are numbered by arrival over all groups of the endpoint.
+    """
 
     def __init__(self, depth: int) -> None:
         self._depth = depth

@@ -84,8 +84,9 @@ class CountDrops(Protocol):
 
 
 def _has_one(batch: Batch) -> bool:
-    """Return True if one queue pair has sent all messages of the batch; cheaper than a test of each
-    message.
+    """Return True if one queue pair has sent all messages of the batch.
+
+    Cheaper than a test of each message.
     """
     first = batch[0]
     return batch.count_from(first.source, first.src_qp) == len(batch)
@@ -148,8 +149,9 @@ class Demux:
                 self._prober.take(found, message)
 
     def must_inspect(self, batch: Batch, lengths: Sequence[int]) -> bool:
-        """Return True if each message of a batch that is not empty, with payloads of these lengths, must
-        be inspected.
+        """Return True if each message of a batch must be inspected.
+
+        The batch is not empty; its payloads have these lengths.
         """
         if self.sequenced or not PROBE_SIZES.isdisjoint(lengths):
             return True
@@ -248,8 +250,9 @@ class Receiving:
         self._report, self._on_qp_error = report, on_qp_error
         self._low_water = LowWater(resources.settings.receive_depth)
         self._due, self._every = 1, DEFAULT_BATCH
-        """Messages until the next sample: after the first message, then twice as many each time, up to
-        MAX_SAMPLE_INTERVAL.
+        """Messages until the next sample, and between two of them.
+
+        A sample follows the first message, then twice as many each time, up to MAX_SAMPLE_INTERVAL.
         """
         self.bytes: int = 0
         self.batches: int = 0
@@ -320,8 +323,10 @@ class Receiving:
         return self.buffer.pop(group)
 
     def poll(self, max: int) -> Batch | None:
-        """The messages that wait at the queue pair; None if there are none (then its descriptor is armed), or
-        while it is in ERR."""
+        """Return the messages that wait at the queue pair.
+
+        None if there are none (then its descriptor is armed), or while it is in ERR.
+        """
         if self._rejoiner.recovery is not None:
             return None
         try:
@@ -338,8 +343,10 @@ class Receiving:
         self._on_qp_error(error)
 
     def take_batch(self, max: int, group: EndpointGroup | None = None) -> Batch | None:
-        """1..max messages of the group, or of all groups, if any are here, leased if they come from the queue
-        pair; None if none are."""
+        """Return 1..max messages of the group, or of all groups; None if there are none.
+
+        They are leased if they come from the queue pair.
+        """
         if self.buffer.count and (kept := self._buffered_batch(max, group)) is not None:
             return kept
         if self._resources.group_index.ended or (group is not None and group.state is _LEFT):
@@ -423,8 +430,11 @@ class Receiving:
         return CopiedBatch(messages) if messages else None
 
     def _chosen(self, batch: Batch, max: int, group: EndpointGroup | None) -> Batch | None:
-        """The user's messages of a batch that is not empty; where others than the group's are among them,
-        each is kept for those that ask for it, and the group's are copies."""
+        """Return the user's messages of a batch that is not empty.
+
+        Where messages of other groups are among them, each of those is kept for the calls that ask for it,
+        and the group's are copies.
+        """
         if group is None or (
             group.destination is not None and batch.groups.count(group.destination.gid) == len(batch)
         ):

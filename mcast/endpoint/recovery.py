@@ -71,8 +71,9 @@ class Rejoiner:
 
     @property
     def has_ended(self) -> bool:
-        """True if the id and its queue pair are lost for good: without a policy, or when the policy has
-        given up.
+        """Return True if the id and its queue pair are lost for good.
+
+        Without a policy, or when the policy has given up.
         """
         return self.recovery is not None and self.recovery.due == inf
 
@@ -84,8 +85,10 @@ class Rejoiner:
     # --- the life of a membership ----------------------------------------------------------------
 
     def on_joined(self, group: EndpointGroup, destination: Destination) -> None:
-        """Handle the event of a join: the group is joined, unless another group of the endpoint has its
-        MGID."""
+        """Handle the event of a join.
+
+        The group is joined, unless another group of the endpoint has its MGID.
+        """
         error = self._resources.group_index.collision(group, destination)
         if error is None:
             self.transition(group, Change.CONFIRMED, destination=destination)
@@ -149,8 +152,10 @@ class Rejoiner:
     # --- loss ----------------------------------------------------------------------------------
 
     def lose_all(self, error: McastError, reopen: bool) -> None:
-        """Note that the queue pair cannot be used any more; with `reopen`, that the id and every membership
-        are lost, too."""
+        """Note that the queue pair cannot be used any more.
+
+        With `reopen`, the id and every membership are lost, too.
+        """
         change = Change.ID_LOST if reopen else Change.QP_FAILED
         for group in self._resources.group_index.groups.values():
             self.transition(group, change, error)
@@ -162,8 +167,10 @@ class Rejoiner:
             self.recovery = self._first_attempt()
 
     def on_qp_error(self, error: QpError) -> None:
-        """The queue pair went into ERR: with a policy it will be reset, without one the caller gets the
-        error."""
+        """Handle a queue pair that went into ERR.
+
+        With a policy it will be reset, without one the caller gets the error.
+        """
         if self._policy is None:
             raise Refused(error)
         if self.recovery is None:
@@ -188,8 +195,10 @@ class Rejoiner:
                 self._rejoin(group, group.recovery)
 
     def _restore_qp(self, recovery: Recovery) -> None:
-        """Reset the queue pair; or make a new id and queue pair on the same address, and join every group
-        there."""
+        """Reset the queue pair, or replace it.
+
+        A new id and queue pair are made on the same address, and every group is joined there.
+        """
         groups = self._resources.group_index.groups.values()
         recovery.attempts += 1
         try:

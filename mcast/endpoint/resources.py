@@ -106,8 +106,10 @@ class PortResources:
         cm_id.on_destroying = partial(self._keep_counters, self.qp)
 
     def _make_qp(self, cm_id: CmId) -> QueuePair:
-        """Make the queue pair; with loopback "off" one whose device does not return own messages, if the
-        device can."""
+        """Make the queue pair.
+
+        With loopback "off" one whose device does not return own messages, if the device can.
+        """
         settings = self.settings
         init = QpInit(
             max_recv_wr=settings.receive_depth,
@@ -344,8 +346,10 @@ def _where(local_port: LocalPort) -> tuple[str, int, LocalAddress]:
 
 
 def _added(past: QpCounters, now: QpCounters) -> QpCounters:
-    """The counters of two queue pairs, added up; `recv_free` is the second's, `recv_low_water` the lower
-    one."""
+    """Return the counters of two queue pairs, added up.
+
+    `recv_free` is the second's, `recv_low_water` the lower one.
+    """
 
     def plus(one: int | None, other: int | None) -> int | None:
         return None if one is None or other is None else one + other

@@ -1,4 +1,24 @@
-"""Sending to a group: when, on which queue pair, with which headers, and what is counted."""
+"""Sending to a group: when, on which queue pair, with which headers, and what is counted.
+
+Theory of operation. The driver (`blocking`, `awaiting`) calls `send`, `send_one` or `reply` itself, without
+the endpoint's guard, while the group is joined and the send queue has room. Only if that fails it starts
+`operation`, with the error. What an operation does next depends on the error:
+
+    TimedOut   the send queue is full: post the rest once there is room, until the deadline
+    Closed     the queue pair was replaced, or the endpoint closed: wait until the group is joined again, and
+               post the rest on the new queue pair; an endpoint that is closed refuses
+    QpError    the queue pair is in ERR: `on_qp_error` starts a recovery or refuses; the call fails
+    any other  the call fails
+
+`error.posted` counts the messages of this call that were posted. No message is posted twice, so a call that
+is repeated goes on behind them. A group that is LOST is waited for; the rejoiner wakes the operation through
+`Waiting`, the device's completions wake the post. Once all is posted from registered memory, `flush` waits
+until the device has read it.
+
+Ownership: posting changes nothing of the endpoint except the counts, under `_counting`. The provider
+orders the posts of several threads. Deliberately not handled: messages that were posted and are lost
+with a queue pair; they count as sent.
+"""
 
 from __future__ import annotations
 
@@ -38,13 +58,16 @@ Payloads = list[Buffer] | memoryview | HeaderBodyBatch
 """The messages of one batch."""
 
 Post = Callable[[EndpointGroup, QueuePair, Destination, P, int | None, float | None], T]
-"""The type of `Sending.send` and `Sending.send_one`: group, queue pair, destination, payload or payloads,
-immediate, seconds to wait for room."""
+"""The type of `Sending.send` and `Sending.send_one`.
+
+Group, queue pair, destination, payload or payloads, immediate, seconds to wait for room.
+"""
 
 
 class PostRequest(NamedTuple):
-    """Post of a step: `call(timeout)` posts, and raises TimedOut if the send queue stays full for that
-    long.
+    """Post of a step.
+
+    `call(timeout)` posts, and raises TimedOut if the send queue stays full for that long.
     """
 
     qp: QueuePair
@@ -225,8 +248,10 @@ class Sending:
         imm: int | None,
         timeout: float | None,
     ) -> None:
-        """Answer a message: `what` is the message and the payload, which goes to the message's sender
-        alone."""
+        """Answer a message, to its sender alone.
+
+        `what` is the message and the payload.
+        """
         message: object = what[0]  # `recv` gives None when its time is over
         payload = what[1]
         if self._numbers:
@@ -235,7 +260,7 @@ class Sending:
             why = ", as recv returns when its time is over" if message is None else ""
             raise TypeError(f"reply: the message is {message!r}{why}: give the Message to answer")
         if not destination.can_reply_to(message, self._resources.local_port.address.is_loopback):
-            raise ValueError(f"reply: {message.source} QP {message.src_qp} is nobody who can be answered")
+            raise ValueError(f"reply: {message.source} QP {message.src_qp} cannot be answered")
         size = _size(payload)
         qp.require_fits(destination, [size], self._resources.max_message_to(qp, destination))
         qp.send_one(destination.reply_to(message), payload, imm, timeout)
@@ -250,8 +275,10 @@ class Sending:
         imm: int | None,
         timeout: float | None,
     ) -> int:
-        """Send within the user's limit, with sequence headers if the endpoint has them; return the payload
-        bytes."""
+        """Send within the user's limit; return the payload bytes.
+
+        With sequence headers if the endpoint has them.
+        """
         flat = self.checked(qp, destination, payloads)
         if self._numbers:
             group.numbering.send(flat, lambda numbered: qp.send(destination, numbered, imm, timeout))

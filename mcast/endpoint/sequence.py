@@ -30,18 +30,21 @@ MAX_JUMP = 1 << 32
 """The largest plausible step forward. A sender that starts anew has a new stream id."""
 
 RESTART_AFTER = 16
-"""Number of implausible numbers in a row that are believed, so that no forged number silences a stream for
-long.
+"""Number of implausible numbers in a row that are believed.
+
+So no forged number silences a stream for long.
 """
 
 MAX_SOURCES = 1024
-"""Maximum number of senders of a group that are remembered. The one that was silent longest is forgotten
-first.
+"""Maximum number of senders of a group that are remembered.
+
+The one that was silent longest is forgotten first.
 """
 
 MAX_STREAMS = 16
-"""Maximum number of remembered streams of a sender, so that invented streams push out only the sender's
-own.
+"""Maximum number of remembered streams of a sender.
+
+So invented streams push out only the sender's own.
 """
 
 _NONE: tuple[range, ...] = ()

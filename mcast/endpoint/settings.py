@@ -88,8 +88,9 @@ class PortSelector:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenArguments(Settings, PortSelector):
-    """The arguments of `open_endpoint`: backend and port, the settings, and the `options` of a backend opened
-    by name.
+    """The arguments of `open_endpoint`.
+
+    Backend and port, the settings, and the `options` of a backend opened by name.
 
     The function's signature has their types and defaults again, for readers and checkers.
     """

@@ -1,5 +1,6 @@
-"""Looks, at regular times, at what an endpoint receives: how much of which group and source, and what is
-lost.
+"""Samples, at regular times, of what an endpoint receives.
+
+How much of which group and source, and what is lost.
 
 Each endpoint that is watched has sequence=None, which delivers messages with the headers that some have.
 """
@@ -24,8 +25,10 @@ MAX_GAPS = 16
 
 
 class Rates(NamedTuple):
-    """Totals, and what came in each second since the last look. Bytes are those of payloads, without sequence
-    headers."""
+    """Totals, and what arrived in each second since the last sample.
+
+    Bytes are those of payloads, without sequence headers.
+    """
 
     messages: int
     bytes: int
@@ -217,8 +220,9 @@ class Sample(NamedTuple):
 
 
 def samples(endpoint: Endpoint, interval: float, count: int | None = None) -> Iterator[Sample]:
-    """A look at the end of each `interval` seconds, `count` looks in all, at the groups that the endpoint has
-    joined.
+    """Yield a sample at the end of each `interval` seconds, `count` in all.
+
+    Of the groups that the endpoint has joined.
 
     Takes the messages and the events of the endpoint, so no other call should receive them.
     """

@@ -55,8 +55,11 @@ def causes_of_status(status: str) -> tuple[Cause, ...]:
 
 
 def rows_for(error: str) -> tuple[Row, ...]:
-    """The rows of an errno, by name or number, or of an SaStatus or WcStatus, by name; () if there are
-    none. As in C, -22 and -EINVAL are the errno, too."""
+    """Return the rows of an errno, an SaStatus or a WcStatus; () if there are none.
+
+    An errno is given by name or number; as in C, -22 and -EINVAL are the errno, too. The others are given by
+    name.
+    """
     wanted = error.upper().removeprefix("-")
     return tuple(
         row

@@ -16,7 +16,7 @@ from mcast.wire.mcmember import JoinState, McMask, McMemberRecord
 from mcast.wire.partition import find_pkey, matching_pkeys
 from mcast.wire.units import MTU, RATE, Selector, is_selected
 
-_OTHER_GROUP = "take another group address, or have the group made anew with the values of the request"
+_OTHER_GROUP = "take another group address, or have the group created again with the values of the request"
 
 
 class PortView(NamedTuple):
@@ -103,7 +103,7 @@ def _differences(mask: int, asked: McMemberRecord, group: McMemberRecord) -> Ite
 
 def _too_much(group: McMemberRecord, port: PortView) -> Iterator[Cause]:
     """A port that is slower than the group, or has a smaller MTU, is refused (SA-JOIN-6)."""
-    raise_it = "repair the link (cable, speed), or have the group made anew with less"
+    raise_it = "repair the link (cable, speed), or have the group created again with less"
     for name, unit, mine, theirs, check in (
         ("MTU", MTU, port.mtu, group.mtu, "ibv_devinfo"),
         ("rate", RATE, port.rate, group.rate, "ibstat"),

@@ -119,8 +119,10 @@ class McastError(OSError):
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """The causes that were found; if none was, the likely ones, the likeliest first
-        (`mcast.errors.rows`)."""
+        """The causes that were found; if none was, the likely ones, the likeliest first.
+
+        From `mcast.errors.rows`.
+        """
         return self.found or self._likely("")
 
     def _likely(self, status: str) -> tuple[Cause, ...]:
@@ -255,8 +257,11 @@ class MessageTooLarge(GuardError):
     def __init__(
         self, size: int, limit: int, index: int, group_mtu: int | None = None, source: str = ""
     ) -> None:
-        """`group_mtu` is the group's MTU if that is the limit, None if the port's is; `source` says how it is
-        known."""
+        """Note the limit that the message exceeds.
+
+        `group_mtu` is the group's MTU if that is the limit, None if the port's is; `source` says how it is
+        known.
+        """
         mtu = "one MTU" if group_mtu is None else f"the group's MTU of {group_mtu}"
         said = f" ({source})" if source else ""
         detail = f"message {index} has {size} bytes, {mtu} carries {limit}{said}"
@@ -283,8 +288,10 @@ class AlreadyJoined(GuardError):
 
 
 class SecondMlid(GuardError):
-    """EEXIST (guard G-MLID): the kernel would leak the attachment (K-ATTACH-7), or the HCA answer as it likes
-    (SA-ATTACH-3)."""
+    """EEXIST (guard G-MLID): a queue pair is attached to the group under another MLID.
+
+    The kernel would leak the attachment (K-ATTACH-7), or the HCA answer as it likes (SA-ATTACH-3).
+    """
 
     def __init__(self, gid: object, lid: int, attached_lid: int) -> None:
         super().__init__(

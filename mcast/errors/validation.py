@@ -42,7 +42,7 @@ _LONGEST = 200
 
 def describe_validation_error(found: Mapping[str, Any]) -> str:
     """One of `ValidationError.errors()` as a sentence, with the place in the file first, if there is one."""
-    where = _place(found["loc"])
+    where = _location(found["loc"])
     words = _WORDS.get(found["type"])
     if words is None:
         said = found["msg"].removeprefix("Value error, ")
@@ -52,7 +52,7 @@ def describe_validation_error(found: Mapping[str, Any]) -> str:
     return words.format(**{**limits, "input": _quoted(found["input"]), "where": where}).strip()
 
 
-def _place(steps: Sequence[str | int]) -> str:
+def _location(steps: Sequence[str | int]) -> str:
     """The place that the steps lead to, in words and from the inside out: `entry 1 of nth of drop`."""
     words = [f"entry {step + 1}" if isinstance(step, int) else step for step in steps]
     return " of ".join(reversed(words))

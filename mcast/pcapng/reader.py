@@ -38,10 +38,17 @@ _PCAP = {
     bytes.fromhex("a1b23c4d"): (">", 1),
     bytes.fromhex("4d3cb2a1"): ("<", 1),
 }
-"""The first bytes of a pcap file -> its byte order, and the nanoseconds in one unit of its fractions of
-seconds."""
+"""The first bytes of a pcap file -> its byte order, and the unit of its fractions.
 
-_PACKED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"\x04\x22\x4d\x18": "lz4", b"\xfd7zX": "xz"}
+The unit is in nanoseconds.
+"""
+
+_COMPRESSIONS = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"\xfd7zX": "xz",
+}
 """Magic numbers of compressed files: tcpdump and Wireshark compress captures on request."""
 
 _MICROSECONDS = 6
@@ -114,10 +121,10 @@ def read_frames(file: BinaryIO, skipped: Counter[str] | None = None) -> Iterator
     elif magic in _PCAP:
         yield from _pcap(source, left_out, *_PCAP[magic])
     else:
-        packed = next((name for begin, name in _PACKED.items() if magic.startswith(begin)), None)
+        compression = next((name for begin, name in _COMPRESSIONS.items() if magic.startswith(begin)), None)
         looks = (
-            f"it is compressed by {packed}: decompress it first"
-            if packed
+            f"it is compressed by {compression}: decompress it first"
+            if compression
             else f"it begins with {magic.hex(' ')}"
         )
         raise CaptureError(0, f"the file is neither pcapng nor pcap: {looks}")
@@ -202,8 +209,10 @@ def _section(source: _Source, start: int) -> str:
 
 
 def _body(source: _Source, start: int, order: str, length: int, done: int, at_least: int = 0) -> bytes:
-    """Read the rest of a block whose first `done` bytes were read; return it without the length at its
-    end."""
+    """Read the rest of a block whose first `done` bytes were read.
+
+    Returned without the length at its end.
+    """
     if length % 4 or not done + at_least + 4 <= length <= _MAX_BLOCK:
         raise CaptureError(start + 4, f"a block has the impossible length of {length} bytes")
     body = source.read(length - done - 4, "a block")

@@ -174,7 +174,7 @@ def _fabric_marks(item: pytest.Item) -> _FabricMarks:
     faults: list[tuple[str, object]] = []
     # From the module's to the test's own, decorators from top to bottom.
     for node, mark in reversed([*item.iter_markers_with_node("mcast")]):
-        place = _place(node)
+        place = _location(node)
         if mark.args:
             raise _failure(
                 f"{place}mcast{mark.args}: give its arguments by name, such as mcast(fabric='infiniband')"
@@ -186,13 +186,13 @@ def _fabric_marks(item: pytest.Item) -> _FabricMarks:
         said |= mark.kwargs
         places |= dict.fromkeys([*mark.kwargs, ""], place)
     for node, mark in reversed([*item.iter_markers_with_node("mcast_faults")]):
-        faults.append((place := _place(node), _fault_of_mark(mark, place)))
+        faults.append((place := _location(node), _fault_of_mark(mark, place)))
     layers = said.pop("fabric", None) or item.config.getini("mcast_fabric")
     layers = [layers] if isinstance(layers, str) or not isinstance(layers, Iterable) else list(layers)
     for layer in layers:
         if layer not in LINK_LAYERS:
             place = places.get("fabric", "the ini's mcast_fabric: ")
-            raise _failure(f"{place}the fabric is {layer!r}: there are {' and '.join(LINK_LAYERS)}")
+            raise _failure(f"{place}the fabric is {layer!r}: give {' or '.join(LINK_LAYERS)}")
     said.pop("faults", None)
     seed, allow_leaks = said.pop("seed", None), said.pop("allow_leaks", False)
     shared = said.pop("shared", False)
@@ -204,7 +204,7 @@ def _fabric_marks(item: pytest.Item) -> _FabricMarks:
     return _FabricMarks(layers, shared, seed, faults, allow_leaks, said, places)
 
 
-def _place(node: Node) -> str:
+def _location(node: Node) -> str:
     """The file and line at which a test, a class or a module has its marks."""
     path: os.PathLike[str] | str = node.path
     line: int | None = None
@@ -274,12 +274,14 @@ def mcast_fabric(request: pytest.FixtureRequest) -> Iterator[McastFabric]:
     plan = _fabric_marks(item)
     layer: str = getattr(request, "param", plan.layers[0])
     if layer not in LINK_LAYERS:
-        raise _failure(f"the fabric is {layer!r}: there are {' and '.join(LINK_LAYERS)}")
+        raise _failure(f"the fabric is {layer!r}: give {' or '.join(LINK_LAYERS)}")
     run = item.stash[_RUN] = _Run(layer, _seed_of(item) if plan.seed is None else plan.seed)
     item.user_properties.append(("mcast_seed", run.seed))
     if plan.shared and plan.options.get("clock", "wall") != "wall":
         place = plan.places["clock"]
-        raise _failure(f"{place}mcast(shared=True): processes share real time: leave out clock")
+        raise _failure(
+            f"{place}mcast(shared=True): a fabric for several processes runs in real time: leave out clock"
+        )
     clock = "wall" if plan.shared else _clock_of(item)
     fabric = _make(layer, run.seed, {"clock": clock, **plan.options}, plan.places)
     depth = _TRACE_DEPTH if request.config.getoption("mcast_traces") else 1
@@ -339,8 +341,9 @@ async def _mcast_anyio_endpoints(mcast_endpoints: McastEndpoints) -> AsyncIterat
 
 
 class McastEndpoints:
-    """Opens endpoints on the fabric of a test, each on a port of its own, and closes them at the end of the
-    test.
+    """Opens endpoints on the fabric of a test, each on a port of its own.
+
+    They are closed at the end of the test.
 
     ```python
     def test_feed(mcast_endpoints: McastEndpoints) -> None:
@@ -404,8 +407,9 @@ class McastEndpoints:
 
 
 class McastAioEndpoints:
-    """Opens endpoints for asyncio on the fabric of a test, each on a port of its own, and closes them in the
-    test's event loop.
+    """Opens endpoints for asyncio on the fabric of a test, each on a port of its own.
+
+    They are closed in the test's event loop.
 
     ```python
     @pytest.mark.asyncio  # or anyio
@@ -501,8 +505,10 @@ def _planted(fabric: McastFabric, layer: str, faults: Sequence[tuple[str, Any]])
 
 @contextmanager
 def _reachable(layer: str, open_it: Callable[..., Backend], shared: str = "") -> Iterator[None]:
-    """Inside the `with`, the names of this kind of fabric lead to the test's, and those of the other kind to
-    an error. `shared` says in words which fabric other processes are on, too."""
+    """Make the names of this kind of fabric lead to the test's fabric inside the `with`.
+
+    Names of the other kind lead to an error. `shared` says in words which fabric other processes are on, too.
+    """
     from mcast.api import override_provider, provider
 
     with ExitStack() as stack:
@@ -529,7 +535,7 @@ def _open(fabric: McastFabric, **options: object) -> Backend:
     from mcast.backends.sim import open_fabric
 
     if options:
-        logger.info("the fabric is the test's: the options %s are passed over", ", ".join(options))
+        logger.info("the fabric is the test's: the options %s are ignored", ", ".join(options))
     return open_fabric(fabric)
 
 
@@ -610,8 +616,10 @@ def pytest_runtest_makereport(
 
 
 def _command(item: pytest.Item) -> str:
-    """The command line that runs this test with the same seed, from the directory in which pytest was
-    called."""
+    """Return the command line that runs this test with the same seed.
+
+    To be run from the directory in which pytest was called.
+    """
     config = item.config
     where = Path(os.path.relpath(item.path, config.invocation_params.dir)).as_posix()
     node = "::".join([where, *item.nodeid.split("::")[1:]])

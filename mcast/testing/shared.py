@@ -1,4 +1,18 @@
-"""A test's fabric for several processes: served while the test runs, and nothing of it is left at its end."""
+"""A test's fabric for several processes, served while the test runs.
+
+Theory of operation. `served` runs the fabric's server (`FabricServer`) in a thread of this process, at a
+socket in a temporary directory, and names it in MCAST_SIM, so that this process and the children that it
+starts attach to it. The server's thread owns the fabric and the clients; the test's thread owns the list of
+the backends that it opened. The two meet only in requests over the socket and in `client_processes`.
+
+At the end `leftovers` names what the test did not close: backends of this process, with the line that opened
+them, and other processes that are attached and run. Then `close` closes the former and kills the latter, the
+server stops, and MCAST_SIM has its earlier value. A process that has ended and is still attached, because the
+server has not read its end yet, is nothing left over.
+
+Deliberately not handled: a process that was never attached, and one in another PID namespace, whose number
+is not known here: neither is named or killed.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +39,7 @@ class SharedRun:
         self._opened: list[tuple[Backend, OpenedAt]] = []
 
     def open(self, name: str, **options: object) -> Backend:
-        """Attach this process, which is noted; options of a fabric of one's own are passed over."""
+        """Attach this process, which is noted; options of a fabric of one's own are ignored."""
         where = {key: value for key, value in options.items() if key in ("host", "bind")}
         backend = attach(name, socket=self.path, **where)  # type: ignore[arg-type]  # `attach` looks
         self._opened.append((backend, opened_at(self._depth)))

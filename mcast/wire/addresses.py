@@ -17,8 +17,10 @@ AF_UNSPEC, AF_UNIX, AF_INET, AF_INET6, AF_IB = 0, 1, 2, 10, 27
 """Linux address families as they stand in a sockaddr; AF_IB carries a raw GID."""
 
 LOCAL_CONTROL = ip_network("224.0.0.0/24")
-"""Groups for traffic between the routers and hosts of one link (RFC 5771, 4). Switches send messages of these
-groups to every port, and list them nowhere (RFC 4541, 2.1.2)."""
+"""Groups for traffic between the routers and hosts of one link (RFC 5771, 4).
+
+Switches send messages of these groups to every port, and list them nowhere (RFC 4541, 2.1.2).
+"""
 
 IPV4_MAPPED = b"\0" * 10 + b"\xff\xff"
 """The first 12 bytes of a RoCEv2 GID that is made from an IPv4 address (K-EVENT-1)."""
@@ -128,8 +130,9 @@ GroupName = IPv4Address | IPv6Address | Mgid
 
 
 class McastAddress:
-    """The address of a group to join, with a port number: an IPv4 or IPv6 group, or a raw MGID (sent as
-    AF_IB).
+    """The address of a group to join, with a port number.
+
+    An IPv4 or IPv6 group, or a raw MGID (sent as AF_IB).
 
     Text is accepted: `McastAddress(address="239.1.1.1", port=5000)`, `McastAddress.of("[ff0e::1]:5000")`. The
     port number changes nothing on the wire, but leave compares it with that of the join (K-JOIN-10). A
@@ -281,8 +284,10 @@ _PORT = re.compile("[0-9]{1,5}")
 
 
 def _split_port(text: str) -> tuple[str, str, str]:
-    """Split `a.b.c.d:port` or `[v6]:port` into host, colon and port; without a port the last two are
-    empty."""
+    """Split `a.b.c.d:port` or `[v6]:port` into host, colon and port.
+
+    Without a port the last two are empty.
+    """
     if not text.startswith("["):
         return text.partition(":") if text.count(":") == 1 else (text, "", "")
     host, bracket, rest = text[1:].partition("]")

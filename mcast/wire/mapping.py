@@ -68,8 +68,9 @@ class MgidFields(NamedTuple):
 
 
 def infiniband_mgid(address: GroupName, port_space: PortSpace, broadcast: bytes) -> Gid:
-    """The MGID of an address on InfiniBand; `broadcast` is the IPoIB broadcast MGID, which gives scope and
-    P_Key.
+    """Return the MGID of an address on InfiniBand.
+
+    `broadcast` is the IPoIB broadcast MGID, which gives scope and P_Key.
 
     239.1.1.1 in PortSpace.UDP becomes ff12:4001:ffff::f01:101: the last 28 bits of the IPv4 address, or the
     last 10 bytes of an IPv6 address, behind the signature 401B (601B for IPv6), whose second byte
@@ -93,8 +94,10 @@ def infiniband_mgid(address: GroupName, port_space: PortSpace, broadcast: bytes)
 
 @lru_cache(maxsize=4096)
 def infiniband_group(address: McastAddress, port_space: PortSpace, broadcast: bytes) -> object:
-    """A value that is equal for all addresses of one group on InfiniBand: the MGID, or else the address's
-    key."""
+    """Return a value that is equal for all addresses of one group on InfiniBand.
+
+    The MGID, or else the address's key.
+    """
     group: object = address.address
     return infiniband_mgid(group, port_space, broadcast) if isinstance(group, GroupName) else address.key
 
@@ -121,8 +124,10 @@ def roce_v1_mgid(address: IPv4Address | IPv6Address) -> Gid:
 
 
 def group_mac(group: Gid) -> bytes:
-    """The MAC address of a group on RoCE: from 23 bits of an IPv4 address, otherwise from the last 32 bits of
-    the MGID."""
+    """Return the MAC address of a group on RoCE.
+
+    From 23 bits of an IPv4 address, otherwise from the last 32 bits of the MGID.
+    """
     if group.ipv4 is not None:
         return _IPV4_MAC + bytes((group[13] & 0x7F,)) + group[14:]
     return _IPV6_MAC + group[12:]
@@ -146,8 +151,10 @@ def is_mapped(address: GroupName, mgid: bytes) -> bool:
 
 
 def mgid_fields(mgid: Gid) -> MgidFields | None:
-    """The fields of an MGID; None if the MGID does not begin with ff, like that of an IPv4 group on
-    RoCEv2."""
+    """Return the fields of an MGID; None if the MGID does not begin with ff.
+
+    The MGID of an IPv4 group on RoCEv2 does not.
+    """
     if mgid[0] != 0xFF:
         return None
     flags, number = mgid[1] >> 4, int.from_bytes(mgid[2:4])

@@ -28,8 +28,10 @@ class SaMethod(IntEnum):
 
 
 class SaStatus(IntEnum):
-    """The status in the MAD of an answer: codes of the SA's class in the high byte, common ones in the low
-    byte."""
+    """The status in the MAD of an answer.
+
+    Codes of the SA's class in the high byte, common ones in the low byte.
+    """
 
     OK = 0x0000
     UNSUP_METHOD_ATTR = 0x000C

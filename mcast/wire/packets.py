@@ -60,8 +60,10 @@ def mac_of(guid: int) -> bytes:
 
 
 def udp_source_port(qp_num: int) -> int:
-    """The UDP source port of a queue pair, by which switches spread flows: Soft-RoCE's rule, a 14-bit
-    hash."""
+    """Return the UDP source port of a queue pair, by which switches spread flows.
+
+    Soft-RoCE's rule, a 14-bit hash.
+    """
     return _FIRST_UDP_SOURCE + ((qp_num * 0x61C88647 & 0xFFFFFFFF) >> 18)
 
 
@@ -189,8 +191,10 @@ def _gsi(payload: bytes, psn: int, slid: int, dlid: int) -> bytes:
 
 
 def _lrh(message: Datagram, next_header: int, length: int) -> bytes:
-    """The LRH, with VL 0 and link version 0; the packet length counts 4-byte words from the LRH to the
-    ICRC."""
+    """Return the LRH, with VL 0 and link version 0.
+
+    The packet length counts 4-byte words from the LRH to the ICRC.
+    """
     words = (8 + length + 4) // 4
     return struct.pack(">BBHHH", 0, message.sl << 4 | next_header, message.dlid, words, message.slid)
 

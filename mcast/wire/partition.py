@@ -22,8 +22,9 @@ def matching_pkeys(pkey: int) -> tuple[int, ...]:
 
 
 def find_pkey(table: Sequence[int], pkey: int) -> int | None:
-    """The index of a partition in a P_Key table: of a full member's entry if there is one, otherwise of a
-    limited one's.
+    """Return the index of a partition in a P_Key table.
+
+    That of a full member's entry if there is one, otherwise of a limited one's.
 
     None if the table lacks the partition. Source: `ib_find_cached_pkey` in drivers/infiniband/core/cache.c of
     Linux.

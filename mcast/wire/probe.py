@@ -24,8 +24,10 @@ PROBE_SIZE = _LAYOUT.size
 """The size of a short probe in bytes: 61, a length that few applications use for every message."""
 
 LONG_PROBE_MARGIN = 3
-"""Bytes by which a long probe is shorter than an MTU, because many applications fill a whole MTU, and few
-nearly fill it."""
+"""Bytes by which a long probe is shorter than an MTU.
+
+Many applications fill a whole MTU, and few nearly fill it.
+"""
 
 LONG_SIZES = tuple(sorted(size - LONG_PROBE_MARGIN for size in MTU.code))
 """The sizes of long probes in bytes, from the smallest on."""

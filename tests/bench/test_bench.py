@@ -119,7 +119,8 @@ def test_what_an_mpi_job_cannot_have(arguments: tuple[str, ...], says: str) -> N
     assert says in done.stderr
 
 
-def test_each_message_that_a_receiver_misses_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_lost_message_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each message that a receiver misses is counted."""
     monkeypatch.setattr("mcast.bench.receiver.RECEIVE_TIMEOUT", 0.01)
     group = McastAddress.of("239.1.1.1")
     fabric = Fabric.roce(ports=3, seed=1)

@@ -137,7 +137,7 @@ def test_a_deaf_port_says_nothing_of_flooding(monkeypatch: pytest.MonkeyPatch) -
     assert (found.flooding.outcome, found.flooding.flooded, found.flooding.member) == ("failed", None, 0)
     assert "nothing follows" in found.flooding.reason
     assert found.rate.outcome == "failed"
-    assert "<address 1> joined and hears nothing of <address 2>" in found.rate.reason
+    assert "<address 1> joined, but receives nothing from <address 2>" in found.rate.reason
     assert found.join_leave.outcome == found.loopback.outcome == "measured"
 
 
@@ -182,8 +182,8 @@ def test_the_verdict_follows_from_the_outcomes(
 ) -> None:
     found = card(simulated(), *results)
     assert (found.verdict, found.why) == (verdict, why)
-    told = [one for row in (*found.clauses, *found.facts) for one in row.failed] + [*found.loose]
-    assert {one.reason for one in told} == ({"1 != 2"} if verdict != "pass" else set())
+    failed = [one for row in (*found.clauses, *found.facts) for one in row.failed] + [*found.loose]
+    assert {one.reason for one in failed} == ({"1 != 2"} if verdict != "pass" else set())
 
 
 def test_what_does_not_apply_is_counted() -> None:
@@ -227,7 +227,7 @@ def macs() -> Iterator[str]:
 
 
 def values_of_this_host() -> set[str]:
-    """What the machine, its user and the simulated devices are called, and their addresses."""
+    """Names of the machine, its user and the simulated devices, and their addresses."""
     names = {platform.node(), os.uname().nodename, getpass.getuser(), str(Path.home()), str(Path.cwd())}
     found = names | {str(ROOT), HOST, HOST.partition(".")[0], USER, *macs()}
     found |= {interface for _, interface in socket.if_nameindex()} - {"lo"}
@@ -375,7 +375,7 @@ def plant(folder: Path, **files: str) -> None:
 
 
 def test_a_card_is_read_from_sysfs(tmp_path: Path) -> None:
-    """node_desc, which names the host, is not told; nor is where the card is plugged in."""
+    """node_desc, which names the host, is not reported; nor is where the card is plugged in."""
     ids = {"vendor": "0x15b3", "device": "0x101d", "revision": "0x00"}
     plant(tmp_path / "pci/0000:c1:00.0", **ids)
     plant(tmp_path / "drivers/mlx5_core")
@@ -406,7 +406,7 @@ def test_a_card_is_read_from_sysfs(tmp_path: Path) -> None:
 
 
 def test_the_report_says_what_the_device_is(somebody: None) -> None:
-    """As the provider says it, without names that somebody has built into a version."""
+    """Identify the device in the provider's words, without names that somebody has built into a version."""
     ours = DeviceIdentity("mlx5_core", "", "22.39.1002", {"board_id": f"{USER}-1"})
     identity = Identity({"rdma-core": "44.0"}, {"roce0": ours})
     with acme(simulated(), identity):

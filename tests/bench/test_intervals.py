@@ -13,19 +13,19 @@ from ..commands import Run
 
 
 def test_a_part_is_told_when_its_interval_is_over() -> None:
-    told: list[IntervalResult] = []
-    parts = Intervals(1.0, told.append)
+    results: list[IntervalResult] = []
+    parts = Intervals(1.0, results.append)
     for spent, messages, lost in (0.5, 10, 0), (1.25, 30, 3), (2.0, 40, 3), (2.5, 50, 4):
         parts.update(spent, messages, messages * 100, lost)
-    assert told == [IntervalResult(0.0, 1.25, 30, 3000, 3), IntervalResult(1.25, 2.5, 20, 2000, 1)]
-    assert told[0].messages_per_s == 24.0
-    assert told[0].gbits_per_s == pytest.approx(30 * 100 * 8 / 1.25 / 1e9)
+    assert results == [IntervalResult(0.0, 1.25, 30, 3000, 3), IntervalResult(1.25, 2.5, 20, 2000, 1)]
+    assert results[0].messages_per_s == 24.0
+    assert results[0].gbits_per_s == pytest.approx(30 * 100 * 8 / 1.25 / 1e9)
 
 
 def test_no_interval_has_no_parts() -> None:
-    told: list[IntervalResult] = []
-    Intervals(None, told.append).update(1e9, 1, 1, None)
-    assert told == []
+    results: list[IntervalResult] = []
+    Intervals(None, results.append).update(1e9, 1, 1, None)
+    assert results == []
 
 
 def test_interval_lines_add_up_in_one_process(here: Run) -> None:

@@ -56,7 +56,8 @@ def test_loss_and_round_trips_are_those_of_each_member(answered: set[int], first
     assert counts.answered_by_all(50) == (not answered or 50 in answered)
 
 
-def test_what_is_no_first_answer_to_a_ping_of_ours_is_none() -> None:
+def test_only_first_answers_count() -> None:
+    """Only the first answer to a ping of ours counts."""
     counts, peer = pinger(), Peer(THERE, 1)
     probe = counts.ask(1, 17, HERE, 0)
     assert counts.on_message(echo(probe, asker=ELSEWHERE), peer, 1) is None
@@ -229,8 +230,11 @@ def test_nobody_there_is_nobody() -> None:
 
 
 @pytest.mark.parametrize("qps", [1, 2])
-def test_a_ping_that_cannot_be_answered_does_not_end_the_answering(qps: int) -> None:
-    """It comes over IPv6 to a member that answers over IPv4: that answer puts its queue pair into ERR."""
+def test_failed_answer_does_not_end_answering(qps: int) -> None:
+    """A ping that cannot be answered does not end the answering.
+
+    It comes over IPv6 to a member that answers over IPv4: that answer puts its queue pair into ERR.
+    """
     fabric = Fabric.roce(2, clock="wall")
     here, there = fabric.ports
     with answering(fabric, 1, 5, qps=qps) as heard:
@@ -249,8 +253,11 @@ def test_a_ping_that_cannot_be_answered_does_not_end_the_answering(qps: int) -> 
     assert sorted(failed) == sorted((qp_num, str(here.gids[0])) for qp_num in heard["qps"])
 
 
-def test_an_answer_that_failed_later_does_not_end_the_listening() -> None:
-    """A card says so only after the call, when the answering member listens again."""
+def test_late_failure_does_not_end_listening() -> None:
+    """An answer that failed later does not end the listening.
+
+    A card says so only after the call, when the answering member listens again.
+    """
     fabric = Fabric.roce(2, clock="wall")
     with (
         open_fabric(fabric, host=0) as backend,
@@ -276,8 +283,9 @@ def test_invented_sources_fill_no_memory() -> None:
     assert answerer.heard[ALL_OTHERS].messages == counts.others[ALL_OTHERS] == 11_999 - MAX_SOURCES
 
 
-def test_messages_of_others_are_counted_and_not_answered() -> None:
+def test_other_messages_are_not_answered() -> None:
     # What mckey -s does: messages without content, the queue pair's number as immediate.
+    """Messages of others are counted and not answered."""
     fabric = Fabric.roce(2, clock="wall")
     with (
         answering(fabric, 1, 10) as heard,

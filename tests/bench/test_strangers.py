@@ -85,9 +85,10 @@ def precede(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[bytes], None
 
 
 @pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
-def test_a_strangers_message_stands_in_for_none_that_is_lost(
+def test_strangers_replace_no_lost_message(
     make: Callable[..., Fabric], precede: Callable[[Callable[[bytes], None]], None]
 ) -> None:
+    """A strangers message stands in for none that is lost."""
     fabric = make(ports=3)
     name = fabric.ports[1].name
     dropped = Messages(source=fabric.ports[0].name, target=name, nth=(40, 41, 200))
@@ -119,13 +120,14 @@ def test_a_strangers_knock_opens_nothing(precede: Callable[[Callable[[bytes], No
     unheard = Messages(source="roce0", target="roce1")
     with open_fabric(fabric) as backend, fabric.rules.when(unheard, Drop()):
         precede(Stranger(backend).send)
-        with pytest.raises(TimeoutError, match=r"10\.0\.0\.2 joined and hears nothing of 10\.0\.0\.1"):
+        with pytest.raises(TimeoutError, match=r"10\.0\.0\.2 joined, but receives nothing from 10\.0\.0\.1"):
             measure(backend, GROUP, SIZE, 1, 0.02)
 
 
-def test_what_strangers_sent_is_shown_where_there_is_any(
+def test_messages_of_strangers_are_shown(
     here: Run, monkeypatch: pytest.MonkeyPatch, precede: Callable[[Callable[[bytes], None]], None]
 ) -> None:
+    """Messages of strangers are shown where there are any."""
     assert "others" not in here("bench", "--backend", "sim", "--seconds", "0.01").stdout
 
     def opened(name: str, **options: Any) -> Backend:
@@ -206,7 +208,8 @@ def test_messages_between_strangers_are_waited_for(hearing: Hearing) -> None:
     assert hearing.receiver.take(4) == 0
 
 
-def test_messages_that_come_while_others_are_dropped_wait(hearing: Hearing) -> None:
+def test_messages_wait_while_others_are_dropped(hearing: Hearing) -> None:
+    """Messages that come while others are dropped wait."""
     receiver, calls = hearing.receiver, 0
 
     def recv(most: int, timeout: float) -> object:
@@ -319,9 +322,8 @@ def over_ranks(backend: Backend, ranks: int) -> BenchResult:
 
 
 @pytest.mark.parametrize("payload", [bytes(4), b"\xff" * 4, bytes(SIZE)], ids=["zeros", "end", "size"])
-def test_over_ranks_a_stranger_ends_nothing_and_answers_nothing(
-    payload: bytes, precede: Callable[[Callable[[bytes], None]], None]
-) -> None:
+def test_stranger_ends_no_rank(payload: bytes, precede: Callable[[Callable[[bytes], None]], None]) -> None:
+    """Over ranks a stranger ends nothing and answers nothing."""
     with open_fabric(Fabric.roce(ports=4, clock="wall")) as backend:
         strangers = [Stranger(backend, 4, group) for group in (GROUP, BACK)]
         lock = threading.Lock()
@@ -339,7 +341,8 @@ def test_over_ranks_a_stranger_ends_nothing_and_answers_nothing(
     assert found.latency_us is not None
 
 
-def test_a_late_message_of_the_batches_ends_no_ranks_pings(hearing: Hearing) -> None:
+def test_late_message_ends_no_pings(hearing: Hearing) -> None:
+    """A late message of the batches ends no ranks pings."""
     hearing.sender.send_one(hearing.to, b"")
     for millisecond, payload in ((1, bytes(SIZE)), (2, b"\xff" * 4)):
         hearing.send_at(millisecond * 1_000_000, hearing.sender, payload)

@@ -36,7 +36,7 @@ def sll2_in_pcapng(made: Made, *seen: Seen) -> bytes:
 
 
 def by_interface(made: Made, *seen: Seen) -> bytes:
-    """As dumpcap and Wireshark write what they capture on several interfaces."""
+    """Write a capture on several interfaces in the way of dumpcap and Wireshark."""
     blocks = (made.packet(t, data, number) for t, data, _, number in seen)
     return made.section() + made.interface() * 4 + b"".join(blocks)
 

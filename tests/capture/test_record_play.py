@@ -1,4 +1,4 @@
-"""What was received becomes packets, and packets become messages again."""
+"""Received messages become packets, and packets become messages again."""
 
 from __future__ import annotations
 
@@ -178,9 +178,10 @@ def test_contents_are_known_before_anything_is_sent() -> None:
 @pytest.mark.parametrize(
     ("count", "duration", "messages", "seconds"), [(3, None, 3, 0.0), (None, 2.5, 5, 2.5), (9, 0.25, 5, 0.25)]
 )
-def test_a_recording_ends_by_count_or_time_and_is_whole_after_each_wait(
+def test_recording_is_complete_after_each_wait(
     tmp_path: Path, count: int | None, duration: float | None, messages: int, seconds: float
 ) -> None:
+    """A recording ends by count or time and is whole after each wait."""
     path = tmp_path / "a.pcapng"
     with (
         path.open("wb") as file,

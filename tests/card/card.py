@@ -76,7 +76,7 @@ class Stage(IntEnum):
 
 
 class Grh(IntEnum):
-    """What lies in front of a payload that arrives."""
+    """Header in front of a payload that arrives."""
 
     AUTO = 0
     NONE = 1
@@ -85,18 +85,18 @@ class Grh(IntEnum):
     IPV4_WRONG = 4
     """An IPv4 header whose checksum is wrong."""
     IPV4_JUNK = 5
-    """As IPV4, with bytes in front that look like the start of an IPv6 header."""
+    """Like IPV4, with bytes in front that look like the start of an IPv6 header."""
 
 
 class Clock(IntFlag):
-    """What a device can stamp completions with."""
+    """Clock with which a device stamps completions."""
 
     OWN = 1
     OF_DAY = 2
 
 
 class Blocking(IntEnum):
-    """What a device does about IBV_QP_CREATE_BLOCK_SELF_MCAST_LB."""
+    """Behaviour of a device with IBV_QP_CREATE_BLOCK_SELF_MCAST_LB."""
 
     HONOURED = 0
     REFUSED = 1
@@ -243,7 +243,7 @@ class Card:
         ]
 
     def infiniband(self, ports: int = 2, **fields: Any) -> list[int]:
-        """The same with InfiniBand ports: LIDs 1, 2, ...; the addresses are those of IPoIB."""
+        """Add a device with InfiniBand ports: LIDs 1, 2, ...; the addresses are those of IPoIB."""
         return [
             self.add(
                 infiniband_port(f"10.0.0.{number}", number),
@@ -323,7 +323,7 @@ class Card:
         self._lib.card_fail_no_more()
 
     def count(self, call: str) -> int:
-        """How often it was called."""
+        """Return the number of calls."""
         found = int(self._lib.card_count(call.encode()))
         assert found >= 0, f"no call {call!r}"
         return found
@@ -333,7 +333,7 @@ class Card:
         assert not self._lib.card_answer(1, nth, int(event), status)
 
     def answer_resolve(self, event: CmEventType | int, status: int = 0, nth: int = 1) -> None:
-        """As `answer_join`, for rdma_resolve_addr."""
+        """Script the answer of rdma_resolve_addr, as `answer_join` does."""
         assert not self._lib.card_answer(0, nth, int(event), status)
 
     def stall(self, call: str, nth: int = 1) -> None:
@@ -341,7 +341,7 @@ class Card:
         assert not self._lib.card_stall(call.encode(), nth), f"no call {call!r}"
 
     def stalled(self, call: str) -> int:
-        """How many of these calls stand still now."""
+        """Return the number of these calls that are stalled now."""
         return int(self._lib.card_stalled(call.encode()))
 
     def go_on(self, call: str) -> None:
@@ -365,7 +365,7 @@ class Card:
         return found
 
     def release_at(self, call: str, stage: Stage, qp_num: int, nth: int = 1) -> None:
-        """What waits there is let go as the `nth` call from now on begins: before it, and after all else."""
+        """Release the work held there as the `nth` call from now on begins: before it, after all else."""
         assert not self._lib.card_release_at(call.encode(), nth, qp_num, int(stage)), f"no call {call!r}"
 
     def release_all(self) -> None:
@@ -461,7 +461,7 @@ class Card:
         return next(qp for qp in self.qps() if qp.qp_num == qp_num)
 
     def access(self, lkey: int) -> Access:
-        """What the device may do with the memory of that key."""
+        """Return the access of the device to the memory of that key."""
         found = int(self._lib.card_access(lkey))
         assert found >= 0, f"no memory has the key {lkey}"
         return Access(found)
@@ -471,11 +471,11 @@ class Card:
         return int(self._lib.card_last_rate())
 
     def reports(self) -> tuple[str, ...]:
-        """What was done that the real libraries punish: use after destroy, events not acked, and so on."""
+        """Return the uses that real libraries punish: use after destroy, events not acked, and so on."""
         return tuple(self._text(self._lib.card_reports).splitlines())
 
     def leftovers(self) -> tuple[Leftover, ...]:
-        """What was made and not destroyed; librdmacm's own contexts do not count."""
+        """Return the objects that were made and not destroyed; librdmacm's own contexts do not count."""
         lines = (line.split("|") for line in self._text(self._lib.card_leftovers).splitlines())
         return tuple(
             Leftover(kind, int(number), refused + uses != "00") for kind, number, refused, uses in lines

@@ -34,7 +34,7 @@ TESTS = (*ENOUGH, "tests/endpoint/test_endpoint.py", "tests/endpoint/test_aio.py
 
 
 def command(sanitize: str, *options: str, tests: Sequence[str] = TESTS) -> tuple[list[str], dict[str, str]]:
-    """What to run, and its environment."""
+    """Return the command to run, and its environment."""
     build_exercise(sanitize)
     found = [["gcc", f"-print-file-name={name}"] for name in LIBRARIES[sanitize]]
     preload = [

@@ -1,4 +1,4 @@
-"""What a device offers for its completion queues, on a card that has it and on one that has not."""
+"""Options of completion queues that a device may offer, on a card that has it and on one that has not."""
 
 from __future__ import annotations
 
@@ -184,7 +184,8 @@ def test_a_stamped_message_is_otherwise_as_any(card: Card, backend: CardBackend,
     assert sender.qp.timestamp_clock is None
 
 
-def test_a_message_that_was_only_looked_at_keeps_its_stamp(card: Card, backend: CardBackend) -> None:
+def test_peeked_message_keeps_its_stamp(card: Card, backend: CardBackend) -> None:
+    """A message that was only looked at keeps its stamp."""
     card.ethernet(1)
     end = End(backend, timestamps=True)
     before = time.time_ns()
@@ -198,7 +199,8 @@ def test_a_message_that_was_only_looked_at_keeps_its_stamp(card: Card, backend: 
         assert [bytes(message.payload) for message in batch] == [b"seen", b"next"]
 
 
-def test_a_message_that_was_only_looked_at_outlives_the_queue(card: Card, backend: CardBackend) -> None:
+def test_peeked_message_outlives_the_queue(card: Card, backend: CardBackend) -> None:
+    """A message that was only looked at outlives the queue."""
     card.ethernet(1)
     end = End(backend)
     card.inject(end.qp.qp_num, b"seen")
@@ -368,13 +370,13 @@ def test_the_state_err_ends_it(card: Card, backend: CardBackend, by_user: bool) 
         spinning.result()
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["by an event", "by its descriptors alone"])
-def test_a_device_that_goes_ends_it(card: Card, told: bool) -> None:
+@pytest.mark.parametrize("by_event", [True, False], ids=["by an event", "by its descriptors alone"])
+def test_a_device_that_goes_ends_it(card: Card, by_event: bool) -> None:
     (device,) = card.ethernet(1)
     backend = CardBackend(card)
     end = End(backend, busy_poll=inf)
     spinning = Spinning(card, end.qp.recv, 4, LONG)
-    if not told:
+    if not by_event:
         card.fail("ibv_get_async_event", E.EIO, times=-1)
     card.remove(device, disassociated=True)
     with pytest.raises(QpError):
@@ -417,8 +419,11 @@ def test_a_signal_ends_it(card: Card, backend: CardBackend) -> None:
     assert len(ran) == 3
 
 
-def test_who_sleeps_misses_nothing_beside_one_who_spins(card: Card, backend: CardBackend) -> None:
-    """One thread sleeps, its time to spin is over; another one begins to spin: each gets a message."""
+def test_sleeper_misses_nothing_beside_a_spinner(card: Card, backend: CardBackend) -> None:
+    """Who sleeps misses nothing beside one who spins.
+
+    One thread sleeps, its time to spin is over; another one begins to spin: each gets a message.
+    """
     card.ethernet(1)
     end = End(backend, busy_poll=0.02)
     deadline = time.monotonic() + BOUND / 2

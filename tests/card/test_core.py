@@ -98,9 +98,8 @@ def test_a_call_that_fails_leaves_nothing(card: Card, call: str) -> None:
 
 
 @pytest.mark.parametrize("call", ["ibv_open_device", "ibv_query_device", "ibv_query_port"])
-def test_a_device_that_goes_while_all_are_listed_hides_no_other(
-    card: Card, backend: CardBackend, call: str
-) -> None:
+def test_device_removed_while_listing_hides_no_other(card: Card, backend: CardBackend, call: str) -> None:
+    """A device that goes while all are listed hides no other."""
     first, _ = card.ethernet(2)
     card.stall(call)
     with ThreadPoolExecutor(1) as pool:
@@ -131,9 +130,8 @@ def test_a_lack_of_descriptors_leaves_no_device_out(card: Card, backend: CardBac
     assert caught.value.errno == E.EMFILE
 
 
-def test_why_a_queue_pair_was_refused_is_told_though_its_protection_domain_stays(
-    card: Card, backend: CardBackend
-) -> None:
+def test_refusal_is_reported_though_the_pd_stays(card: Card, backend: CardBackend) -> None:
+    """Why a queue pair was refused is told though its protection domain stays."""
     card.ethernet(1)
     cm_id = backend.event_channel().create_id()
     cm_id.bind_addr("10.0.0.1")
@@ -169,9 +167,11 @@ def test_what_a_driver_fails_with_is_raised(card: Card, backend: CardBackend, ca
     assert caught.value.errno == E.EPERM
 
 
-def test_a_host_without_memory_says_how_much_a_queue_pair_needs(
+def test_enomem_names_the_memory_needed(
     card: Card, backend: CardBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A host without memory says how much a queue pair needs."""
+
     def full(*arguments: object, **named: object) -> None:
         raise OSError(E.ENOMEM, os.strerror(E.ENOMEM))
 
@@ -208,8 +208,11 @@ DESTROYS = (
 
 
 @pytest.mark.parametrize("call", DESTROYS)
-def test_a_destroy_that_fails_leaves_only_what_it_was_for(card: Card, call: str) -> None:
-    """As a device that is gone answers: EIO. What is in use by what is left cannot go either."""
+def test_failed_destroy_leaves_only_its_object(card: Card, call: str) -> None:
+    """A destroy that fails leaves only what it was for.
+
+    As a device that is gone answers: EIO. What is in use by what is left cannot go either.
+    """
     found = {}
     for nth in count():
         card.reset()

@@ -68,7 +68,7 @@ class End(ends.End):
 
     @contextmanager
     def held(self, stage: Stage = Stage.SEND) -> Iterator[None]:
-        """What is sent does not complete inside the block."""
+        """Sends do not complete inside the block."""
         self.card.hold(stage, self.qp.qp_num)
         yield
         self.card.delay(stage, 0, self.qp.qp_num)
@@ -113,8 +113,11 @@ def test_series_are_those_of_the_one_implementation(end: End, card: Card, backen
 
 
 @pytest.mark.parametrize("size", [8, 600])
-def test_rows_are_sent_in_as_many_posts_as_the_send_queue_takes(end: End, size: int) -> None:
-    """By the fast call as by the one implementation."""
+def test_rows_fill_the_send_queue_in_several_posts(end: End, size: int) -> None:
+    """Rows are sent in as many posts as the send queue takes.
+
+    By the fast call as by the one implementation.
+    """
     rows = [bytes((number,)) * size for number in range(40)]
     view = memoryview(b"".join(rows)).cast("B", (40, size))
     for fast in (True, False):
@@ -125,10 +128,11 @@ def test_rows_are_sent_in_as_many_posts_as_the_send_queue_takes(end: End, size: 
 
 
 @pytest.mark.parametrize("sges", [1, 4])
-def test_a_device_reads_bodies_where_they_lie_if_a_send_may_have_two_segments(
-    card: Card, backend: CardBackend, sges: int
-) -> None:
-    """What a program changes against its word is seen by who has not copied it; nobody waits for that."""
+def test_two_segments_send_bodies_without_a_copy(card: Card, backend: CardBackend, sges: int) -> None:
+    """A device reads bodies where they lie if a send may have two segments.
+
+    What a program changes against its word is seen by who has not copied it; nobody waits for that.
+    """
     card.ethernet(1, max_send_sge=sges)
     end = End(card, backend)
     bodies = bytearray(b"a" * 4 * 600)
@@ -147,8 +151,11 @@ def test_a_device_reads_bodies_where_they_lie_if_a_send_may_have_two_segments(
     assert card.reports() == ()
 
 
-def test_an_old_librdmacm_hides_why_a_device_refuses_two_segments(card: Card, backend: CardBackend) -> None:
-    """It says ENOMEM, whatever the device has said."""
+def test_old_librdmacm_hides_a_refusal_of_segments(card: Card, backend: CardBackend) -> None:
+    """An old librdmacm hides why a device refuses two segments.
+
+    It says ENOMEM, whatever the device has said.
+    """
     card.ethernet(1, max_inline=0)
     card.fail("ibv_create_qp", E.ENOMEM, times=4)
     end = End(card, backend)
@@ -160,10 +167,13 @@ def test_an_old_librdmacm_hides_why_a_device_refuses_two_segments(card: Card, ba
 
 @pytest.mark.parametrize("sges", [1, 4])
 @pytest.mark.parametrize("size", [1, 253, 254, 255, 1021])
-def test_short_messages_in_two_parts_are_inline_data_of_one_segment(
+def test_short_heads_and_bodies_are_one_inline_segment(
     card: Card, backend: CardBackend, size: int, sges: int
 ) -> None:
-    """Heads of an odd length, bodies on both sides of what fits inline, and as long as the MTU lets them."""
+    """Short messages in two parts are inline data of one segment.
+
+    Heads of an odd length, bodies on both sides of what fits inline, and as long as the MTU lets them.
+    """
     card.ethernet(1, max_send_sge=sges, max_inline=256)
     end = End(card, backend)
     heads, bodies = (bytes(range(12)) * length for length in (3, size))
@@ -176,10 +186,11 @@ def test_short_messages_in_two_parts_are_inline_data_of_one_segment(
     assert card.reports() == ()
 
 
-def test_memory_that_the_device_may_still_read_stays_registered(
-    end: End, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else the device would find none where it reads, and the queue pair would go to ERR."""
+def test_memory_stays_registered_while_read(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory that the device may still read stays registered.
+
+    Else the device would find none where it reads, and the queue pair would go to ERR.
+    """
     memory = bytearray(b"c" * 600)
     region = end.qp.register(memory, constant=True)
     end.card.hold(Stage.WIRE, end.qp.qp_num)
@@ -202,8 +213,11 @@ def test_memory_that_the_device_may_still_read_stays_registered(
     assert end.qp.state is QpState.RTS
 
 
-def test_both_parts_together_keep_to_an_mtu_that_has_fallen(end: End) -> None:
-    """As another thread has found out between the look at the limit and the post."""
+def test_head_and_body_keep_to_a_lower_mtu(end: End) -> None:
+    """Both parts together keep to an MTU that has fallen.
+
+    As another thread has found out between the look at the limit and the post.
+    """
     batch = HeaderBodyBatch(
         memoryview(b"12").cast("B", (1, 2)), memoryview(COPIED).cast("B", (1, len(COPIED)))
     )
@@ -218,7 +232,8 @@ def test_both_parts_together_keep_to_an_mtu_that_has_fallen(end: End) -> None:
     assert end.qp.counters.sent == 2
 
 
-def test_messages_in_two_parts_that_find_no_room_are_not_posted(end: End) -> None:
+def test_heads_and_bodies_without_room_are_not_posted(end: End) -> None:
+    """Messages in two parts that find no room are not posted."""
     count = 3 * DEPTH
     heads, bodies = bytes(count * 2), bytes(count * 600)
     batch = HeaderBodyBatch(
@@ -287,8 +302,11 @@ def test_nobody_sleeps_while_its_send_is_complete(end: End) -> None:
             assert every.results() == [None] * SENDERS
 
 
-def test_who_waits_for_more_sends_calls_who_waits_for_fewer(end: End) -> None:
-    """The one waits for all of a full queue and hears of each completion; the other needs room for one."""
+def test_waiter_for_more_sends_wakes_the_other(end: End) -> None:
+    """Who waits for more sends calls who waits for fewer.
+
+    The one waits for all of a full queue and hears of each completion; the other needs room for one.
+    """
     end.card.hold(Stage.SEND, end.qp.qp_num)
     for _ in range(DEPTH):
         end.qp.send_one(end.group, COPIED)
@@ -331,7 +349,8 @@ def test_a_loop_hears_of_what_a_thread_left(end: End) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, 1e-9, 1e-5])
-def test_a_receive_that_was_empty_arms_the_descriptor_however_short_it_was(end: End, timeout: float) -> None:
+def test_short_empty_receive_arms_the_descriptor(end: End, timeout: float) -> None:
+    """A receive that was empty arms the descriptor however short it was."""
     descriptor = end.qp.fileno()
     assert len(end.qp.recv(1, timeout)) == 0
     if select.select([descriptor], [], [], 0)[0]:
@@ -341,7 +360,8 @@ def test_a_receive_that_was_empty_arms_the_descriptor_however_short_it_was(end: 
 
 
 @pytest.mark.parametrize("timeout", [0, 1e-9])
-def test_a_flush_that_was_late_arms_the_descriptor_however_short_it_was(end: End, timeout: float) -> None:
+def test_late_flush_arms_the_descriptor(end: End, timeout: float) -> None:
+    """A flush that was late arms the descriptor however short it was."""
     descriptor = end.qp.send_fileno()
     assert descriptor is not None
     with end.held():
@@ -351,15 +371,19 @@ def test_a_flush_that_was_late_arms_the_descriptor_however_short_it_was(end: End
     assert select.select([descriptor], [], [], LONG)[0]
 
 
-def test_a_descriptor_is_armed_though_the_receive_that_was_empty_came_before_it(end: End) -> None:
+def test_earlier_empty_receive_arms_the_descriptor(end: End) -> None:
+    """A descriptor is armed though the receive that was empty came before it."""
     assert end.qp.recv_one(0) is None
     descriptor = end.qp.fileno()
     end.inject()
     assert is_readable(descriptor)
 
 
-def test_a_descriptor_tells_of_all_that_came_before_it_was_armed(end: End) -> None:
-    """Two messages come between a look that finds nothing and the arm: the look after that takes one."""
+def test_messages_before_the_arm_wake_the_descriptor(end: End) -> None:
+    """A descriptor tells of all that came before it was armed.
+
+    Two messages come between a look that finds nothing and the arm: the look after that takes one.
+    """
     descriptor = end.qp.fileno()
     end.card.hold(Stage.RECV, end.qp.qp_num)
     for payload in (b"one", b"two"):
@@ -372,8 +396,11 @@ def test_a_descriptor_tells_of_all_that_came_before_it_was_armed(end: End) -> No
     assert not is_readable(descriptor)
 
 
-def test_a_loop_hears_of_room_while_a_thread_waits_for_all_sends(end: End) -> None:
-    """The thread takes the event, and goes on waiting."""
+def test_loop_wakes_for_room_beside_a_waiting_thread(end: End) -> None:
+    """A loop hears of room while a thread waits for all sends.
+
+    The thread takes the event, and goes on waiting.
+    """
     descriptor, arms = end.qp.send_fileno(), "ibv_req_notify_cq"
     assert descriptor is not None
     with end.held():
@@ -391,9 +418,12 @@ def test_a_loop_hears_of_room_while_a_thread_waits_for_all_sends(end: End) -> No
     assert flushing.results() == [None]
 
 
-def test_a_loop_hears_of_a_thread_that_leaves_while_it_looks(card: Card, backend: CardBackend) -> None:
-    """The loop relies on the thread that leads, and reads what the device tells; meanwhile the thread leaves,
-    whose call the loop takes for an old one."""
+def test_loop_wakes_when_the_leader_leaves(card: Card, backend: CardBackend) -> None:
+    """A loop hears of a thread that leaves while it looks.
+
+    The loop relies on the thread that leads, and reads what the device tells; meanwhile the thread leaves,
+    whose call the loop takes for an old one.
+    """
     end, take, read = End(card, backend, 128), "ibv_get_cq_event", "ibv_get_async_event"
     memory, descriptor = memoryview(bytearray(1024)), end.qp.send_fileno()
     assert descriptor is not None
@@ -440,7 +470,8 @@ def test_a_reset_wakes_who_waits_for_sends(end: End, through: tuple[QpState, ...
     assert waiting.results() == [None]
 
 
-def test_a_reset_wakes_who_follows_though_the_leader_takes_its_time(end: End) -> None:
+def test_reset_wakes_followers_of_a_slow_leader(end: End) -> None:
+    """A reset wakes who follows though the leader takes its time."""
     take = "ibv_get_cq_event"
     with end.held():
         end.qp.send(end.group, [COPIED] * DEPTH)
@@ -487,7 +518,8 @@ def test_a_send_of_copies_waits_for_no_completion(end: End, payload: bytes) -> N
     assert end.card.qps()[0].sent == 5
 
 
-def test_a_send_from_registered_memory_waits_until_the_device_has_read_it(end: End) -> None:
+def test_registered_send_waits_until_it_is_read(end: End) -> None:
+    """A send from registered memory waits until the device has read it."""
     memory = memoryview(bytearray(1024))
     with end.qp.register(memory):
         with end.held(), pytest.raises(TimedOut) as late:
@@ -499,8 +531,11 @@ def test_a_send_from_registered_memory_waits_until_the_device_has_read_it(end: E
 
 
 @pytest.mark.parametrize("count", [1, 4])
-def test_messages_that_no_batch_can_hold_do_not_keep_their_receives(end: End, count: int) -> None:
-    """The messages are lost, for there is no batch of them; their receives are posted again."""
+def test_messages_without_a_batch_free_their_receives(end: End, count: int) -> None:
+    """Messages that no batch can hold do not keep their receives.
+
+    The messages are lost, for there is no batch of them; their receives are posted again.
+    """
     posted = end.card.qps()[0].receives
     memories = end.qp._memories  # type: ignore[attr-defined]
     end.qp.send(end.group, [b"x"] * count)
@@ -514,8 +549,11 @@ def test_messages_that_no_batch_can_hold_do_not_keep_their_receives(end: End, co
     assert end.qp.recv_one(0) is None
 
 
-def test_a_message_that_cannot_be_copied_does_not_keep_its_receive(end: End) -> None:
-    """It lies in memory of the user: from the slab it is copied before Python knows of it."""
+def test_failed_copy_frees_its_receive(end: End) -> None:
+    """A message that cannot be copied does not keep its receive.
+
+    It lies in memory of the user: from the slab it is copied before Python knows of it.
+    """
     end.qp.register(bytearray(4096), recv_slot=256)
     posted = end.card.qps()[0].receives
     assert end.card.inject(end.qp.qp_num, b"x", grh=bytes(range(100, 140)))
@@ -582,8 +620,10 @@ def test_a_post_that_fails_half_way_raises_at_once(end: End) -> None:
     end.qp.flush(LONG)
 
 
-def test_a_handle_that_a_reset_has_ended_is_used_by_nobody(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reset comes between a send and the handle that it has looked up; then another thread sends, too.
+def test_handle_ended_by_a_reset_is_not_used(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handle that a reset has ended is used by nobody.
+
+    A reset comes between a send and the handle that it has looked up; then another thread sends, too.
 
     The card reports a post with a handle that was destroyed.
     """
@@ -610,14 +650,15 @@ def test_a_handle_that_a_reset_has_ended_is_used_by_nobody(end: End, monkeypatch
 
 
 def handles(card: Card) -> int:
-    """How many address handles live."""
+    """Return the number of address handles."""
     return sum(one.kind == "address handle" for one in card.leftovers())
 
 
-def test_a_handle_that_another_thread_has_made_anew_stays_in_use(
-    end: End, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between a send and its handle come a reset, and a send of another thread."""
+def test_handle_remade_by_another_thread_stays(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handle that another thread has made anew stays in use.
+
+    Between a send and its handle come a reset, and a send of another thread.
+    """
     look_up = AddressHandles.get
     send = end.qp.send_one
     other = partial(send, end.group, b"of another thread")
@@ -636,7 +677,8 @@ def test_a_handle_that_another_thread_has_made_anew_stays_in_use(
     assert handles(end.card) == 1
 
 
-def test_a_handle_whose_source_cannot_be_asked_for_is_destroyed(end: End) -> None:
+def test_handle_without_a_source_is_destroyed(end: End) -> None:
+    """A handle whose source cannot be asked for is destroyed."""
     end.card.fail("ibv_query_gid", E.EIO, times=3)
     for _ in range(3):
         with pytest.raises(McastError):
@@ -682,8 +724,11 @@ def test_a_region_closes_once_the_device_has_read_it(
     assert end.qp.recv_one(LONG) is not None
 
 
-def test_no_copy_is_written_over_before_the_device_has_read_it(card: Card, backend: CardBackend) -> None:
-    """The places for copies are taken in turn, and none is free until its send is complete."""
+def test_no_copy_is_overwritten_before_it_is_read(card: Card, backend: CardBackend) -> None:
+    """No copy is written over before the device has read it.
+
+    The places for copies are taken in turn, and none is free until its send is complete.
+    """
     end = End(card, backend, send_depth=4)
     payloads = [bytes([number]) * len(COPIED) for number in range(13)]
     waiting = iter(payloads)
@@ -736,9 +781,8 @@ def test_a_large_batch_is_copied_without_the_gil(card: Card, backend: CardBacken
 
 
 @pytest.mark.parametrize("rows", [True, False])
-def test_aio_posts_nothing_twice_and_does_not_stop_the_loop(
-    card: Card, backend: CardBackend, rows: bool
-) -> None:
+def test_aio_posts_once_and_does_not_block_the_loop(card: Card, backend: CardBackend, rows: bool) -> None:
+    """Mcast.aio posts nothing twice and does not stop the loop."""
     card.ethernet(1)
     sent = [number.to_bytes(2, "big") * 200 for number in range(5 * DEPTH)]
     batch: Any = memoryview(b"".join(sent)).cast("B", (len(sent), 400)) if rows else sent
@@ -812,10 +856,13 @@ def test_aio_posts_registered_memory_once(
     asyncio.run(asyncio.wait_for(run(), LONG))
 
 
-def test_an_endpoint_counts_messages_in_two_parts_without_a_copy(
+def test_endpoint_counts_heads_and_bodies(
     card: Card, backend: CardBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those too that found room where others did not."""
+    """An endpoint counts messages in two parts without a copy.
+
+    Those too that found room where others did not.
+    """
     card.ethernet(1)
     count = DEPTH + 1
     heads, bodies = memoryview(bytes(2 * count)), memoryview(bytes(600 * count))
@@ -919,9 +966,8 @@ def test_a_close_that_fails_abandons_nothing_else(card: Card, backend: CardBacke
     assert card.leftovers() == ()
 
 
-def test_a_second_queue_pair_does_not_hide_that_the_first_is_not_closed(
-    card: Card, backend: CardBackend, end: End
-) -> None:
+def test_second_queue_pair_hides_no_open_one(card: Card, backend: CardBackend, end: End) -> None:
+    """A second queue pair does not hide that the first is not closed."""
     card.fail("ibv_destroy_qp", E.EIO)
     with pytest.raises(McastError):
         end.qp.close()
@@ -931,10 +977,11 @@ def test_a_second_queue_pair_does_not_hide_that_the_first_is_not_closed(
     assert card.leftovers() == ()
 
 
-def test_a_queue_pair_that_stays_attached_keeps_what_it_works_with(
-    card: Card, backend: CardBackend, end: End
-) -> None:
-    """Nothing detaches it, so it cannot be destroyed: it still receives into its memory."""
+def test_attached_queue_pair_keeps_its_memory(card: Card, backend: CardBackend, end: End) -> None:
+    """A queue pair that stays attached keeps what it works with.
+
+    Nothing detaches it, so it cannot be destroyed: it still receives into its memory.
+    """
     for call in ("ibv_detach_mcast", "ibv_destroy_qp"):
         card.fail(call, E.EBUSY, times=-1)
     with pytest.raises(McastError) as failed:
@@ -948,9 +995,8 @@ def test_a_queue_pair_that_stays_attached_keeps_what_it_works_with(
     assert card.leftovers() == ()
 
 
-def test_a_close_that_cannot_wait_destroys_no_handle_under_a_send(
-    end: End, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_destroys_no_handle_under_a_send(end: End, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A close that cannot wait destroys no handle under a send."""
     monkeypatch.setattr("mcast.backends.rdma.qp.LINGER", 0.001)
     end.card.hold(Stage.WIRE, end.qp.qp_num)
     end.qp.send_one(end.group, COPIED)
@@ -958,8 +1004,11 @@ def test_a_close_that_cannot_wait_destroys_no_handle_under_a_send(
     assert end.card.reports() == ()
 
 
-def test_a_channel_opens_before_its_backend_closes_or_not_at_all(card: Card, backend: CardBackend) -> None:
-    """The thread that opens it stands still in the library meanwhile."""
+def test_channel_opens_before_the_close_or_never(card: Card, backend: CardBackend) -> None:
+    """A channel opens before its backend closes or not at all.
+
+    The thread that opens it stands still in the library meanwhile.
+    """
     card.ethernet(1)
     card.stall("rdma_create_event_channel")
     opening = Running(backend.event_channel)
@@ -1069,7 +1118,9 @@ def late(number: int, seconds: int = 1) -> Any:
     return type("Late", (), {"__index__": staticmethod(partial(sends, number))})()
 
 
-def test_what_a_handler_raises_before_the_call_sleeps_ends_the_call(end: End) -> None:
+def test_exception_before_the_sleep_ends_the_call(end: End) -> None:
+    """An exception of a handler before the call sleeps ends the call."""
+
     class Enough(Exception):
         pass
 
@@ -1084,10 +1135,10 @@ def test_what_a_handler_raises_before_the_call_sleeps_ends_the_call(end: End) ->
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_signal_that_a_wait_in_a_handler_has_read_ends_the_wait_outside(
-    card: Card, backend: CardBackend
-) -> None:
-    """The handler of a signal waits for a message. Meanwhile a second signal comes, and the message.
+def test_signal_read_in_a_handler_ends_the_outer_wait(card: Card, backend: CardBackend) -> None:
+    """A signal that a wait in a handler has read ends the wait outside.
+
+    The handler of a signal waits for a message. Meanwhile a second signal comes, and the message.
 
     The wait in the handler ends by the message, and reads what tells of the second signal. No bytecode is run
     between the end of that wait and the sleep of the wait outside, so Python does not look for signals.
@@ -1164,7 +1215,8 @@ class Closing(Exporter):  # type: ignore[misc]  # the type is made by a function
         return True
 
 
-def test_an_argument_that_closes_the_queue_pair_ends_the_call(card: Card, backend: CardBackend) -> None:
+def test_argument_that_closes_the_qp_ends_the_call(card: Card, backend: CardBackend) -> None:
+    """An argument that closes the queue pair ends the call."""
     calls: list[Callable[[End, Any], object]] = [
         lambda end, closing: end.qp.recv_one(closing),
         lambda end, closing: end.qp.recv(4, closing),
@@ -1184,8 +1236,11 @@ def test_an_argument_that_closes_the_queue_pair_ends_the_call(card: Card, backen
 
 
 @pytest.mark.parametrize("call", ["rdma_leave_multicast", "ibv_destroy_qp", "rdma_destroy_id"])
-def test_a_channel_closes_while_its_id_is_being_destroyed(end: End, call: str) -> None:
-    """The thread that destroys the id stands still in the library; who closes the channel waits for it."""
+def test_channel_closes_during_a_destroy_of_its_id(end: End, call: str) -> None:
+    """A channel closes while its id is being destroyed.
+
+    The thread that destroys the id stands still in the library; who closes the channel waits for it.
+    """
     end.card.stall(call)
     destroying = Running(end.id.destroy)
     until(lambda: end.card.stalled(call) == 1)
@@ -1199,8 +1254,11 @@ def test_a_channel_closes_while_its_id_is_being_destroyed(end: End, call: str) -
     assert end.card.leftovers() == ()
 
 
-def test_a_channel_closes_at_each_line_of_the_end_of_its_id(card: Card, backend: CardBackend) -> None:
-    """Another thread begins to destroy the id, and stops: what it goes on with is still there."""
+def test_channel_closes_at_each_line_of_a_destroy(card: Card, backend: CardBackend) -> None:
+    """A channel closes at each line of the end of its id.
+
+    Another thread begins to destroy the id, and stops: what it goes on with is still there.
+    """
     files = {"contract/cm_id.py", "contract/closing.py", "backends/rdma/cm_id.py"}
     at, stopped = 1, True
     while stopped:
@@ -1237,8 +1295,11 @@ def test_a_removed_device_is_told_by_its_event(end: End) -> None:
     assert event.type is CmEventType.DEVICE_REMOVAL
 
 
-def test_a_broken_completion_channel_hides_no_event_and_is_asked_no_more(end: End) -> None:
-    """The kernel breaks it before it tells of the removal: meanwhile who waits for events sleeps."""
+def test_broken_channel_hides_no_event(end: End) -> None:
+    """A broken completion channel hides no event and is asked no more.
+
+    The kernel breaks it before it tells of the removal: meanwhile who waits for events sleeps.
+    """
     waiting = Running(lambda: end.qp.recv(4, None, True))
     until(lambda: is_asleep(waiting.threads[0]))
     asked = end.card.count("ibv_get_cq_event")
@@ -1254,7 +1315,8 @@ def test_a_broken_completion_channel_hides_no_event_and_is_asked_no_more(end: En
     assert end.card.count("ibv_get_cq_event") - asked <= 2
 
 
-def test_who_waits_for_no_events_hears_of_a_broken_completion_channel(end: End) -> None:
+def test_broken_channel_ends_a_wait_without_events(end: End) -> None:
+    """Who waits for no events hears of a broken completion channel."""
     waiting = Running(lambda: end.qp.recv(4))
     until(lambda: is_asleep(waiting.threads[0]))
     end.card.break_channels(0)
@@ -1278,7 +1340,8 @@ def test_a_descriptor_that_is_armed_is_not_armed_again(end: End) -> None:
     assert not is_readable(descriptor)
 
 
-def test_a_descriptor_whose_event_was_taken_is_armed_again(end: End) -> None:
+def test_descriptor_is_armed_after_its_event(end: End) -> None:
+    """A descriptor whose event was taken is armed again."""
     descriptor = end.qp.fileno()
     assert end.qp.recv_one(0) is None
     sleeping = Running(lambda: end.qp.recv_one(LONG))
@@ -1291,8 +1354,11 @@ def test_a_descriptor_whose_event_was_taken_is_armed_again(end: End) -> None:
     until(lambda: is_readable(descriptor))
 
 
-def test_a_descriptor_whose_message_was_taken_by_who_waits_is_silent_after_one_look(end: End) -> None:
-    """Who waits takes a message that is there without its event."""
+def test_descriptor_is_silent_after_a_wait_took_all(end: End) -> None:
+    """A descriptor whose message was taken by who waits is silent after one look.
+
+    Who waits takes a message that is there without its event.
+    """
     descriptor = end.qp.fileno()
     assert end.qp.recv_one(0) is None
     end.inject(b"one")
@@ -1302,7 +1368,8 @@ def test_a_descriptor_whose_message_was_taken_by_who_waits_is_silent_after_one_l
     assert not is_readable(descriptor)
 
 
-def test_a_descriptor_by_which_a_wait_that_ended_called_is_silent_after_one_look(end: End) -> None:
+def test_descriptor_is_silent_after_a_wait_ended(end: End) -> None:
+    """A descriptor by which a wait that ended called is silent after one look."""
     descriptor = end.qp.fileno()
     assert end.qp.recv_one(0) is None
     assert end.qp.recv_one(0.001) is None
@@ -1311,10 +1378,11 @@ def test_a_descriptor_by_which_a_wait_that_ended_called_is_silent_after_one_look
     assert not is_readable(descriptor)
 
 
-def test_a_descriptor_that_told_of_the_port_is_silent_after_one_look(
-    card: Card, backend: CardBackend, end: End
-) -> None:
-    """The other queue pair reads what the device tells, for both."""
+def test_descriptor_is_silent_after_a_port_event(card: Card, backend: CardBackend, end: End) -> None:
+    """A descriptor that told of the port is silent after one look.
+
+    The other queue pair reads what the device tells, for both.
+    """
     other, descriptor = End(card, backend), end.qp.fileno()
     assert end.qp.recv_one(0) is None
     card.port_event(0, PortEvent.ACTIVE)
@@ -1328,8 +1396,11 @@ def is_readable(descriptor: int) -> bool:
     return bool(select.select([descriptor], [], [], 0)[0])
 
 
-def test_a_broken_completion_channel_keeps_no_loop_awake(end: End) -> None:
-    """It is readable without end: a look that finds nothing there takes it out of what the loop polls."""
+def test_broken_channel_keeps_no_loop_awake(end: End) -> None:
+    """A broken completion channel keeps no loop awake.
+
+    It is readable without end: a look that finds nothing there takes it out of what the loop polls.
+    """
     descriptor = end.qp.fileno()
     assert end.qp.recv_one(0) is None
     assert not is_readable(descriptor)
@@ -1339,7 +1410,8 @@ def test_a_broken_completion_channel_keeps_no_loop_awake(end: End) -> None:
     assert not is_readable(descriptor)
 
 
-def test_who_leads_and_waits_for_events_tells_the_others_of_a_broken_completion_channel(end: End) -> None:
+def test_leader_passes_on_a_broken_channel(end: End) -> None:
+    """Who leads and waits for events tells the others of a broken completion channel."""
     leading = Running(lambda: end.qp.recv(4, None, True))
     until(lambda: is_asleep(leading.threads[0]))
     following = Running(lambda: end.qp.recv(4))
@@ -1350,8 +1422,11 @@ def test_who_leads_and_waits_for_events_tells_the_others_of_a_broken_completion_
     leading.results()
 
 
-def test_closing_after_a_card_was_pulled_lets_go_of_all_it_can(card: Card) -> None:
-    """The kernel answers EIO to every command: descriptors, ids and memberships end all the same."""
+def test_close_after_a_pulled_card_frees_the_rest(card: Card) -> None:
+    """Closing after a card was pulled lets go of all it can.
+
+    The kernel answers EIO to every command: descriptors, ids and memberships end all the same.
+    """
     backend = CardBackend(card)
     End(card, backend).channel.close()
     open_before = descriptors()
@@ -1369,10 +1444,11 @@ def test_closing_after_a_card_was_pulled_lets_go_of_all_it_can(card: Card) -> No
     card.reset()
 
 
-def test_what_an_event_wakes_by_is_open_as_long_as_one_may_come(
-    card: Card, backend: CardBackend, end: End
-) -> None:
-    """Another thread reads events, and stands still in the library: it may yet tell the one that closes."""
+def test_wake_descriptor_stays_open_for_late_events(card: Card, backend: CardBackend, end: End) -> None:
+    """The descriptor that an event wakes stays open as long as one may arrive.
+
+    Another thread reads events, and stands still in the library: it may yet tell the one that closes.
+    """
     other = End(card, backend)
     card.stall("ibv_get_async_event")
     reading = Running(other.qp.port_events)
@@ -1410,10 +1486,11 @@ def test_a_fatal_event_ends_every_wait(end: End, call: str) -> None:
         assert "CQ_ERR" in str(found)
 
 
-def test_who_sleeps_is_told_of_what_another_thread_has_read(
-    card: Card, backend: CardBackend, end: End
-) -> None:
-    """The first to come reads what the device tells; its descriptor tells the others nothing then."""
+def test_events_read_by_another_thread_wake_sleepers(card: Card, backend: CardBackend, end: End) -> None:
+    """Who sleeps is told of what another thread has read.
+
+    The first to come reads what the device tells; its descriptor tells the others nothing then.
+    """
     other, over = End(card, backend), threading.Event()
 
     def read() -> None:
@@ -1463,7 +1540,8 @@ def test_an_address_that_librdmacm_cannot_look_at(card: Card, backend: CardBacke
     assert event.errno == E.ENODEV
 
 
-def test_a_group_of_slower_members_is_sent_to_at_its_rate(card: Card, backend: CardBackend) -> None:
+def test_slow_group_is_sent_to_at_its_rate(card: Card, backend: CardBackend) -> None:
+    """A group of slower members is sent to at its rate."""
     card.infiniband(1)
     card.set_port(0, group_rate=5)
     end = End(card, backend)
@@ -1514,10 +1592,11 @@ def test_old_kernels_keep_registered_memory_from_forks(
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_fork_uses_a_card_though_a_thread_of_its_parent_read_events(
-    card: Card, backend: CardBackend, end: End
-) -> None:
-    """The thread stands still in the library as the fork comes."""
+def test_fork_uses_a_card_amid_an_event_read(card: Card, backend: CardBackend, end: End) -> None:
+    """A fork uses a card though a thread of its parent read events.
+
+    The thread stands still in the library as the fork comes.
+    """
     card.stall("ibv_get_async_event")
     reading = Running(end.qp.port_events)
     until(lambda: card.stalled("ibv_get_async_event") == 1)
@@ -1557,7 +1636,8 @@ def test_a_protection_domain_that_stays_is_freed_later(card: Card, backend: Card
     assert card.leftovers() == ()
 
 
-def test_a_batch_that_outlives_its_queue_pair_posts_no_receive(end: End) -> None:
+def test_batch_after_its_queue_pair_posts_no_receive(end: End) -> None:
+    """A batch that outlives its queue pair posts no receive."""
     end.qp.send(end.group, [b"x"])
     batch = end.qp.recv(1, LONG)
     posts = end.card.count("ibv_post_recv")

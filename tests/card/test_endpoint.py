@@ -33,8 +33,8 @@ class Pair:
         self.receiver: Endpoint = open_endpoint(backend, "10.0.0.2", rejoin=policy)
         self.out, self.group = self.sender.sender(GROUP), self.receiver.join(GROUP)
 
-    def hears(self) -> bool:
-        """Whether a message gets through."""
+    def receives(self) -> bool:
+        """Return True if a message gets through."""
         self.out.send(b"?")
         return self.group.recv(BOUND) is not None
 
@@ -68,11 +68,11 @@ def disassociate_device(pair: Pair) -> None:
 
 
 def comes_back(pair: Pair, fault: Callable[[Pair], None]) -> None:
-    assert pair.hears()
+    assert pair.receives()
     fault(pair)
     found = [pair.receiver.next_event(BOUND) for _ in range(2)]
     assert [type(one) for one in found] == [Lost, Rejoined]
-    assert pair.hears()
+    assert pair.receives()
 
 
 @pytest.mark.parametrize("fault", [change_address, end_membership, fail_queue_pair, remove_device])
@@ -80,7 +80,8 @@ def test_a_lost_membership_comes_back(pair: Pair, fault: Callable[[Pair], None])
     comes_back(pair, fault)
 
 
-def test_the_id_on_a_device_that_is_away_is_destroyed_once(pair: Pair) -> None:
+def test_id_on_a_removed_device_is_destroyed_once(pair: Pair) -> None:
+    """The id on a device that is away is destroyed once."""
     pair.card.remove(SECOND)
     assert isinstance(pair.receiver.next_event(BOUND), Lost)
     looks, ends = (pair.card.count(call) for call in ("ibv_get_device_list", "rdma_get_devices"))
@@ -92,10 +93,11 @@ def test_the_id_on_a_device_that_is_away_is_destroyed_once(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("call", ["rdma_destroy_id", "ibv_destroy_cq", "ibv_destroy_comp_channel"])
-def test_what_a_device_that_goes_keeps_for_a_while_is_destroyed_before_the_rejoin(
-    pair: Pair, call: str
-) -> None:
-    """The kernel keeps a device for as long as an id holds it."""
+def test_held_device_is_destroyed_before_the_rejoin(pair: Pair, call: str) -> None:
+    """An id that a removed device holds for a while is destroyed before the rejoin.
+
+    The kernel keeps a device for as long as an id holds it.
+    """
     before = Counter(one.kind for one in pair.card.leftovers())
     pair.card.fail(call, E.EIO, 1)
     pair.card.remove(SECOND)
@@ -109,16 +111,16 @@ def test_what_a_device_that_goes_keeps_for_a_while_is_destroyed_before_the_rejoi
 
 
 @pytest.mark.parametrize("layer", ["roce", "infiniband"])
-def test_a_membership_comes_back_with_its_card_and_closing_says_what_the_old_one_kept(
-    card: Card, layer: str
-) -> None:
+def test_membership_returns_with_its_card(card: Card, layer: str) -> None:
+    """A membership comes back with its card and closing says what the old one kept."""
     card.network(layer, ports=2)
     with pytest.raises(McastError) as failed, CardBackend(card) as backend:
         comes_back(Pair(card, backend), disassociate_device)
     assert failed.value.errno == E.EIO
 
 
-def test_a_refused_join_is_an_error_and_the_next_is_none(card: Card, backend: CardBackend) -> None:
+def test_refused_join_does_not_fail_the_next(card: Card, backend: CardBackend) -> None:
+    """A refused join is an error and the next is none."""
     card.infiniband(1)
     with open_endpoint(backend, "10.0.0.1") as endpoint:
         card.answer_join(CmEventType.MULTICAST_ERROR, -22)
@@ -189,7 +191,7 @@ def test_handler_cannot_send_within_a_numbered_send(card: Card, backend: CardBac
 @pytest.mark.parametrize("number", [16, 17, 18, 19, 20])
 def test_events_of_no_membership_change_nothing(pair: Pair, number: int) -> None:
     """The events that rdma-core 60 added, and one that no version has yet."""
-    assert pair.hears()
+    assert pair.receives()
     assert pair.card.event(number, -E.EIO, "10.0.0.2") == 1
-    assert pair.hears()
+    assert pair.receives()
     assert pair.receiver.next_event(0) is None

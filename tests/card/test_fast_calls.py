@@ -40,7 +40,7 @@ class End(ends.End):
         return self.qp.recv(2, ends.BOUND)
 
     def state(self) -> tuple[int, int | None]:
-        """What has been sent, and how many receives are free."""
+        """Number of messages sent, and of free receives."""
         return self.qp.counters.sent, self.qp.counters.recv_free
 
 
@@ -55,8 +55,8 @@ def outcome(call: Callable[[], object]) -> tuple[object, ...]:
     with pytest.raises(Exception) as caught:
         call()
     error = caught.value
-    told = vars(error) if isinstance(error, McastError) else {}
-    return type(error), str(error), {name: str(value) for name, value in told.items()}
+    attributes = vars(error) if isinstance(error, McastError) else {}
+    return type(error), str(error), {name: str(value) for name, value in attributes.items()}
 
 
 # --- what is refused ---
@@ -130,9 +130,10 @@ REFUSED = [
     ("name", "before", "given", "named"),
     [pytest.param(name, *rest, id=f"{name}-{what}") for name, what, *rest in REFUSED],
 )
-def test_what_the_fast_call_refuses_has_the_error_of_the_one_implementation(
+def test_fast_call_has_the_contracts_errors(
     end: End, name: str, before: Callable[[End], None], given: tuple[Any, ...], named: dict[str, Any]
 ) -> None:
+    """A refusal of the fast call has the error of the contract's implementation."""
     before(end)
     state = end.state() if before is nothing else None
     arguments = (end.group, *given) if name.startswith("send") else given
@@ -178,9 +179,10 @@ BATCHES: dict[str, tuple[Callable[[Batch], object], ...]] = {
         for before in calls[1:]
     ],
 )
-def test_what_a_batch_refuses_has_the_error_of_the_one_implementation(
+def test_batch_has_the_contracts_errors(
     end: End, name: str, call: Callable[[Batch], object], before: Callable[[Batch], object]
 ) -> None:
+    """A refusal of a batch has the error of the contract's implementation."""
     batch = end.batch()
     used = before(batch)
     state = end.state()

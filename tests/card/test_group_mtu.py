@@ -83,9 +83,10 @@ def bound(to: Destination) -> tuple[int | None, MtuSource | None]:
         (MTU_2048, 2044, 1024, (None, None)),  # no group has less than the broadcast group
     ],
 )
-def test_a_join_tells_the_group_s_mtu_where_it_may_be_less_than_the_port_s(
+def test_join_reports_a_smaller_group_mtu(
     fabric: Fabric, ask: Ask, backend: CardBackend, port: int, interface: int, sa: int | None, found: object
 ) -> None:
+    """A join tells the group's MTU where it may be less than the port s."""
     fabric(port, port, interface)
     about = ask(sa)
     to = End(backend).join()
@@ -93,9 +94,8 @@ def test_a_join_tells_the_group_s_mtu_where_it_may_be_less_than_the_port_s(
     assert about == ([] if port == MTU_2048 else [to.gid])
 
 
-def test_where_the_interface_cannot_be_found_the_sa_is_asked(
-    card: Card, ask: Ask, backend: CardBackend
-) -> None:
+def test_sa_is_asked_without_an_interface(card: Card, ask: Ask, backend: CardBackend) -> None:
+    """Where the interface cannot be found the SA is asked."""
     card.infiniband(1)
     ask(1024)
     assert bound(End(backend).join()) == (1024, MtuSource.SA)
@@ -163,9 +163,10 @@ def test_an_endpoint_says_what_each_group_carries(fabric: Fabric, ask: Ask, back
         assert len(message.payload) == 1000
 
 
-def test_a_device_that_goes_meanwhile_leaves_the_event_as_it_is(
+def test_removed_device_leaves_the_event_unchanged(
     card: Card, fabric: Fabric, ask: Ask, backend: CardBackend
 ) -> None:
+    """A device that goes meanwhile leaves the event as it is."""
     fabric(MTU_4096, MTU_2048, 2044)
     end = End(backend)
     end.id.join_multicast(GROUP)

@@ -43,7 +43,7 @@ HERE = IPv4Address("127.0.0.1")
 
 @pytest.fixture
 def known(card: Card, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, KernelDevice]:
-    """What the kernel knows: two devices, whose files exist. A test changes it."""
+    """Devices that the kernel knows: two, whose files exist. A test changes it."""
     card.ethernet(2)
     found = {}
     for number in range(2):
@@ -68,7 +68,7 @@ Plant = Callable[[dict[str, KernelDevice], pytest.MonkeyPatch], str]
 
 
 def closed(known: dict[str, KernelDevice], patch: pytest.MonkeyPatch) -> str:
-    """As root may open any file, the refusal of a device cgroup is made up."""
+    """Refuse to open a device, as a device cgroup does; root may open any file."""
     patch.setattr(devices, "why_closed", no_access)
     return "card0"
 
@@ -202,7 +202,7 @@ def test_its_addresses_are_known_without_asking(
 def test_a_device_that_is_renamed_is_not_left_out(
     card: Card, known: dict[str, KernelDevice], backend: CardBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What has changed during the look is looked at again: udev renames a device soon after it has come."""
+    """A device that changed during the search is read again: udev renames a device soon after it has come."""
     before = {"card9": known["card0"]._replace(here=False), "card1": known["card1"]}
     answers = iter((before, known))
     monkeypatch.setattr(devices, "kernel_devices", lambda: next(answers, known))
@@ -239,7 +239,7 @@ def test_a_name_that_is_no_text(card: Card, backend: CardBackend) -> None:
 def test_folders_that_go_during_the_look(
     card: Card, known: dict[str, KernelDevice], backend: CardBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As those of a device that is removed: sysfs has shown them a moment before."""
+    """Folders vanish as those of a device that is removed: sysfs has shown them a moment before."""
     assert card.sysfs is not None
     (card.sysfs / "card0/device/net").mkdir(parents=True)
 

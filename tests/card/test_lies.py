@@ -45,7 +45,7 @@ def bodies(end: End, count: int) -> list[bytes]:
     return [bytes(one.payload) for one in messages if one is not None]
 
 
-def hears(end: End, to: Destination) -> bool:
+def receives(end: End, to: Destination) -> bool:
     end.qp.send_one(to, b"heard")
     return bodies(end, 1) == [b"heard"]
 
@@ -73,7 +73,7 @@ def test_a_length_that_no_message_has(card: Card, end: End, length: int, call: s
     assert (counters.dropped_invalid, counters.received, counters.recv_free) == (1, 2, 16)
     assert end.qp.state is QpState.RTS
     for _ in range(20):
-        assert hears(end, to)
+        assert receives(end, to)
 
 
 @pytest.mark.parametrize("timeout", [0, 0.05])
@@ -87,7 +87,7 @@ def test_lies_alone_are_no_message(card: Card, end: End, timeout: float) -> None
     card.fail_no_more()
     counters = end.qp.counters
     assert (counters.dropped_invalid, counters.recv_free) == (64, 16)
-    assert hears(end, to)
+    assert receives(end, to)
 
 
 def test_a_message_behind_many_lies_wakes_who_waits(card: Card, backend: CardBackend) -> None:
@@ -116,10 +116,11 @@ def test_a_receive_that_was_not_posted(card: Card, backend: CardBackend, number:
     assert (counters.dropped_invalid, end.qp.state) == (1, QpState.ERR)
     end.qp.reset()
     assert end.qp.counters.recv_free == 16
-    assert hears(end, to)
+    assert receives(end, to)
 
 
-def test_a_receive_that_is_leased_is_not_received_again(card: Card, end: End) -> None:
+def test_leased_receive_is_not_received_again(card: Card, end: End) -> None:
+    """A receive that is leased is not received again."""
     to = end.join()
     end.qp.send_one(to, b"leased")
     with end.qp.recv(timeout=BOUND) as batch:
@@ -134,13 +135,13 @@ def test_a_receive_that_is_leased_is_not_received_again(card: Card, end: End) ->
 @pytest.mark.parametrize("call", ["recv", "recv_one"])
 def test_more_completions_than_were_asked_for(card: Card, end: End, count: int, call: str) -> None:
     to = end.join()
-    assert hears(end, to)
+    assert receives(end, to)
     card.lie("poll_count", 1000 if call == "recv" and count < 1000 else count, times=-1)
     with pytest.raises(QpError, match="cannot be true"):
         end.qp.recv(1, BOUND) if call == "recv" else end.qp.recv_one(BOUND)
     card.fail_no_more()
     end.qp.reset()
-    assert hears(end, to)
+    assert receives(end, to)
 
 
 @pytest.mark.parametrize("count", [-1, -1000, -BIG])
@@ -151,7 +152,7 @@ def test_a_poll_that_fails_in_an_unknown_way(card: Card, end: End, count: int) -
         end.qp.recv_one(BOUND)
     card.fail_no_more()
     end.qp.reset()
-    assert hears(end, to)
+    assert receives(end, to)
 
 
 @pytest.mark.parametrize("status", [22, 99, 255, BIG])
@@ -163,7 +164,7 @@ def test_a_status_without_a_name(card: Card, end: End, status: int) -> None:
         end.qp.recv_one(BOUND)
     assert caught.value.status is WcStatus.UNKNOWN
     end.qp.reset()
-    assert hears(end, to)
+    assert receives(end, to)
 
 
 def test_fields_keep_to_the_bits_that_a_header_has(card: Card, end: End) -> None:
@@ -199,7 +200,7 @@ def test_a_send_that_was_not_posted(card: Card, end: End, number: int) -> None:
         end.qp.flush(BOUND)
     card.fail_no_more()
     end.qp.reset()
-    assert hears(end, to)
+    assert receives(end, to)
     end.qp.flush(BOUND)
 
 
@@ -211,7 +212,7 @@ def test_more_sends_complete_than_were_asked_for(card: Card, end: End, count: in
         end.qp.send_one(to, b"x")
     card.fail_no_more()
     end.qp.reset()
-    assert hears(end, to)
+    assert receives(end, to)
 
 
 def test_completions_without_end_do_not_keep_a_reset(card: Card, end: End) -> None:
@@ -220,7 +221,7 @@ def test_completions_without_end_do_not_keep_a_reset(card: Card, end: End) -> No
     end.qp.reset()
     card.fail_no_more()
     end.qp.reset()
-    assert hears(end, to)
+    assert receives(end, to)
 
 
 # --- devices and ports -----------------------------------------------------------------------------
@@ -267,7 +268,7 @@ def test_a_queue_pair_state_that_does_not_exist(card: Card, end: End, state: int
     with pytest.raises(McastError, match="a state that no queue pair has"):
         _ = end.qp.state
     assert end.qp.state is QpState.RTS
-    assert hears(end, to)
+    assert receives(end, to)
 
 
 # --- events ----------------------------------------------------------------------------------------

@@ -46,7 +46,8 @@ def test_memory_is_registered_without_relaxed_ordering(card: Card, backend: Card
     backend.close()
 
 
-def test_device_memory_is_refused_with_the_version_to_take(card: Card, backend: CardBackend) -> None:
+def test_device_memory_names_the_version_needed(card: Card, backend: CardBackend) -> None:
+    """Device memory is refused with the version to take."""
     card.ethernet(1)
     fd = os.memfd_create("device")
     with pytest.raises(NotSupported, match="upgrade rdma-core to 34 or newer") as caught:
@@ -63,7 +64,8 @@ def test_gids_are_asked_for_one_by_one(card: Card, backend: CardBackend) -> None
     assert card.count("ibv_query_gid") > 1
 
 
-def test_a_send_only_join_is_refused_with_the_version_to_take(card: Card, backend: CardBackend) -> None:
+def test_send_only_join_names_the_version_needed(card: Card, backend: CardBackend) -> None:
+    """A send only join is refused with the version to take."""
     card.ethernet(1)
     end = End(backend)
     with pytest.raises(McastError, match="upgrade rdma-core to 17 or newer") as caught:

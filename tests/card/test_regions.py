@@ -55,9 +55,10 @@ def lkey_of(region: object) -> int:
 
 @pytest.mark.parametrize("can", [1, 0])
 @pytest.mark.parametrize("asked", [True, False])
-def test_a_device_may_write_in_any_order_where_it_is_asked_and_can(
+def test_relaxed_ordering_where_asked_and_possible(
     card: Card, backend: CardBackend, memory: int, can: int, asked: bool
 ) -> None:
+    """A device may write in any order where it is asked and can."""
     card.ethernet(1, has_relaxed_ordering=can)
     end = End(backend)
     written, read = (
@@ -73,15 +74,15 @@ def test_a_device_may_write_in_any_order_where_it_is_asked_and_can(
     assert card.access(lkey_of(device)) == Access.LOCAL_WRITE | wanted
 
 
-def test_the_own_memory_of_a_queue_pair_is_written_in_order(card: Card, backend: CardBackend) -> None:
+def test_own_memory_is_written_in_order(card: Card, backend: CardBackend) -> None:
+    """The own memory of a queue pair is written in order."""
     card.ethernet(1)
     region = End(backend).qp.register(b"the next")
     assert card.access(lkey_of(region) - 1) == Access.LOCAL_WRITE
 
 
-def test_a_send_waits_until_the_device_has_read_what_lies_on_another(
-    card: Card, backend: CardBackend, memory: int
-) -> None:
+def test_send_waits_until_device_memory_is_read(card: Card, backend: CardBackend, memory: int) -> None:
+    """A send waits until the device has read what lies on another."""
     card.ethernet(1)
     end = End(backend)
     to, region = end.join(), end.qp.register_dmabuf(memory, SIZE)
@@ -102,7 +103,7 @@ def test_a_device_that_takes_no_dmabuf_says_so(card: Card, backend: CardBackend,
 
 
 def test_what_was_deregistered_meanwhile_is_not_sent(card: Card, backend: CardBackend, memory: int) -> None:
-    """As another thread's close, between the look at the region and the post."""
+    """Another thread closes the region between the check and the post."""
     card.ethernet(1)
     end = End(backend)
     to = end.join()
@@ -137,9 +138,10 @@ def test_closing_the_queue_pair_ends_its_device_memory(card: Card, backend: Card
 
 
 @pytest.mark.parametrize("refused", [False, True])
-def test_an_object_is_sent_out_of_its_memory_if_that_can_be_registered(
+def test_object_is_sent_from_registered_memory(
     card: Card, backend: CardBackend, caplog: pytest.LogCaptureFixture, refused: bool
 ) -> None:
+    """An object is sent out of its memory if that can be registered."""
     card.ethernet(2)
     data, lent = os.urandom(3 << 20), set[int]()
     caplog.set_level("DEBUG", "mcast")
@@ -164,11 +166,11 @@ def test_an_object_is_sent_out_of_its_memory_if_that_can_be_registered(
 
 
 def regions(card: Card) -> int:
-    """How many memory regions live; one is the queue pair's own."""
+    """Return the number of memory regions; one is the queue pair's own."""
     return sum(one.kind == "memory region" for one in card.leftovers())
 
 
-def hears(end: End, to: Destination) -> bool:
+def receives(end: End, to: Destination) -> bool:
     end.qp.reset()
     end.qp.send_one(to, b"heard")
     message = end.qp.recv_one(BOUND)
@@ -181,10 +183,11 @@ STEPS = range(1, 5)
 
 @pytest.mark.parametrize("is_reset", [True, False])
 @pytest.mark.parametrize("nth", STEPS)
-def test_a_region_that_fails_to_close_stays_until_the_next_try(
-    card: Card, backend: CardBackend, nth: int, is_reset: bool
-) -> None:
-    """Before that the program may reset the queue pair, or not."""
+def test_region_that_fails_to_close_stays(card: Card, backend: CardBackend, nth: int, is_reset: bool) -> None:
+    """A region that fails to close stays until the next try.
+
+    Before that the program may reset the queue pair, or not.
+    """
     card.ethernet(1)
     end = End(backend)
     to, region = end.join(), end.qp.register(bytearray(4096), recv_slot=1024)
@@ -192,16 +195,15 @@ def test_a_region_that_fails_to_close_stays_until_the_next_try(
     with pytest.raises(McastError):
         region.close()
     if is_reset:
-        assert hears(end, to)
+        assert receives(end, to)
     region.close()
     assert (regions(card), end.qp.state) == (1, QpState.RTS)
-    assert hears(end, to)
+    assert receives(end, to)
 
 
 @pytest.mark.parametrize("nth", STEPS)
-def test_receive_memory_that_is_refused_is_registered_no_more(
-    card: Card, backend: CardBackend, nth: int
-) -> None:
+def test_refused_receive_memory_is_deregistered(card: Card, backend: CardBackend, nth: int) -> None:
+    """Receive memory that is refused is registered no more."""
     card.ethernet(1)
     end, buffer = End(backend), bytearray(4096)
     to = end.join()
@@ -209,14 +211,13 @@ def test_receive_memory_that_is_refused_is_registered_no_more(
     with pytest.raises(McastError):
         end.qp.register(buffer, recv_slot=1024)
     assert (regions(card), end.qp.state) == (1, QpState.RTS)
-    assert hears(end, to)
+    assert receives(end, to)
     gc.collect()
     buffer.clear()  # which it refuses while something has a view of it
 
 
-def test_a_queue_pair_in_err_says_so_and_not_that_messages_are_queued(
-    card: Card, backend: CardBackend
-) -> None:
+def test_qp_in_err_reports_err_not_queued_messages(card: Card, backend: CardBackend) -> None:
+    """A queue pair in ERR says so and not that messages are queued."""
     card.ethernet(1)
     end = End(backend)
     card.qp_event(end.qp.qp_num, AsyncEvent.QP_FATAL)
@@ -225,10 +226,11 @@ def test_a_queue_pair_in_err_says_so_and_not_that_messages_are_queued(
 
 
 @pytest.mark.parametrize("nth", [0, 1, 2, 3])
-def test_a_region_closed_in_err_leaves_the_reason_to_be_told(
-    card: Card, backend: CardBackend, nth: int
-) -> None:
-    """The nth step fails, and the close is tried again."""
+def test_region_closed_in_err_keeps_the_reason(card: Card, backend: CardBackend, nth: int) -> None:
+    """A region closed in ERR leaves the reason to be told.
+
+    The nth step fails, and the close is tried again.
+    """
     card.ethernet(1)
     end = End(backend)
     to, region = end.join(), end.qp.register(bytearray(4096), recv_slot=1024)
@@ -242,13 +244,14 @@ def test_a_region_closed_in_err_leaves_the_reason_to_be_told(
     for _ in range(2):
         with pytest.raises(QpError, match="the device reported a fatal error of the QP"):
             end.qp.recv(1, BOUND)
-    assert hears(end, to)
+    assert receives(end, to)
 
 
 @pytest.mark.parametrize("kind", ["host", "device"])
-def test_receive_memory_may_have_more_slots_than_32_bits_count(
+def test_receive_memory_may_exceed_32_bits_of_slots(
     card: Card, backend: CardBackend, memory: int, kind: str
 ) -> None:
+    """Receive memory may have more slots than 32 bits count."""
     card.ethernet(1)
     end, size = End(backend), 5 << 30
     to = end.join()
@@ -260,7 +263,7 @@ def test_receive_memory_may_have_more_slots_than_32_bits_count(
         region = end.qp.register_dmabuf(memory, size, recv_slot=1)
     assert end.qp.state is QpState.RTS
     region.close()
-    assert hears(end, to)
+    assert receives(end, to)
 
 
 @pytest.mark.parametrize(("slots", "slot"), [(1, 5 << 30), (2, (4 << 30) + 4096)])
@@ -279,13 +282,14 @@ def test_a_slot_may_have_more_bytes_than_32_bits_count(
         assert [bytes(one.payload) for one in batch] == [b"%d" % number for number in range(slots)]
     assert [room[number * slot] for number in range(slots)] == [ord("0") + n for n in range(slots)]
     region.close()
-    assert hears(end, to)
+    assert receives(end, to)
 
 
-def test_a_queue_pair_that_received_into_a_device_is_not_kept(
-    card: Card, backend: CardBackend, memory: int
-) -> None:
-    """It and the region refer to each other; the garbage collector finds that."""
+def test_qp_with_device_memory_is_collected(card: Card, backend: CardBackend, memory: int) -> None:
+    """A queue pair that received into a device is not kept.
+
+    It and the region refer to each other; the garbage collector finds that.
+    """
     card.ethernet(1)
     end = End(backend)
     end.qp.register_dmabuf(memory, SIZE, recv_slot=64)

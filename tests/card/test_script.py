@@ -1,4 +1,4 @@
-"""What a test scripts, seen through the provider: times, orders, failures, link layers, headers."""
+"""The scripted card, seen through the provider: times, orders, failures, link layers, headers."""
 
 from __future__ import annotations
 
@@ -143,9 +143,8 @@ def test_the_queue_pair_of_a_fatal_event_is_in_err(card: Card, backend: CardBack
         end.qp.recv(1, BOUND)
 
 
-def test_a_fatal_event_ends_the_life_before_a_reset_not_the_one_after(
-    card: Card, backend: CardBackend
-) -> None:
+def test_fatal_event_before_a_reset_ends_with_it(card: Card, backend: CardBackend) -> None:
+    """A fatal event ends the life before a reset not the one after."""
     card.ethernet(1)
     end = End(backend)
     to = end.join()
@@ -157,9 +156,8 @@ def test_a_fatal_event_ends_the_life_before_a_reset_not_the_one_after(
     assert end.qp.state is QpState.RTS
 
 
-def test_a_fatal_event_that_comes_during_a_reset_does_not_end_the_life_after(
-    card: Card, backend: CardBackend
-) -> None:
+def test_fatal_event_during_a_reset_ends_with_it(card: Card, backend: CardBackend) -> None:
+    """A fatal event that comes during a reset does not end the life after."""
     card.ethernet(1)
     end = End(backend)
     to = end.join()
@@ -175,7 +173,8 @@ def test_a_fatal_event_that_comes_during_a_reset_does_not_end_the_life_after(
     assert payload(end) == b"heard"
 
 
-def test_a_queue_pair_is_told_of_its_own_port_of_the_device(card: Card, backend: CardBackend) -> None:
+def test_qp_gets_events_of_its_own_port(card: Card, backend: CardBackend) -> None:
+    """A queue pair is told of its own port of the device."""
     device = card.add(ethernet_port("10.0.0.1"), ethernet_port("10.0.0.2"), name=b"card0")
     first, second = End(backend), End(backend, "10.0.0.2")
     card.port_event(device, PortEvent.ERR, port=2)
@@ -268,7 +267,7 @@ def test_a_message_is_answered_by_unicast(card: Card, backend: CardBackend, laye
 
 
 @pytest.mark.parametrize(
-    ("layer", "form", "is_told"),
+    ("layer", "form", "is_read"),
     [
         ("roce", Grh.AUTO, True),
         ("roce", Grh.IPV4, True),
@@ -278,7 +277,7 @@ def test_a_message_is_answered_by_unicast(card: Card, backend: CardBackend, laye
         ("infiniband", Grh.NONE, False),
     ],
 )
-def test_headers_of_each_form(card: Card, backend: CardBackend, layer: str, form: Grh, is_told: bool) -> None:
+def test_headers_of_each_form(card: Card, backend: CardBackend, layer: str, form: Grh, is_read: bool) -> None:
     card.network(layer, ports=1)
     card.set_port(0, grh=form)
     end = End(backend)
@@ -288,13 +287,12 @@ def test_headers_of_each_form(card: Card, backend: CardBackend, layer: str, form
     assert message is not None
     assert bytes(message.payload) == b"text"
     source = backend.devices()[0].ports[0].gids[0]
-    assert (message.source, message.group) == ((source, to.gid) if is_told else (Gid(bytes(16)),) * 2)
-    assert message.from_self is is_told
+    assert (message.source, message.group) == ((source, to.gid) if is_read else (Gid(bytes(16)),) * 2)
+    assert message.from_self is is_read
 
 
-def test_an_ipv6_header_may_have_a_source_that_looks_like_the_start_of_an_ipv4_header(
-    card: Card, backend: CardBackend
-) -> None:
+def test_ipv6_source_may_look_like_ipv4(card: Card, backend: CardBackend) -> None:
+    """An IPv6 header may have a source that looks like the start of an IPv4 header."""
     card.add(ethernet_port("69.0.0.1"), name=b"card0")  # 69 is 0x45: version 4, five words
     card.set_port(0, grh=Grh.IPV6)
     end = End(backend, "69.0.0.1")

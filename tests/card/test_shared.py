@@ -32,7 +32,7 @@ class Shared(End):
         super().__init__(backend, max_send_wr=64, max_recv_wr=1024)
         self.backend, self.to = backend, self.join()
         self.latest: list[Batch] = [CopiedBatch()] * 8
-        """What the threads have received last."""
+        """Batches that the threads have received last."""
 
     def require_own(self, message: Message) -> None:
         assert bytes(message.payload) == SENT[len(message.payload) - 1]
@@ -102,7 +102,8 @@ def test_one_payload_for_all(shared: Shared, view: memoryview) -> None:
             shared.qp.send(shared.to, refused)
 
 
-def test_a_batch_that_is_dropped_gives_its_receives_back(shared: Shared) -> None:
+def test_dropped_batch_gives_its_receives_back(shared: Shared) -> None:
+    """A batch that is dropped gives its receives back."""
     for _ in range(50):
         shared.qp.send_one(shared.to, SENT[0], timeout=BOUND)
         assert len(list(shared.qp.recv(1, BOUND))) == 1

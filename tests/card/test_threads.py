@@ -124,23 +124,26 @@ def test_threads_read_a_batch_at_once(card: Card, backend: CardBackend) -> None:
     assert qp.counters.recv_free == 64
 
 
-def test_a_garbage_collection_while_a_view_is_made_changes_none(card: Card, backend: CardBackend) -> None:
-    """It may run any code: here what looks at another message, or lets another thread do so."""
+def test_collection_while_a_view_is_made_changes_none(card: Card, backend: CardBackend) -> None:
+    """A garbage collection while a view is made changes none.
+
+    It may run any code: here what looks at another message, or lets another thread do so.
+    """
     card.ethernet(1)
     end = End(backend, max_recv_wr=64)
     sent = [b"%d" % number * (number + 1) for number in range(64)]
     end.qp.send(end.join(), sent, timeout=BOUND)
     seen = []
 
-    def look(phase: str, _: dict[str, int]) -> None:
+    def on_collection(phase: str, _: dict[str, int]) -> None:
         if phase == "start":
             seen.append(bytes(batch[-1].payload))
 
     thresholds = gc.get_threshold()
     with end.qp.recv(64, BOUND) as batch, ExitStack() as stack:
         stack.callback(gc.set_threshold, *thresholds)
-        stack.callback(gc.callbacks.remove, look)
-        gc.callbacks.append(look)
+        stack.callback(gc.callbacks.remove, on_collection)
+        gc.callbacks.append(on_collection)
         gc.set_threshold(1)
         read = [bytes(message.payload) for message in batch]
         read_by_place = [bytes(batch[place].payload) for place in range(len(batch))]
@@ -189,10 +192,11 @@ MUCH = [bytes(1024)] * 64
 
 
 @pytest.mark.parametrize("timeout", [0, BOUND])
-def test_a_send_that_meets_a_close_at_the_lock_sends_nothing(
-    card: Card, backend: CardBackend, timeout: float
-) -> None:
-    """It has found the queue pair open, and then waits for another thread's post, which stands still."""
+def test_send_behind_a_close_sends_nothing(card: Card, backend: CardBackend, timeout: float) -> None:
+    """A send that meets a close at the lock sends nothing.
+
+    It has found the queue pair open, and then waits for another thread's post, which stands still.
+    """
     card.ethernet(1)
     end = End(backend, max_send_wr=128)
     qp, to = end.qp, end.join()

@@ -151,13 +151,14 @@ def test_a_narrow_terminal_gets_whole_numbers(here: Run) -> None:
     assert row in [line.rstrip() for line in narrow.stdout.splitlines()]
 
 
-def test_a_terminal_that_knows_no_width_has_the_usual_one(here: Run) -> None:
+def test_terminal_without_a_width_has_the_default(here: Run) -> None:
+    """A terminal that knows no width has the usual one."""
     usual, unknown = (here("sim", "run", "late-join", env={"COLUMNS": columns}) for columns in ("80", "0"))
     assert unknown.stdout == usual.stdout != ""
 
 
 def on_a_terminal(*arguments: str, **env: str) -> str:
-    """What the command writes to a terminal."""
+    """Return the output of the command on a terminal."""
     env = {"PATH": os.environ["PATH"], "TERM": "xterm-256color", "COLUMNS": "80"} | env
     return written_to_terminal([str(MCAST), *arguments], env)
 
@@ -250,9 +251,10 @@ def test_no_name_moves_the_cursor(here: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["--html", "--pcap", "--trace"])
-def test_a_run_that_fails_leaves_no_file_and_an_older_one_whole(
+def test_failed_run_keeps_the_older_file(
     here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
+    """A run that fails leaves no file and an older one whole."""
     assert here("sim", "run", "no-such", option, "made").returncode == 2
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "made").write_text("older")
@@ -298,24 +300,27 @@ def test_an_interrupt_at_any_moment_is_no_traceback(run: Run, moment: str, statu
     assert "from mcast.__main__ import main" in MCAST.read_text()
 
 
-def test_an_interrupt_that_nobody_took_is_silent_and_another_error_is_not(
+def test_uncaught_interrupt_is_silent(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """An interrupt that nobody took is silent and another error is not."""
     for error in KeyboardInterrupt(), ValueError("a defect"):
         _silently(type(error), error, None)
     assert capsys.readouterr().err == "ValueError: a defect\n"
 
 
-def test_a_background_job_that_ignores_interrupts_goes_on_doing_so(run: Run) -> None:
+def test_background_job_ignores_interrupts(run: Run) -> None:
+    """A background job that ignores interrupts goes on doing so."""
     script = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     script += INTERRUPTED_AT.format(moment="mcast.cli.mgid")
     done = run(MCAST.with_name("python"), "-c", script)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_nothing_on_a_console_moves_the_cursor_but_its_own_colours(
+def test_output_has_no_control_sequences(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nothing on a console moves the cursor but its own colours."""
     from rich.table import Table
     from rich.text import Text
 
@@ -331,7 +336,8 @@ def test_nothing_on_a_console_moves_the_cursor_but_its_own_colours(
     assert shown.endswith("\\x1b[2J\n\\u202e\n")
 
 
-def test_every_command_prints_by_what_makes_names_plain() -> None:
+def test_every_command_escapes_names() -> None:
+    """Every command prints by what makes names plain."""
     older = {"demo.py", "recv.py", "send.py"}  # whose words are of their own, but for a console's
     for path in sorted(Path(cli.__file__).parent.glob("*.py")):
         calls = {
@@ -381,9 +387,10 @@ def test_demo_names_a_receiver_that_hears_nothing(
     assert done.stderr.count("\n") == 1
 
 
-def test_demo_refuses_more_receivers_than_the_ports_take(
+def test_demo_refuses_more_receivers_than_ports(
     here: Run, third_party: Callable[..., dict[str, str]]
 ) -> None:
+    """Demo refuses more receivers than the ports take."""
     done = here(
         "demo", "--backend", "acme", "--receivers", 200, env=third_party(source=LOSSY.format(nth=[1]))
     )

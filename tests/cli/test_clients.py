@@ -50,17 +50,18 @@ def test_groups_names_the_program_of_each_member(here: Run) -> None:
     assert "on the fabric\n  film (4242), host 1: roce1\n" in shown
 
 
-def test_top_names_who_is_on_the_fabric_when_that_changes(here: Run) -> None:
-    look = ("top", "239.1.1.1", "--backend", "sim", "--interval", "0.05")
-    done = here(*look, "-C", 2)
+def test_top_names_clients_that_come_and_go(here: Run) -> None:
+    """Top names who is on the fabric when that changes."""
+    sample = ("top", "239.1.1.1", "--backend", "sim", "--interval", "0.05")
+    done = here(*sample, "-C", 2)
     assert done.stdout.count("on the fabric: film (4242), host 1: roce1") == 1
-    assert json.loads(here(*look, "-C", 1, "--json").stdout)["clients"] == [FILM]
+    assert json.loads(here(*sample, "-C", 1, "--json").stdout)["clients"] == [FILM]
 
 
 def test_a_terminal_shows_them_below_the_table(capsys: pytest.CaptureFixture[str]) -> None:
     with open_endpoint("sim") as endpoint, endpoint.join("239.1.1.1"):
-        look = next(samples(endpoint, 0.05, 1))
-        Console(width=80).print(_table(look, [], others(endpoint.backend)))
+        sample = next(samples(endpoint, 0.05, 1))
+        Console(width=80).print(_table(sample, [], others(endpoint.backend)))
     assert "\non the fabric: film (4242), host 1: roce1\n" in capsys.readouterr().out
 
 
@@ -80,8 +81,11 @@ def test_who_looks_on_is_no_member_s_program(here: Run, film: FabricServer) -> N
     assert "roce1/1, film (4242) " in shown
 
 
-def test_a_process_without_a_number_is_in_another_container(here: Run, film: FabricServer) -> None:
-    """A server, too, sees processes of its own PID namespace and of those below it alone."""
+def test_process_without_a_pid_is_elsewhere(here: Run, film: FabricServer) -> None:
+    """A process without a number is in another container.
+
+    A server, too, sees processes of its own PID namespace and of those below it alone.
+    """
     for client in film.clients.values():
         client.pid = 0
     shown = here("groups", "--backend", "sim").stdout

@@ -65,10 +65,13 @@ def test_a_third_party_runs_the_suite_by_one_command(
         assert outside not in page
 
 
-def test_a_leak_a_deviation_and_a_stale_deviation_are_told(
+def test_leaks_and_deviations_are_reported(
     here: Run, third_party: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a part of the suite."""
+    """A leak a deviation and a stale deviation are told.
+
+    By a part of the suite.
+    """
     (suite,) = mcast.conformance.__path__
     part = tmp_path / "part"
     part.mkdir()
@@ -82,9 +85,8 @@ def test_a_leak_a_deviation_and_a_stale_deviation_are_told(
     assert "Traceback" not in done.stderr
 
 
-def test_a_backend_that_cannot_run_is_not_called_conforming(
-    mcast: Run, here: Run, third_party: Install
-) -> None:
+def test_unavailable_backend_does_not_conform(mcast: Run, here: Run, third_party: Install) -> None:
+    """A backend that cannot run is not called conforming."""
     source = (
         "from mcast.api import Status, UnavailableReason\nfrom mcast.backends.sim import ROCE\n"
         "status = Status(False, 'the card is gone', UnavailableReason.NO_DEVICE, 'put it back')\n"
@@ -166,7 +168,7 @@ def test_a_report_survives_json_and_merging() -> None:
 def test_a_fabric_is_the_lab_s(mcast: Run) -> None:
     done = mcast("conformance", "--fabric", "infiniband")
     assert done.returncode == 2
-    assert "--fabric is the lab's: add --lab" in done.stderr
+    assert "--fabric chooses the fabric of the lab: add --lab" in done.stderr
 
 
 @pytest.fixture
@@ -211,7 +213,7 @@ def test_what_was_not_measured_is_said(
 def test_a_test_bed_that_fails_is_one_sentence(
     here: Run, short: SuiteReport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the suite found is written all the same."""
+    """The findings of the suite are written all the same."""
 
     def fail() -> None:
         raise RuntimeError("no port is left")
@@ -228,7 +230,7 @@ def test_a_test_bed_that_fails_is_one_sentence(
     [
         (
             ("--card-report", "x.json", "--backend", "sim-roce", "--require-backend", "sim-ib"),
-            "and named is sim-roce, sim-ib: give one --backend",
+            "give one --backend, not sim-roce, sim-ib",
         ),
         (("--with-names",), "--with-names is for the card report: add --card-report FILE"),
         (("--backend", "sim-roce", "--card-report", "-", "--json"), "only one output can go to stdout"),

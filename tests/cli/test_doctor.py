@@ -39,13 +39,14 @@ SAYS = {
         ([PROBLEM, WARNING, PROBLEM], 1, "2 problems, 1 warning, 3 checks"),
     ],
 )
-def test_the_status_and_the_last_line_count_what_is_wrong(
+def test_status_and_last_line_count_problems(
     here: Run,
     third_party: Callable[..., dict[str, str]],
     findings: list[str],
     status: int,
     summary: str,
 ) -> None:
+    """The status and the last line count what is wrong."""
     env = third_party(source=PROVIDER.format(findings=f"[{', '.join(findings)}]"))
     done = here("doctor", "--backend", "acme", env=env)
     assert (done.returncode, done.stderr) == (status, "")
@@ -68,7 +69,8 @@ def test_json_has_every_finding(here: Run, third_party: Callable[..., dict[str, 
     }
 
 
-def test_a_provider_without_checks_is_asked_whether_it_runs(here: Run) -> None:
+def test_provider_without_checks_is_asked_for_status(here: Run) -> None:
+    """A provider without checks is asked whether it runs."""
     done = here("doctor", "--backend", "sim-ib", "--backend", "sim", "--json")
     found = json.loads(done.stdout)
     assert done.returncode == 0
@@ -105,7 +107,8 @@ def test_every_machine_gets_a_sensible_answer(mcast: Run) -> None:
             assert bool(one["fix"]) == (one["level"] != "ok")
 
 
-def test_without_its_libraries_the_real_provider_says_so_and_no_more(mcast: Run) -> None:
+def test_missing_libraries_are_the_only_finding(mcast: Run) -> None:
+    """Without its libraries the real provider says so and no more."""
     _, found = everything(mcast, MCAST_LIBRDMACM="/nowhere.so")
     wrong = [one for one in found["providers"]["rdma"] if one["level"] != "ok"]
     assert [one["check"] for one in wrong] == ["libraries"]
@@ -149,19 +152,29 @@ def test_a_fix_is_in_one_line_to_paste(here: Run, third_party: Callable[..., dic
 )
 def test_an_errno_is_explained_by_the_table_of_causes(here: Run, words: str) -> None:
     done = here("doctor", *words.split())
-    told = json.loads(done.stdout)["causes"]
+    reported = json.loads(done.stdout)["causes"]
     expected = {row.cause for row in ROWS if row.errno == 99}
-    assert {Cause(one["why"], one["check"], one["next_step"]) for one in told} == expected
-    assert {one["errno"] for one in told} == {"EADDRNOTAVAIL"}
-    assert [one["phase"] for one in told] == ["bind", "resolve", "join", "join", "leave", "leave", "event"]
+    assert {Cause(one["why"], one["check"], one["next_step"]) for one in reported} == expected
+    assert {one["errno"] for one in reported} == {"EADDRNOTAVAIL"}
+    assert [one["phase"] for one in reported] == [
+        "bind",
+        "resolve",
+        "join",
+        "join",
+        "leave",
+        "leave",
+        "event",
+    ]
 
 
-def test_a_status_is_explained_by_the_rows_that_go_with_it_alone(here: Run) -> None:
-    (told,) = json.loads(here("doctor", "NO_RESOURCES", "--json").stdout)["causes"]
-    assert told["why"] == "the SA refused: no MLID is left for another group"
+def test_status_is_explained_by_its_rows(here: Run) -> None:
+    """A status is explained by the rows that go with it alone."""
+    (reported,) = json.loads(here("doctor", "NO_RESOURCES", "--json").stdout)["causes"]
+    assert reported["why"] == "the SA refused: no MLID is left for another group"
 
 
-def test_an_explanation_fits_the_terminal_and_leaves_nothing_out(here: Run) -> None:
+def test_explanation_fits_the_terminal(here: Run) -> None:
+    """An explanation fits the terminal and leaves nothing out."""
     done = here("doctor", "EINVAL")
     text = " ".join(done.stdout.split())
     for row in ROWS:
@@ -172,7 +185,8 @@ def test_an_explanation_fits_the_terminal_and_leaves_nothing_out(here: Run) -> N
     assert all(len(line) <= 80 for line in done.stdout.splitlines() if not line.startswith("  check"))
 
 
-def test_an_explanation_is_given_however_narrow_the_terminal_is(here: Run) -> None:
+def test_explanation_on_a_narrow_terminal(here: Run) -> None:
+    """An explanation is given however narrow the terminal is."""
     done = here("doctor", "EADDRNOTAVAIL", env={"COLUMNS": "5"})
     assert (done.returncode, done.stderr) == (0, "")
     assert all(row.cause.check in done.stdout for row in ROWS if row.errno == 99)

@@ -49,7 +49,8 @@ def test_members_and_what_is_not_seen_are_listed(here: Run, third_party: Install
     ]
 
 
-def test_a_member_that_the_switch_does_not_know_is_pointed_out(here: Run, third_party: Installed) -> None:
+def test_member_unknown_to_the_switch_is_marked(here: Run, third_party: Installed) -> None:
+    """A member that the switch does not know is pointed out."""
     then = "next(iter(fabric.core.igmp.snooping.values())).pop(0)"
     done = here("groups", "--backend", "acme", env=third_party(source=source(then=then)))
     first, second = done.stdout.splitlines()[1:3]
@@ -69,7 +70,8 @@ def test_json_has_it_all(here: Run, third_party: Installed) -> None:
     assert found["unseen"] == []
 
 
-def test_on_infiniband_there_are_mlids_and_groups_of_ipoib(here: Run, third_party: Installed) -> None:
+def test_infiniband_shows_mlids_and_ipoib_groups(here: Run, third_party: Installed) -> None:
+    """On InfiniBand there are MLIDs and groups of IPoIB."""
     text = here("groups", "--backend", "acme", env=third_party(source=source("INFINIBAND"))).stdout
     assert text.splitlines()[0].split() == ["group", "MLID", "member", "seen", "in"]
     assert "ff12:401b:ffff::ffff:ffff  0xc000" in text

@@ -38,7 +38,8 @@ assert "pydantic" not in sys.modules
 """
 
 
-def test_the_commands_are_in_order_of_use_and_none_is_cut_short(mcast: Run) -> None:
+def test_commands_are_in_order_and_not_cut(mcast: Run) -> None:
+    """The commands are in order of use and none is cut short."""
     text = mcast("--help").stdout
     _, _, commands = text.partition("Commands:\n")
     lines = commands.splitlines()
@@ -48,14 +49,16 @@ def test_the_commands_are_in_order_of_use_and_none_is_cut_short(mcast: Run) -> N
 
 
 @pytest.mark.parametrize("name", SUMMARIES)
-def test_the_summary_of_a_command_is_what_its_own_help_begins_with(name: str) -> None:
+def test_summaries_equal_the_help(name: str) -> None:
+    """The summary of a command is what its own help begins with."""
     assert " ".join((load(name).help or "").split()).startswith(SUMMARIES[name])
 
 
 @pytest.mark.parametrize(
     "name", ["demo", "send", "recv", "ping", "listen", "top", "record", "replay", "bench"]
 )
-def test_each_command_that_opens_an_endpoint_takes_what_cards_offer(name: str) -> None:
+def test_endpoint_commands_take_card_options(name: str) -> None:
+    """Each command that opens an endpoint takes what cards offer."""
     offered = {option for one in load(name).params for option in one.opts}
     wanted = {"--busy-poll", "--traffic-class", "--dscp", "--service-level", "--comp-vector", "--moderation"}
     assert wanted <= offered
@@ -64,7 +67,8 @@ def test_each_command_that_opens_an_endpoint_takes_what_cards_offer(name: str) -
 
 
 @pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
-def test_an_endpoint_of_a_command_sends_as_its_options_say(make: Callable[..., Fabric]) -> None:
+def test_endpoint_follows_the_options(make: Callable[..., Fabric]) -> None:
+    """An endpoint of a command sends as its options say."""
     fabric = make(ports=2, trace=True)
     settings = settings_of(busy_poll=0.5, dscp=26, service_level=3, comp_vector=2, moderation="32/50")
     with (
@@ -93,16 +97,18 @@ def test_an_endpoint_of_a_command_sends_as_its_options_say(make: Callable[..., F
         (("--moderation", "1/65536"), "--moderation 1/65536: period is 65536: give 1..65535 microseconds"),
     ],
 )
-def test_what_the_port_or_the_card_has_not_is_one_sentence_and_status_2(
+def test_unsupported_option_is_a_usage_error(
     here: Run, command: str, option: tuple[str, str], why: str
 ) -> None:
+    """An option that the port or the card lacks is one sentence and status 2."""
     done = here(*command.split(), "--backend", "sim", *option)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert why in done.stderr
 
 
 @pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
-def test_a_queue_pair_of_a_measurement_is_made_as_the_options_say(make: Callable[..., Fabric]) -> None:
+def test_measurement_queue_pair_follows_options(make: Callable[..., Fabric]) -> None:
+    """A queue pair of a measurement is made as the options say."""
     asked: list[QpInit] = []
 
     def seen(cm_id: CmId, init: QpInit) -> QueuePair:
@@ -121,9 +127,9 @@ def test_a_queue_pair_of_a_measurement_is_made_as_the_options_say(make: Callable
 
 
 WORK = ("pydantic", "rich", "mcast.")
-"""What a command needs when it runs, and not to say what it does."""
+"""Modules that a command needs when it runs, and not for its help."""
 LIGHT = {"mcast.cli", "mcast.cli.status", "mcast.cli.terminal", "mcast.__main__", "mcast.facade"}
-"""What the help of all commands, and the version, may load of the package."""
+"""Modules that the help of all commands, and the version, may load of the package."""
 SIM = {"mcast.cli.sim", "mcast.cli.sim_cast", "mcast.cli.sim_control"}
 OWN = {
     "--help": set[str](),
@@ -144,7 +150,8 @@ def test_help_and_version_load_nothing_that_works(run: Run, words: str) -> None:
     assert loaded - LIGHT - OWN[words] == set()
 
 
-def test_ctrl_c_is_minded_before_anything_large_is_loaded(run: Run) -> None:
+def test_ctrl_c_works_before_large_imports(run: Run) -> None:
+    """Ctrl-C is minded before anything large is loaded."""
     loaded = "import sys; before = set(sys.modules); import mcast.__main__; print(*set(sys.modules) - before)"
     names = set(run(MCAST.with_name("python"), "-c", loaded).stdout.split())
     assert names >= {"mcast", "mcast.__main__"}  # a process that coverage has entered has the others already

@@ -46,11 +46,12 @@ def test_hex_shows_each_byte_in_80_columns() -> None:
 
 
 @pytest.mark.parametrize(("payload", "text"), [(b"a\n", "a\n"), (b"\xff", None)])
-def test_a_line_of_json_has_the_bytes_and_the_text_if_there_is_one(payload: bytes, text: str | None) -> None:
+def test_json_line_has_bytes_and_text(payload: bytes, text: str | None) -> None:
+    """A line of JSON has the bytes and the text if there is one."""
     (line,) = _as_json(message(payload))
-    told = json.loads(line)
-    assert told.pop("time") > 1.7e9
-    assert told == {
+    reported = json.loads(line)
+    assert reported.pop("time") > 1.7e9
+    assert reported == {
         "source": "10.0.0.7",
         "qp": 7,
         "group": GROUP,
@@ -65,12 +66,14 @@ def test_a_line_of_json_has_the_bytes_and_the_text_if_there_is_one(payload: byte
 def test_it_ends_after_so_many_messages(here: Run) -> None:
     done = here(*LISTEN, "-C", "30", "--json")
     assert (done.returncode, done.stderr) == (0, "")
-    told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(told) == 30
-    assert {(one["source"], one["group"]) for one in told} == {("10.0.0.2", GROUP)}
-    assert {bytes.fromhex(one["hex"]) for one in told} == {16 * b"made-up message "}
-    assert [one["number"] for one in told] == list(range(told[0]["number"], told[0]["number"] + 30))
-    assert [one["missing"] for one in told] == [[]] * 30
+    reported = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(reported) == 30
+    assert {(one["source"], one["group"]) for one in reported} == {("10.0.0.2", GROUP)}
+    assert {bytes.fromhex(one["hex"]) for one in reported} == {16 * b"made-up message "}
+    assert [one["number"] for one in reported] == list(
+        range(reported[0]["number"], reported[0]["number"] + 30)
+    )
+    assert [one["missing"] for one in reported] == [[]] * 30
 
 
 @pytest.mark.parametrize("form", [(), ("--hex",), ("--json",)])

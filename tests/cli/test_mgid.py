@@ -72,7 +72,8 @@ def test_partition_and_scope_stand_in_the_mgid(here: Run) -> None:
     assert found["InfiniBand, rdma_cm (PS_UDP)"]["mgid"] == "ff15:4001:8001::f01:101"
 
 
-def test_an_ipv6_group_is_refused_by_rocev2_and_folded_by_infiniband(here: Run) -> None:
+def test_ipv6_group_on_each_link_layer(here: Run) -> None:
+    """An IPv6 group is refused by RoCEv2 and folded by InfiniBand."""
     found = explained(here, "ff0e::1:2")
     assert found["InfiniBand, rdma_cm (PS_UDP)"]["mgid"] == "ff12:6001:ffff::1:2"
     assert found["RoCEv2"]["mgid"] is None
@@ -100,11 +101,13 @@ def test_an_mgid_of_infiniband_says_what_it_stands_for(here: Run, mgid: str, sta
     assert found["RoCE"]["mgid"] is None
 
 
-def test_an_ipv6_group_that_looks_like_a_signature_is_an_ipv6_group(here: Run) -> None:
+def test_ipv6_group_like_a_signature(here: Run) -> None:
+    """An IPv6 group that looks like a signature is an IPv6 group."""
     assert explained(here, "ff0e:4001::1")["kind"] == "IPv6 group"
 
 
-def test_an_mgid_typed_as_an_ipv6_group_would_become_another(here: Run) -> None:
+def test_mgid_typed_as_ipv6_becomes_another(here: Run) -> None:
+    """An MGID typed as an IPv6 group would become another."""
     assert (
         explained(here, "ff12:4001:ffff::f01:101")["InfiniBand"]["as_ipv6_group"] == "ff12:6001:ffff::f01:101"
     )

@@ -15,9 +15,10 @@ BEYOND_THE_DEVICE = {
 
 
 @pytest.mark.parametrize("case", BEYOND_THE_DEVICE)
-def test_what_the_device_cannot_is_one_sentence_and_status_2(
+def test_unsupported_by_the_device_is_a_usage_error(
     here: Run, third_party: Callable[..., dict[str, str]], case: str
 ) -> None:
+    """An option that the device lacks is one sentence and status 2."""
     arguments, says = BEYOND_THE_DEVICE[case]
     done = here("ping", "239.1.1.1", "-b", "10.0.0.1", *arguments, "--backend", "acme", env=third_party())
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)

@@ -41,7 +41,7 @@ def test_a_transfer_shows_what_is_done(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_play_says_how_far_it_is(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is played is counted from the first bytes that are sent, not from the first that all have."""
+    """Progress is counted from the first bytes that are sent, not from the first that all have."""
     monkeypatch.setattr(progress, "_FIRST", 0.0)
     monkeypatch.setattr(progress, "_LONGEST", 0.0)
     done = here("sim", "cast", "--receivers", "2", "--size", "4M", "--loss", "0.01")
@@ -87,7 +87,7 @@ RECEIVES = ["demo", "send", "recv", "listen", "top", "record", "bench"]
 
 @pytest.mark.parametrize("name", RECEIVES)
 def test_a_low_queue_names_an_option(name: str) -> None:
-    """What the warning says to raise is an option of each command that can log it."""
+    """The setting that the warning names is an option of each command that can log it."""
     assert name in SUMMARIES
     (option,) = (word for word in str(ReceiveQueueLow(1, 64)).strip(")").split() if word.startswith("--"))
     assert option in {option for one in load(name).params for option in one.opts}

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from mcast.capture.replay import COPY_REASON, CaptureSummary, RecordedMessage, summarize
-from mcast.cli.replay import _play
+from mcast.cli.replay import _send_all
 from mcast.cli.terminal import Failure, stdin_as_file
 from mcast.endpoint.blocking import open_endpoint
 from mcast.wire.addresses import Gid
@@ -161,7 +161,7 @@ def test_copies_of_any_interface_are_left_out(here: Run, tmp_path: Path, acme: d
     (tmp_path / "a.pcapng").write_bytes(Made().pcap(*seen, link_type=276))
     said = " ".join(here(*REPLAY, env=acme).stdout.split())
     assert said.startswith("replay: 1 messages to ")
-    assert said.endswith(f" s left out 3 times: {COPY_REASON}; --keep-copies sends these, too")
+    assert said.endswith(f" s 3 packets left out: {COPY_REASON}; --keep-copies sends these, too")
     done = here(*REPLAY, "--keep-copies", "--json", env=acme)
     assert (json.loads(done.stdout)["sent"], json.loads(done.stdout)["skipped"]) == (4, {})
 
@@ -171,7 +171,7 @@ def test_a_file_that_is_cut_is_replayed_and_named(here: Run, tmp_path: Path, acm
     (tmp_path / "a.pcapng").write_bytes(whole[:-1])
     said = " ".join(here(*REPLAY, env=acme).stdout.split())
     assert said.startswith("replay: 2 messages to ")
-    assert said.endswith(" s left out 1 time: the last packet, at offset 196: the file ends in its middle")
+    assert said.endswith(" s 1 packet left out: the last packet, at offset 196: the file ends in its middle")
 
 
 BAD_FILES: dict[str, tuple[bytes | None, str]] = {
@@ -184,10 +184,10 @@ BAD_FILES: dict[str, tuple[bytes | None, str]] = {
     ),
     "cut short": (
         capture([0.0])[:-9],
-        "a.pcapng has no message to a group; left out 1 time: the last packet, at offset 84: the file ends "
+        "a.pcapng has no multicast message; 1 packet left out: the last packet, at offset 84: the file ends "
         "in its middle",
     ),
-    "no message": (capture([]), "a.pcapng has no message to a group"),
+    "no message": (capture([]), "a.pcapng has no multicast message"),
     "too large": (capture([0.0], [4000]), "has 4,000 bytes, one MTU of roce0 carries 1,024"),
 }
 
@@ -232,7 +232,7 @@ def test_bad_input_is_one_sentence_and_status_2(here: Run, acme: dict[str, str],
 @pytest.mark.parametrize(
     ("later", "says"),
     [
-        (("239.1.1.1",), "1 of 2 messages were sent: the file has become shorter"),
+        (("239.1.1.1",), "1 of 2 messages were sent: the file was shortened during the replay"),
         (
             ("239.1.1.1", "239.1.1.2"),
             "there was no message to ::ffff:239.1.1.2 then",
@@ -240,10 +240,11 @@ def test_bad_input_is_one_sentence_and_status_2(here: Run, acme: dict[str, str],
     ],
     ids=["shorter", "another group"],
 )
-def test_a_file_that_changes_between_two_readings_is_one_sentence(later: tuple[str, ...], says: str) -> None:
+def test_file_that_changes_is_one_sentence(later: tuple[str, ...], says: str) -> None:
+    """A file that changes between two readings is one sentence."""
     contents = CaptureSummary({Gid("::ffff:239.1.1.1"): 2}, 1, 0, {})
     with open_endpoint("sim", "10.0.0.1") as endpoint:
         senders = {Gid("::ffff:239.1.1.1"): endpoint.sender(GROUP)}
         found = iter([RecordedMessage(0, Gid(f"::ffff:{group}"), b"x", None) for group in later])
         with pytest.raises(Failure, match=says):
-            _play(endpoint, senders, found, None, contents)
+            _send_all(endpoint, senders, found, None, contents)

@@ -270,9 +270,10 @@ bytes_in.NewMemorySink.__init__ = make
 
 
 @pytest.mark.parametrize(("strategy", "status"), [("all", 1), ("quorum:1", 0)])
-def test_who_did_not_get_it_is_named_and_the_strategy_says_whether_that_is_a_failure(
+def test_strategy_decides_if_a_loss_is_a_failure(
     with_others: Run, tmp_path: Path, strategy: str, status: int
 ) -> None:
+    """Who did not get it is named and the strategy says whether that is a failure."""
     script = tmp_path / "script.py"
     script.write_text(REFUSES + OTHER_END)
     done = with_others("send", "file", "239.1.1.1", "-n", 2, "--strategy", strategy)
@@ -286,7 +287,8 @@ def test_who_did_not_get_it_is_named_and_the_strategy_says_whether_that_is_a_fai
     assert "/secret" not in done.stdout
 
 
-def test_a_carousel_goes_round_without_receivers_and_with_them(with_others: Run) -> None:
+def test_carousel_with_and_without_receivers(with_others: Run) -> None:
+    """A carousel goes round without receivers and with them."""
     carousel = ("--strategy", "carousel:40", "--rate", "50M")
     done = with_others("send", "file", "239.1.1.1", *carousel)
     assert (done.returncode, done.stderr) == (0, "")
@@ -309,7 +311,8 @@ def sending(group):
 hosts, """
 
 
-def test_files_and_folders_go_round_and_recv_ends_when_it_has_all(with_others: Run, tmp_path: Path) -> None:
+def test_recv_ends_when_a_carousel_gave_it_all(with_others: Run, tmp_path: Path) -> None:
+    """Files and folders go round and recv ends when it has all."""
     (tmp_path / "many" / "empty").mkdir(parents=True)
     for at in range(9):
         (tmp_path / "many" / f"file {at}").write_bytes(DATA[: at * 1000])
@@ -345,7 +348,8 @@ def test_a_signal_ends_a_carousel_with_its_outcome(with_others: Run, tmp_path: P
     assert re.fullmatch("send: [0-9,]+ cycles?, without answers from receivers", lines[-1])
 
 
-def test_a_carousel_that_goes_round_not_even_once_says_so(with_others: Run) -> None:
+def test_carousel_of_less_than_one_cycle_is_reported(with_others: Run) -> None:
+    """A carousel that goes round not even once says so."""
     done = with_others("send", "file", "239.1.1.1", "--strategy", "carousel:1us", "--rate", "50M")
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.splitlines()[-1] == "send: 0 cycles, without answers from receivers"
@@ -361,7 +365,8 @@ def test_recv_ends_when_it_has_the_file_of_a_carousel(with_others: Run, tmp_path
     assert (tmp_path / "copy").read_bytes() == DATA
 
 
-def test_a_group_with_a_key_is_closed_to_those_without_it(with_others: Run, tmp_path: Path) -> None:
+def test_group_with_a_key_refuses_others(with_others: Run, tmp_path: Path) -> None:
+    """A group with a key is closed to those without it."""
     (tmp_path / "key").write_bytes(DATA[:32])
     done = with_others("send", "file", "239.1.1.1", "--wait", 0.5, "--key-file", "key")
     assert (done.returncode, done.stdout) == (1, "")
@@ -373,7 +378,9 @@ def test_a_group_with_a_key_is_closed_to_those_without_it(with_others: Run, tmp_
     assert with_others("send", "file", "239.1.1.1", "-n", 2, "--key-file", "key").returncode == 0
 
 
-def test_receivers_are_told_what_the_sender_could_not_read(tmp_path: Path) -> None:
+def test_receivers_learn_of_unreadable_files(tmp_path: Path) -> None:
+    """Receivers are told what the sender could not read."""
+
     class Fails:
         def send(self, *_: object, **__: object) -> None:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -410,7 +417,8 @@ def test_recv_writes_the_file_and_says_so(with_others: Run, tmp_path: Path) -> N
     assert outcome["files"] == [{"name": "copy", "size": 20_000, "blake3": BLAKE3}]
 
 
-def test_a_long_name_of_a_host_leaves_room_for_that_of_the_device(with_others: Run, tmp_path: Path) -> None:
+def test_long_host_name_leaves_room_for_the_device(with_others: Run, tmp_path: Path) -> None:
+    """A long name of a host leaves room for that of the device."""
     (tmp_path / "script.py").write_text(OTHER_END.replace('"host"', '"h" * 64'))
     done = with_others("recv", "239.1.1.1", "-o", "copy")
     assert f"\n10.0.0.2 ({'h' * 58} roce1) -> " in done.stdout
@@ -430,9 +438,8 @@ hosts, """
 """The sender breaks off when all has been sent."""
 
 
-def test_recv_names_the_file_that_stays_of_a_transfer_that_was_cut_off(
-    with_others: Run, tmp_path: Path
-) -> None:
+def test_recv_names_the_part_file_it_leaves(with_others: Run, tmp_path: Path) -> None:
+    """Recv names the file that stays of a transfer that was cut off."""
     data = Random(2).randbytes(1_000_000)
     (tmp_path / "file").write_bytes(data)
     (tmp_path / "script.py").write_text(OTHER_END.replace("hosts, ", CUT_OFF, 1))
@@ -440,7 +447,7 @@ def test_recv_names_the_file_that_stays_of_a_transfer_that_was_cut_off(
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
         "mcast: copy: the sender has ended the session: the tape is torn: "
-        "what has come stays in .copy.part, and the next recv goes on from there\n"
+        "the part that arrived stays in .copy.part, and the next recv goes on from there\n"
     )
     assert data.startswith((tmp_path / ".copy.part").read_bytes())
     (tmp_path / "script.py").write_text(OTHER_END)
@@ -464,7 +471,8 @@ def test_send_says_how_much_a_receiver_had_from_before(with_others: Run, tmp_pat
     assert (tmp_path / "copy").read_bytes() == data
 
 
-def test_recv_fills_a_folder_and_replaces_nothing_unasked(with_others: Run, tmp_path: Path) -> None:
+def test_recv_replaces_nothing_unasked(with_others: Run, tmp_path: Path) -> None:
+    """Recv fills a folder and replaces nothing unasked."""
     (tmp_path / "in").mkdir()
     done = with_others("recv", "239.1.1.1", "-o", "in")
     assert (done.returncode, done.stderr) == (0, "")
@@ -510,9 +518,8 @@ def test_recv_to_a_full_device_is_one_sentence(with_others: Run) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def test_recv_that_waits_in_vain_is_one_sentence_and_leaves_nothing(
-    run: Run, third_party: Install, tmp_path: Path
-) -> None:
+def test_recv_without_a_sender_leaves_nothing(run: Run, third_party: Install, tmp_path: Path) -> None:
+    """Recv that waits in vain is one sentence and leaves nothing."""
     done = run(
         MCAST,
         "recv",
@@ -549,7 +556,8 @@ def test_a_signal_leaves_nothing(third_party: Install, tmp_path: Path, signal: i
 
 
 @pytest.mark.parametrize("part", ["cast/", "cli/"])
-def test_a_signal_while_the_file_is_made_leaves_nothing(tmp_path: Path, part: str) -> None:
+def test_signal_while_the_file_is_made(tmp_path: Path, part: str) -> None:
+    """A signal while the file is made leaves nothing."""
     _target(stack := ExitStack(), str(tmp_path / "copy"), False)  # what is imported late is there
 
     def check(_: bool) -> None:
@@ -586,7 +594,8 @@ def test_a_play_on_a_terminal_gets_a_bar() -> None:
     assert "losses were repaired by parity" in written
 
 
-def test_a_play_that_is_killed_leaves_the_terminal_as_it_was() -> None:
+def test_killed_simulation_restores_the_terminal() -> None:
+    """A play that is killed leaves the terminal as it was."""
     env = os.environ | {"TERM": "xterm-256color", "COLUMNS": "80"}
     command = [str(MCAST), "sim", "cast", "--receivers", "1000"]
     written = written_to_terminal(command, env, killed_at="receivers join", status=143)
@@ -595,7 +604,8 @@ def test_a_play_that_is_killed_leaves_the_terminal_as_it_was() -> None:
     assert "mcast: interrupted" in written
 
 
-def test_a_terminal_that_moves_no_cursor_gets_no_line_for_a_bar() -> None:
+def test_dumb_terminal_gets_no_progress_bar() -> None:
+    """A terminal that moves no cursor gets no line for a bar."""
     command = [str(MCAST), "sim", "cast", "--receivers", "1", "--size", "1k"]
     written = written_to_terminal(command, os.environ | {"TERM": "dumb"})
     assert written.startswith("receivers ")
@@ -622,7 +632,8 @@ def test_stdout_by_its_path_is_the_pipe_that_it_is(with_others: Run, tmp_path: P
     assert (done.returncode, done.stdout[: len(TEXT)]) == (0, TEXT)
 
 
-def test_more_receivers_than_a_transfer_takes_are_refused(here: Run) -> None:
+def test_too_many_receivers_are_refused(here: Run) -> None:
+    """More receivers than a transfer takes are refused."""
     done = here("send", __file__, "239.1.1.1", "--receivers", MAX_MEMBERS + 1)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.endswith(f": {MAX_MEMBERS + 1}: give a whole number from 1 to {MAX_MEMBERS:,}\n")

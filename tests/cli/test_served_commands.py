@@ -38,9 +38,8 @@ def members(server: FabricServer) -> int:
     return sum(bool(qp.attached) for qp in server.fabric.qps)
 
 
-def test_what_is_recorded_is_replayed_to_other_processes(
-    server: FabricServer, here: Run, tmp_path: Path
-) -> None:
+def test_recording_is_replayed_to_other_processes(server: FabricServer, here: Run, tmp_path: Path) -> None:
+    """A recording is replayed to other processes."""
     sent = [b"message %d" % number for number in range(20)]
 
     def talk() -> None:
@@ -110,7 +109,8 @@ def test_bench_measures_between_two_programs(server: FabricServer, here: Run) ->
     assert {"begins", "ends", "gbits_per_s"} <= sent["intervals"][0].keys()
 
 
-def test_a_receiver_that_was_killed_goes_on_from_what_it_has(tmp_path: Path) -> None:
+def test_killed_receiver_resumes(tmp_path: Path) -> None:
+    """A receiver that was killed goes on from what it has."""
     data, copy = Random(1).randbytes(3_000_000), tmp_path / "copy"
     receiving = [str(word) for word in (MCAST, "recv", GROUP, "-o", copy, *SIM)]
 
@@ -136,8 +136,11 @@ def test_a_receiver_that_was_killed_goes_on_from_what_it_has(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("stdout", ["", " >&-"], ids=["open", "closed"])
 @pytest.mark.parametrize("role", ["send", "recv"])
-def test_ctrl_c_in_a_transfer_is_one_sentence_at_both_ends(tmp_path: Path, role: str, stdout: str) -> None:
-    """Of the command and of its other end; what has come stays under its documented name."""
+def test_ctrl_c_is_one_sentence_at_both_ends(tmp_path: Path, role: str, stdout: str) -> None:
+    """Ctrl-C in a transfer is one sentence at both ends.
+
+    Of the command and of its other end; what has come stays under its documented name.
+    """
     data, folder, part = Random(1).randbytes(3_000_000), tmp_path / "in", tmp_path / "in" / ".copy.part"
     (tmp_path / "data").write_bytes(data)
     folder.mkdir()
@@ -154,7 +157,7 @@ def test_ctrl_c_in_a_transfer_is_one_sentence_at_both_ends(tmp_path: Path, role:
         process.wait(60)
         yield data[2_000_000:]
 
-    def look(offered: cast.Offered, done: int) -> None:
+    def on_progress(offered: cast.Offered, done: int) -> None:
         if done > 500_000:
             process.send_signal(SIGINT)
 
@@ -177,7 +180,7 @@ def test_ctrl_c_in_a_transfer_is_one_sentence_at_both_ends(tmp_path: Path, role:
                     missed=missed.append,
                     one_session=True,
                     peer_timeout=60.0,
-                    progress=look,
+                    progress=on_progress,
                 )
                 assert list(objects) == []
                 assert ["interrupted" in one.reason for one in missed] == [True]
@@ -198,9 +201,8 @@ def test_a_client_without_servers_says_what_to_start(here: Run, monkeypatch: pyt
     )
 
 
-def test_a_client_refuses_what_no_message_holds_before_it_waits(
-    here: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_client_refuses_a_message_too_long(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client refuses what no message holds before it waits."""
     monkeypatch.setattr("mcast.bench.client_server.MAX_HELLOS", 1)
     done = here("bench", "--client", "--receivers", 2, "--size", 5000, *SIM)
     assert (done.returncode, done.stdout) == (2, "")

@@ -24,7 +24,7 @@ from ..waiting import is_asleep, until
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
 
 
-class Thing:
+class Target:
     pass
 
 
@@ -57,7 +57,7 @@ def test_a_signal_ends_the_block_and_tidies_up(number: int) -> None:
     [*((number, None) for number in SIGNALS), *((number, signal.SIGINT) for number in SIGNALS[1:])],
 )
 def test_a_signal_breaks_nothing_half_way(number: int, ignored: int | None) -> None:
-    """Else the other hosts would not be told, because nothing can be sent any more."""
+    """Else the other hosts would not be reported, because nothing can be sent any more."""
     done: list[str] = []
     guard = Guard("thing")
 
@@ -97,10 +97,12 @@ def test_a_signal_ends_what_waits_amid_a_change(given: Any, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_in_a_callback_that_raises_to_nobody_is_not_lost(number: int) -> None:
+def test_signal_in_a_callback_is_not_lost(number: int) -> None:
+    """A signal in a callback that raises to nobody is not lost."""
+
     @interruptible()
     def command() -> None:
-        thing = Thing()
+        thing = Target()
         watched = weakref.ref(thing, lambda _: os.kill(os.getpid(), number))
         del thing
         assert watched() is None
@@ -111,10 +113,11 @@ def test_a_signal_in_a_callback_that_raises_to_nobody_is_not_lost(number: int) -
     assert caught.value.status == 128 + number
 
 
-def test_a_signal_that_is_sent_again_is_not_dropped_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_signal_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal that is sent again is not dropped again."""
     monkeypatch.setattr("mcast.cli.signals._AGAIN", 0.0)  # at once: while Python still tells of the first
     for _ in range(50):
-        test_a_signal_in_a_callback_that_raises_to_nobody_is_not_lost(signal.SIGINT)
+        test_signal_in_a_callback_is_not_lost(signal.SIGINT)
 
 
 def test_afterwards_signals_and_hooks_are_as_before() -> None:
@@ -128,13 +131,13 @@ def test_afterwards_signals_and_hooks_are_as_before() -> None:
 
 
 def test_what_else_goes_wrong_in_a_callback_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[object] = []
-    monkeypatch.setattr(sys, "unraisablehook", lambda args: told.append(type(args.exc_value)))
-    thing = Thing()
+    reported: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: reported.append(type(args.exc_value)))
+    thing = Target()
     watched = weakref.ref(thing, lambda _: [][0])
     with interruptible():
         del thing
-    assert (told, watched()) == ([IndexError], None)
+    assert (reported, watched()) == ([IndexError], None)
 
 
 @pytest.mark.parametrize("number", SIGNALS)
@@ -158,7 +161,7 @@ def test_the_first_signal_stops_and_the_second_ends(number: int) -> None:
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_that_is_ignored_stays_ignored(number: int) -> None:
-    """As SIGHUP is by nohup, and SIGINT in a job that a script has put into the background."""
+    """nohup ignores SIGHUP, and a script's shell ignores SIGINT in background jobs."""
     stopped: list[int] = []
     before = signal.signal(number, signal.SIG_IGN)
     try:
@@ -172,17 +175,20 @@ def test_a_signal_that_is_ignored_stays_ignored(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_breaks_off_nothing_that_a_server_does(
+def test_signal_interrupts_no_step_of_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Else a lock that is held there stays held, and the end waits for the lock for ever."""
+    """A signal breaks off nothing that a server does.
+
+    Else a lock that is held there stays held, and the end waits for the lock for ever.
+    """
     said, say = list[str](), NonBlockingWriter.say
 
-    def say_after_a_signal(herald: NonBlockingWriter, line: str) -> None:
+    def say_after_a_signal(writer: NonBlockingWriter, line: str) -> None:
         if not said:
             signal.raise_signal(number)
         said.append(line)
-        say(herald, line)
+        say(writer, line)
 
     monkeypatch.setattr(NonBlockingWriter, "say", say_after_a_signal)
     monkeypatch.setattr("mcast.cli.sim.resource.setrlimit", lambda *_: None)

@@ -75,7 +75,8 @@ def terminals(tmp_path: Path) -> Iterator[Terminals]:
         yield Terminals(tmp_path, stack)
 
 
-def test_send_and_recv_find_the_fabric_that_is_exported(terminals: Terminals, tmp_path: Path) -> None:
+def test_send_and_recv_use_the_exported_fabric(terminals: Terminals, tmp_path: Path) -> None:
+    """Send and recv find the fabric that is exported."""
     server = terminals.serve("--ports", 3)
     (tmp_path / "film").write_bytes(bytes(range(256)) * 500)
     receiver = terminals.start("recv", "239.1.1.1", "-o", "copy", *SIM)
@@ -111,8 +112,8 @@ def test_ping_groups_info_and_demo_share_it(terminals: Terminals, tmp_path: Path
     answering.kill()
     (group,) = (one for one in json.loads(out)["groups"] if one["group"] == "239.1.1.1")
     assert [member["port"] for member in group["members"]] == ["ib2/1"]
-    told = terminals.start("info", "--json")
-    sim = json.loads(told.communicate()[0])["providers"]["sim"]
+    reported = terminals.start("info", "--json")
+    sim = json.loads(reported.communicate()[0])["providers"]["sim"]
     assert sim["detail"] == f"the fabric served at {tmp_path}/mcast/sim.sock"
     demo = terminals.start("demo", "--size", 20_000, "--receivers", 2, *SIM)
     out, err = demo.communicate()
@@ -120,7 +121,8 @@ def test_ping_groups_info_and_demo_share_it(terminals: Terminals, tmp_path: Path
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_pings_of_both_ends_with_their_summary(terminals: Terminals, number: int) -> None:
+def test_signal_ends_pings_with_a_summary(terminals: Terminals, number: int) -> None:
+    """A signal ends the pings of both ends with their summary."""
     terminals.serve("--ports", 2)
     terminals.env["FORCE_COLOR"] = "1"  # lines of what goes on are for a terminal
     answering = terminals.start("ping", "239.1.1.1", "--answer", *SIM)
@@ -153,8 +155,11 @@ def test_a_server_under_nohup_outlives_its_terminal(terminals: Terminals, tmp_pa
             server.kill()
 
 
-def test_the_commands_of_the_compose_file_share_one_fabric(terminals: Terminals, tmp_path: Path) -> None:
-    """Each container's command as a process; their volume is a directory, and their clone this one."""
+def test_compose_commands_share_one_fabric(terminals: Terminals, tmp_path: Path) -> None:
+    """The commands of the compose file share one fabric.
+
+    Each container's command as a process; their volume is a directory, and their clone this one.
+    """
     root = Path(__file__).parents[2]
     about = yaml.safe_load((root / "docs" / "assets" / "sim-compose.yml").read_text("utf-8"))
     services, here = (
@@ -186,7 +191,7 @@ def test_the_commands_of_the_compose_file_share_one_fabric(terminals: Terminals,
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--fabric", "token-ring"), "--fabric is token-ring: there are roce and infiniband"),
+        (("--fabric", "token-ring"), "--fabric is token-ring: give roce or infiniband"),
         (("--socket", "/nowhere/sim.sock"), "cannot serve at /nowhere/sim.sock: No such file or directory"),
         (
             ("--socket", "/" + "x" * 107),
@@ -206,7 +211,7 @@ def test_the_commands_of_the_compose_file_share_one_fabric(terminals: Terminals,
             "path with --socket",
         ),
         (("missing.toml",), "cannot read missing.toml: No such file or directory"),
-        (("missing.toml", "--ports", 2), "the file says what the fabric is: leave out --fabric and --ports"),
+        (("missing.toml", "--ports", 2), "the file describes the fabric: leave out --fabric and --ports"),
     ],
 )
 def test_what_cannot_be_served_is_one_sentence(
@@ -229,7 +234,7 @@ def test_a_place_that_others_may_write_to_is_refused(
 
 
 def test_a_reader_that_has_gone_holds_nobody_up(tmp_path: Path) -> None:
-    """As `head` has, once it has its lines."""
+    """`head` closes its input once it has its lines."""
     call_user, ours = os.pipe()
     os.close(call_user)
     path = tmp_path / "fabric.sock"

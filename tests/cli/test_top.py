@@ -59,12 +59,12 @@ def test_a_program_gets_an_object_a_line(mcast: Run, backend: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     samples = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(samples) == 3
-    for look in samples:
-        assert look["seconds"] >= 0.2
-        assert [group["group"] for group in look["groups"]] == ["239.1.1.1", "239.1.1.2"]
-        assert look["receive_queue"]["low_water"] <= look["receive_queue"]["depth"]
-        assert (look["dropped"], look["events"]) == ({}, [])
-    first, last = (look["groups"][0] for look in (samples[0], samples[-1]))
+    for sample in samples:
+        assert sample["seconds"] >= 0.2
+        assert [group["group"] for group in sample["groups"]] == ["239.1.1.1", "239.1.1.2"]
+        assert sample["receive_queue"]["low_water"] <= sample["receive_queue"]["depth"]
+        assert (sample["dropped"], sample["events"]) == ({}, [])
+    first, last = (sample["groups"][0] for sample in (samples[0], samples[-1]))
     assert last["messages"] > first["messages"] > 0
     assert last["gaps"] == 0
     assert len(last["sources"]) == 1
@@ -75,9 +75,10 @@ def test_the_queue_is_as_deep_as_was_asked(here: Run) -> None:
     assert json.loads(done.stdout)["receive_queue"]["depth"] == 64
 
 
-def test_without_a_group_it_shows_those_that_somebody_is_in(
+def test_top_shows_groups_with_members_by_default(
     here: Run, third_party: Callable[..., dict[str, str]]
 ) -> None:
+    """Without a group it shows those that somebody is in."""
     env = third_party(source=source())
     done = here("top", "--backend", "acme", "--device", "roce2", "--count", "1", "--json", env=env)
     assert [group["group"] for group in json.loads(done.stdout)["groups"]] == ["239.1.1.1"]

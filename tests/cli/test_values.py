@@ -141,7 +141,8 @@ def test_a_size_has_no_fraction_and_a_rate_is_not_0() -> None:
             read(text)
 
 
-def test_each_number_has_both_bounds_or_a_reason_why_not() -> None:
+def test_each_number_has_both_bounds() -> None:
+    """Each number has both bounds or a reason why not."""
     for name, one in parameters():
         kind, info = one.type_descriptor.annotation, one.type_descriptor.parameter_info
         number = any(word in str(kind) for word in ("int", "float")) and info.parser is None
@@ -151,7 +152,7 @@ def test_each_number_has_both_bounds_or_a_reason_why_not() -> None:
 
 
 NO_NUMBERS = ["", "1_000", "\u0663", "\uff11", "nan", "inf", "1e-320", "1e400", "1,5", "--1", "1.", "+1"]
-"""What Python takes for a number in part, and no option does."""
+"""Texts that Python takes for a number, at least in part, and no option does."""
 
 
 def takes_a_number(one: TyperOption | TyperArgument) -> bool:
@@ -186,7 +187,8 @@ def test_every_number_has_one_grammar(one: TyperOption | TyperArgument) -> None:
 
 
 @pytest.mark.parametrize("text", NO_NUMBERS[1:])
-def test_strategies_and_faults_in_words_have_the_same_grammar(text: str) -> None:
+def test_strategies_and_faults_share_a_grammar(text: str) -> None:
+    """Strategies and faults in words have the same grammar."""
     for kind in ("quorum", "deadline", "carousel"):
         with pytest.raises(ValueError, match="is not a strategy"):
             Strategy.of(f"{kind}:{text}")
@@ -216,7 +218,8 @@ def test_as_many_as_there_can_be_may_be_asked_for() -> None:
     assert ports.type_descriptor.parameter_info.max == MAX_PORTS
 
 
-def test_the_deadline_of_a_strategy_is_a_time_like_any_other() -> None:
+def test_strategy_deadline_is_parsed_as_a_time() -> None:
+    """The deadline of a strategy is a time like any other."""
     assert [strategy(f"deadline:{text}").seconds for text in ("5", "500ms", "2min")] == [5, 0.5, 120]
     for text, says in {
         "deadline:1e99": "deadline:1e99 is out of range: give 0 to 604,800 s",
@@ -229,7 +232,8 @@ def test_the_deadline_of_a_strategy_is_a_time_like_any_other() -> None:
             strategy(text)
 
 
-def test_json_is_a_flag_and_a_time_is_called_seconds_in_each_command() -> None:
+def test_options_have_the_same_names_everywhere() -> None:
+    """JSON is a flag and a time is called seconds in each command."""
     for name, one in parameters():
         if "--json" in one.opts:
             assert isinstance(one, TyperOption), name
@@ -258,9 +262,8 @@ def test_a_file_called_minus_is_stdout(here: Run, tmp_path: Path, option: str, b
     assert "only one output can go to stdout" in done.stderr
 
 
-def test_a_scenario_called_minus_is_stdin_and_its_seed_can_be_another(
-    here: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scenario_from_stdin_with_another_seed(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scenario called minus is stdin and its seed can be another."""
     text = 'name = "given"\nseconds = 1\n[[members]]\ngroup = "239.1.1.1"\nports = [0]\n'
 
     def given(data: str, *more: str) -> str:
@@ -290,9 +293,8 @@ class Stdin(io.RawIOBase):
 
 
 @pytest.mark.parametrize("words", ["run -", "serve -", "serve --scenario -"])
-def test_no_more_of_an_endless_stdin_is_read_than_a_scenario_has(
-    here: Run, monkeypatch: pytest.MonkeyPatch, words: str
-) -> None:
+def test_endless_stdin_is_read_in_part(here: Run, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
+    """No more of an endless stdin is read than a scenario has."""
     given = Stdin()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(given)))
     done = here("sim", *words.split())

@@ -98,7 +98,7 @@ def what_cannot_be_is_refused_on_all_ranks(ranks: Collective) -> None:
         ranks.broadcast(bytearray(2), 3 * (RANK == 1))
     with all_raise(None, ValueError, "rank 1 calls allgather"):
         (ranks.allgather if RANK == 1 else ranks.broadcast)(bytearray(2))
-    with all_raise(3, ValueError, "all ranks together have"):
+    with all_raise(3, ValueError, "the ranks together send"):
         ranks.allgather(b"ab", bytearray(SIZE * 2 + (RANK == 3)))
 
 
@@ -164,13 +164,13 @@ def mpi_carries_the_bytes_where_one_rank_has_no_device() -> None:
         all_get_what_each_has(ranks)
         what_cannot_be_is_refused_on_all_ranks(ranks)
     assert [words for words in said if ranks.reason in words] == [
-        f"MPI carries the bytes of {SIZE} ranks, not multicast: {ranks.reason}"
+        f"MPI, not multicast, carries the bytes of {SIZE} ranks: {ranks.reason}"
     ][: RANK == 0]
     logger.removeHandler(handler)
 
 
 def a_key_closes_the_groups_to_all_but_the_ranks() -> None:
-    """What speaks from the root's own address, and knows its session, ends nothing without the key."""
+    """A sender at the root's own address that knows its session ends nothing without the key."""
     with Collective(COMM, SIM, authenticated=True) as ranks:
         data = bytes(range(256)) * 40
         buffer = bytearray(data if RANK == 0 else len(data))
@@ -211,7 +211,7 @@ def a_rank_that_does_not_come_is_waited_for_so_long() -> None:
     assert ranks._wait == 60
     ranks._wait = 0.1
     if RANK != 1:
-        with pytest.raises(TimeoutError, match=r"have come to agree within 0\.1 s: one has died"):
+        with pytest.raises(TimeoutError, match=r"took part within 0\.1 s: one has died"):
             ranks.broadcast(bytearray(1))
         with pytest.raises(RuntimeError, match="this collective has ended: TimeoutError"):
             ranks.broadcast(bytearray(1))

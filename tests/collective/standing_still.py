@@ -33,7 +33,7 @@ CALL = 15.0
 SPREAD = 1.5
 """The rank is stopped within so many seconds after the collective is begun, or after it is made."""
 ROUNDS = 3
-"""How many rounds the job goes on after the rank has been stopped."""
+"""Number of rounds that the job goes on after the rank has been stopped."""
 
 
 def stops_itself(seconds: float, after: float | None = None) -> None:

@@ -299,7 +299,7 @@ def _expect_failure(report: pytest.TestReport, call: pytest.CallInfo[None], reas
     """A declared deviation: the test must fail. Failures of set-up and teardown are not excused."""
     if call.excinfo is None:
         report.outcome = "failed"
-        report.longrepr = f"the documented deviation is gone: {reason}"
+        report.longrepr = f"the documented deviation did not occur: {reason}"
     elif call.excinfo.errisinstance((AssertionError, OSError, pytest.fail.Exception)):
         report.outcome = "skipped"
         report.wasxfail = reason

@@ -45,7 +45,8 @@ def is_readable(qp: QueuePair) -> bool:
 # --- one sleep for both ----------------------------------------------------
 
 
-def test_recv_returns_early_and_empty_when_an_event_waits(bed: Testbed) -> None:
+def test_recv_returns_empty_when_an_event_waits(bed: Testbed) -> None:
+    """Recv returns early and empty when an event waits."""
     peer = Application(bed)
     peer.join(new_group())
     peer.id.join_multicast(new_group())
@@ -67,7 +68,8 @@ def test_recv_waits_on_while_nobody_asked_for_events(bed: Testbed) -> None:
     peer.event()
 
 
-def test_recv_gives_messages_before_it_gives_way_to_events(bed: Testbed) -> None:
+def test_recv_prefers_messages_to_events(bed: Testbed) -> None:
+    """Recv gives messages before it gives way to events."""
     sender, receiver, outward = pair(bed)
     sender.send(outward, b"first")
     with receiver.qp.recv(1, BOUND) as batch:
@@ -82,7 +84,8 @@ def test_recv_gives_messages_before_it_gives_way_to_events(bed: Testbed) -> None
     receiver.event()
 
 
-def test_whether_an_event_waits_is_asked_without_waiting(bed: Testbed) -> None:
+def test_event_is_polled_without_waiting(bed: Testbed) -> None:
+    """A call that asks if an event waits does not wait itself."""
     peer = Application(bed)
     assert not is_pending(peer)
     peer.id.join_multicast(new_group())
@@ -97,7 +100,8 @@ def test_whether_an_event_waits_is_asked_without_waiting(bed: Testbed) -> None:
         is_pending(peer)
 
 
-def test_the_clock_of_timeouts_goes_on_while_a_call_waits(bed: Testbed) -> None:
+def test_clock_goes_on_while_a_call_waits(bed: Testbed) -> None:
+    """The clock of timeouts goes on while a call waits."""
     before = bed.backend.now()
     with bed.backend.event_channel() as channel:
         assert channel.get_event(0.05) is None
@@ -120,7 +124,8 @@ def test_the_descriptor_is_armed_by_an_empty_recv(bed: Testbed) -> None:
             assert [bytes(message.payload) for message in batch] == [payload]
 
 
-def test_what_came_before_the_descriptor_was_armed_is_not_slept_over(bed: Testbed) -> None:
+def test_message_before_the_arm_is_not_missed(bed: Testbed) -> None:
+    """A message that arrived before the descriptor was armed wakes the loop."""
     sender, receiver, outward = pair(bed)
     sender.send(outward, *numbered(5))
     eventually(bed, lambda: receiver.qp.counters.dropped_no_receive in (0, None))
@@ -162,7 +167,8 @@ def test_a_closed_queue_pair_has_no_descriptor(bed: Testbed) -> None:
 # --- own messages ----------------------------------------------------------
 
 
-def test_a_device_refuses_to_keep_own_messages_back_or_still_serves_the_others(bed: Testbed) -> None:
+def test_own_messages_blocked_or_refused(bed: Testbed) -> None:
+    """A device refuses to keep own messages back or still serves the others."""
     group = new_group()
     other = Application(bed, 1)
     other.join(group)

@@ -13,7 +13,8 @@ connected: pytest.MarkDecorator = pytest.mark.parametrize("kind", [QpType.RC, Qp
 
 
 @clause("AT-1")
-def test_an_attached_qp_receives_that_group_and_no_other(bed: Testbed) -> None:
+def test_attached_qp_receives_that_group_only(bed: Testbed) -> None:
+    """An attached QP receives that group and no other."""
     wanted, unwanted = new_group(), new_group()
     receiver, keeper, sender = Application(bed, 0), Application(bed, 0, None), Application(bed, 1)
     where, _ = keeper.join(wanted), keeper.join(unwanted)  # the port is a member of both
@@ -37,7 +38,8 @@ def test_the_device_lists_the_attached_qp(bed: Testbed) -> None:
 
 
 @clause("AT-2")
-def test_success_is_silent_and_failure_carries_the_errno_value(bed: Testbed) -> None:
+def test_failure_carries_the_errno(bed: Testbed) -> None:
+    """Success is silent and failure carries the errno value."""
     peer = Application(bed)
     where = Application(bed, 0, None).join(new_group())
     peer.qp.attach_mcast(where.gid, where.dlid)

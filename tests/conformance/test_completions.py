@@ -38,14 +38,16 @@ def refusal(call: Callable[[], object]) -> str:
 
 
 @pytest.mark.parametrize("seconds", [0.001, inf])
-def test_who_looks_before_it_sleeps_receives_and_ends_in_time(bed: Testbed, seconds: float) -> None:
+def test_poll_before_a_sleep_ends_in_time(bed: Testbed, seconds: float) -> None:
+    """Who looks before it sleeps receives and ends in time."""
     exchange(bed, busy_poll=seconds)
     peer = Application(bed, 0, QpInit(busy_poll=seconds))
     assert peer.qp.recv_one(0) is None
     assert peer.qp.recv_one(0.01) is None
 
 
-def test_a_completion_vector_of_the_device_may_be_chosen(bed: Testbed) -> None:
+def test_completion_vector_may_be_chosen(bed: Testbed) -> None:
+    """A completion vector of the device may be chosen."""
     there = device_of(Application(bed, 0, None)).num_comp_vectors
     assert there >= 1
     exchange(bed, comp_vector=there - 1)
@@ -58,7 +60,8 @@ def test_a_completion_vector_of_the_device_may_be_chosen(bed: Testbed) -> None:
     peer.id.create_qp()
 
 
-def test_a_moderated_queue_pair_misses_nothing_or_is_refused_in_a_sentence(bed: Testbed) -> None:
+def test_moderated_qp_misses_nothing_or_is_refused(bed: Testbed) -> None:
+    """A moderated queue pair misses nothing or is refused in a sentence."""
     refused = refusal(lambda: exchange(bed, moderation=CqModeration(count=64, period=100)))
     assert not refused or "cannot moderate completions: do without" in refused
 
@@ -81,7 +84,8 @@ def test_what_no_device_could_do_is_refused(init: Any, names: tuple[str, ...]) -
         assert name in str(refused.value)
 
 
-def test_messages_are_stamped_in_order_or_that_is_refused_in_a_sentence(bed: Testbed) -> None:
+def test_stamps_are_in_order_or_refused(bed: Testbed) -> None:
+    """Messages are stamped in order or that is refused in a sentence."""
     group, sender, plain = new_group(), Application(bed, 0), Application(bed, 1)
     receiver = Application(bed, 1, None)
     if refused := refusal(lambda: receiver.id.create_qp(QpInit(timestamps=True))):

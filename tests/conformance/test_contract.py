@@ -111,9 +111,10 @@ def to(**fields: Any) -> Destination:
         (lambda: to(gid=GID, flags=1), ("flags", "1", "not permitted")),
     ],
 )
-def test_a_wrong_value_is_refused_with_field_value_and_what_is_allowed(
+def test_wrong_value_names_field_and_allowed_values(
     make: Callable[[], object], names: tuple[str, ...]
 ) -> None:
+    """A wrong value is refused with field value and what is allowed."""
     with pytest.raises(ValueError) as caught:
         make()
     for name in names:
@@ -203,7 +204,8 @@ def test_an_errno_without_a_name_reads_well() -> None:
     assert "IPv4 group" in text
 
 
-def test_an_error_names_call_arguments_causes_and_next_step(bed: Testbed) -> None:
+def test_error_names_call_causes_and_next_step(bed: Testbed) -> None:
+    """An error names call arguments causes and next step."""
     with pytest.raises(McastError) as caught:
         Application(bed).id.leave_multicast("239.9.9.9")
     error = caught.value
@@ -228,7 +230,8 @@ def test_a_join_event_carries_ud_parameters_and_its_id(bed: Testbed) -> None:
 
 
 @needs(Capability.IGMP)  # on InfiniBand the SA maps a unicast address to a group like any other
-def test_a_failed_join_event_raises_its_errno_when_checked(bed: Testbed) -> None:
+def test_failed_join_event_raises_its_errno(bed: Testbed) -> None:
+    """A failed join event raises its errno when checked."""
     peer = Application(bed)
     peer.id.join_multicast(raw_address(IPv4Address("10.9.9.9")))
     event = peer.event(CmEventType.MULTICAST_ERROR, -1)
@@ -243,7 +246,8 @@ def test_get_event_keeps_to_its_timeout(bed: Testbed) -> None:
     assert channel.get_event(0.01) is None
 
 
-def test_the_descriptor_is_readable_exactly_while_an_event_waits(bed: Testbed) -> None:
+def test_descriptor_is_readable_while_an_event_waits(bed: Testbed) -> None:
+    """The descriptor is readable exactly while an event waits."""
     peer, other = Application(bed), Application(bed)
     assert not readable(peer.channel)
     os.fstat(peer.channel.fileno())
@@ -273,7 +277,8 @@ def test_asyncio_sleeps_on_the_descriptor(bed: Testbed) -> None:
     assert asyncio.run(joined()) is context
 
 
-def test_events_of_one_channel_come_in_order_each_with_its_id(bed: Testbed) -> None:
+def test_events_of_a_channel_are_in_order(bed: Testbed) -> None:
+    """Events of one channel come in order each with its id."""
     channel = bed.backend.event_channel()
     peers = [Application(bed, index % len(bed.ports), channel=channel) for index in range(6)]
     for peer in peers:
@@ -511,7 +516,8 @@ def test_batches_keep_the_order_and_the_maximum(bed: Testbed) -> None:
         receiver.qp.recv(0)
 
 
-def test_a_batch_says_how_many_messages_a_queue_pair_sent(bed: Testbed) -> None:
+def test_batch_counts_messages_of_a_queue_pair(bed: Testbed) -> None:
+    """A batch says how many messages a queue pair sent."""
     group, receiver = new_group(), Application(bed, 1)
     receiver.join(group)
     senders, known = [Application(bed, 0), Application(bed, 0)], []
@@ -530,14 +536,15 @@ def test_a_batch_says_how_many_messages_a_queue_pair_sent(bed: Testbed) -> None:
     assert receiver.qp.recv(1, 0).count_from(*known[0]) == 0
 
 
-def test_messages_that_are_alike_come_together_and_in_order(bed: Testbed) -> None:
+def test_series_group_equal_messages_in_order(bed: Testbed) -> None:
+    """Messages that are alike come together and in order."""
     group, receiver = new_group(), Application(bed, 1)
     receiver.join(group)
     senders = [Application(bed, 0), Application(bed, 0)]
-    told = [(sender.qp, sender.join(group, send_only=True)) for sender in senders]
+    ends = [(sender.qp, sender.join(group, send_only=True)) for sender in senders]
     bursts = [[b"a%d" % place for place in range(5)], [b"", b""], [b"longer"], [b"b1", b"", b"b2", b"b3"]]
     for turn, burst in enumerate(bursts * 2):
-        qp, outward = told[turn % 2]
+        qp, outward = ends[turn % 2]
         qp.send(outward, burst)
     left = 2 * sum(map(len, bursts))
     while left:
@@ -568,7 +575,8 @@ def one_and_two(bed: Testbed) -> Batch:
     return receiver.qp.recv(2, BOUND)
 
 
-def test_a_part_of_a_series_that_is_in_use_keeps_the_receives(bed: Testbed) -> None:
+def test_slice_of_a_series_keeps_the_receives(bed: Testbed) -> None:
+    """A part of a series that is in use keeps the receives."""
     batch = one_and_two(bed)
     kept = [part for one in batch.series() for part in one.payloads()]
     with pytest.raises(BufferError, match="still in use"):
@@ -580,7 +588,8 @@ def test_a_part_of_a_series_that_is_in_use_keeps_the_receives(bed: Testbed) -> N
         next(iter(batch.series()))
 
 
-def test_a_batch_whose_release_was_refused_is_read_as_before(bed: Testbed) -> None:
+def test_refused_release_keeps_the_batch_readable(bed: Testbed) -> None:
+    """A batch whose release was refused is read as before."""
     batch = one_and_two(bed)
     offsets = [int.from_bytes(batch.records[at : at + 8], "little") for at in (0, RECORD.size)]
 
@@ -641,7 +650,8 @@ def test_a_batch_is_also_columns_and_one_memory(bed: Testbed, registered: bool) 
             memory[0:1]
 
 
-def test_more_messages_than_the_send_queue_holds_go_in_one_batch(bed: Testbed) -> None:
+def test_batch_may_exceed_the_send_queue(bed: Testbed) -> None:
+    """More messages than the send queue holds go in one batch."""
     group, sender, receiver = new_group(), Application(bed, 0, QpInit(max_send_wr=4)), Application(bed, 1)
     outward = sender.join(group, send_only=True)
     receiver.join(group)
@@ -715,7 +725,8 @@ def pair(bed: Testbed, init: QpInit | None = None) -> tuple[Application, Destina
     return sender, outward, receiver
 
 
-def test_recv_returns_an_empty_batch_when_nothing_comes_in_time(bed: Testbed) -> None:
+def test_recv_returns_empty_after_the_timeout(bed: Testbed) -> None:
+    """Recv returns an empty batch when nothing comes in time."""
     _, _, receiver = pair(bed)
     for timeout in (0, 0.01):
         with receiver.qp.recv(1, timeout) as batch:
@@ -741,7 +752,8 @@ def test_a_view_used_after_release_raises(bed: Testbed) -> None:
         list(batch)
 
 
-def test_the_end_of_a_with_releases_and_recv_one_copies(bed: Testbed) -> None:
+def test_end_of_with_releases_and_recv_one_copies(bed: Testbed) -> None:
+    """The end of a with releases and recv one copies."""
     sender, outward, receiver = pair(bed)
     sender.send(outward, *numbered(2))
     with received(receiver, 1) as batch:
@@ -755,7 +767,8 @@ def test_the_end_of_a_with_releases_and_recv_one_copies(bed: Testbed) -> None:
     assert bytes(message.payload) == numbered(2)[1]
 
 
-def test_release_is_refused_while_something_else_uses_a_payload(bed: Testbed) -> None:
+def test_release_is_refused_while_a_payload_is_used(bed: Testbed) -> None:
+    """Release is refused while something else uses a payload."""
     sender, outward, receiver = pair(bed)
     sender.send(outward, b"in use")
     batch = received(receiver, 1)
@@ -793,9 +806,10 @@ if find_spec("numpy"):
 @pytest.mark.parametrize("in_slots", [False, True], ids=["own memory", "slots"])
 @pytest.mark.parametrize("of_memory", [False, True], ids=["payload", "memory"])
 @pytest.mark.parametrize("derive", DERIVED.values(), ids=DERIVED)
-def test_what_was_made_of_a_payload_never_shows_another_message(
+def test_view_never_shows_another_message(
     bed: Testbed, derive: Callable[[memoryview], Any], of_memory: bool, in_slots: bool
 ) -> None:
+    """An object made of a payload never shows another message."""
     sender, outward, receiver = pair(bed, QpInit(max_recv_wr=1))
     size = GRH_BYTES + 64
     if in_slots:
@@ -995,7 +1009,8 @@ def test_a_qp_in_err_says_so_and_reset_brings_it_back(bed: Testbed) -> None:
     assert receiver.receive(1) == [b"after"]
 
 
-def test_messages_received_before_a_failure_are_read_first(bed: Testbed) -> None:
+def test_messages_before_a_failure_are_read_first(bed: Testbed) -> None:
+    """Messages received before a failure are read first."""
     group, sender, receiver, witness = (
         new_group(),
         Application(bed, 0),
@@ -1013,7 +1028,8 @@ def test_messages_received_before_a_failure_are_read_first(bed: Testbed) -> None
         receiver.qp.recv(1, BOUND)
 
 
-def test_receive_memory_is_refused_in_err_until_a_reset(bed: Testbed) -> None:
+def test_receive_memory_is_refused_in_err(bed: Testbed) -> None:
+    """Receive memory is refused in ERR until a reset."""
     receiver, memory = Application(bed, 1), bytearray(4 * 4096)
     receiver.qp.modify(QpState.ERR)
     for _ in range(2):
@@ -1050,9 +1066,8 @@ WAYS: list[list[QpState]] = [
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way[-1].name if way else "RTS")
-def test_a_region_of_receive_memory_that_is_closed_leaves_the_state_as_it_is(
-    bed: Testbed, way: list[QpState]
-) -> None:
+def test_closed_receive_region_keeps_the_state(bed: Testbed, way: list[QpState]) -> None:
+    """A region of receive memory that is closed leaves the state as it is."""
     sender, outward, receiver = pair(bed)
     memory = bytearray(4 * 4096)
     region = receiver.qp.register(memory, recv_slot=4096)
@@ -1143,7 +1158,8 @@ def test_a_with_closes(bed: Testbed) -> None:
     assert [*ended, channel.closed] == [True] * 4
 
 
-def test_closing_the_backend_frees_what_is_still_in_use(bed: Testbed) -> None:
+def test_closing_the_backend_frees_all(bed: Testbed) -> None:
+    """Closing the backend frees what is still in use."""
     sender, outward, receiver = pair(bed)
     sender.send(outward, *numbered(3))
     held, queued = received(receiver, 2), Application(bed, 2)

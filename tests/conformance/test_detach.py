@@ -63,7 +63,8 @@ def test_a_detached_qp_gets_no_copy_while_others_do(bed: Testbed) -> None:
 
 @clause("DT-2")
 @needs(Feature.SECOND_PORT)
-def test_detach_is_local_and_the_fabric_delivers_until_a_leave(bed: Testbed) -> None:
+def test_detach_is_local(bed: Testbed) -> None:
+    """Detach is local and the fabric delivers until a leave."""
     group, peer, other = new_group(), Application(bed, 0), Application(bed, 1)
     where = peer.join(group)
     other.join(group)
@@ -241,7 +242,8 @@ def test_the_example_of_the_document(bed: Testbed, gid: str) -> None:
 
 @clause("DT-10")
 @needs(Feature.ATTACH_TABLE)
-def test_the_example_of_the_document_in_the_attach_table(bed: Testbed) -> None:
+def test_documented_example_of_the_attach_table(bed: Testbed) -> None:
+    """The example of the document in the attach table."""
     peer, gid = Application(bed), Gid("ff01:0:2:c985::")
     peer.qp.attach_mcast(gid, 0xC001)
     assert bed.observer.attached(peer.port, gid) == {peer.qp.qp_num}

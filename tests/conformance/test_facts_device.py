@@ -54,14 +54,14 @@ def test_a_link_that_comes_back_carries_the_group_again(bed: Testbed) -> None:
         assert mgid in bed.observer.port_memberships(receiver.port)
         sender.send(outward, b"while it was down")
         assert witness.receive(1) == [b"while it was down"]
-    told: list[PortEvent] = []
+    events: list[PortEvent] = []
 
-    def is_told() -> bool:
-        told.extend(receiver.qp.port_events())
-        return PortEvent.ACTIVE in told
+    def is_reported() -> bool:
+        events.extend(receiver.qp.port_events())
+        return PortEvent.ACTIVE in events
 
-    eventually(bed, is_told)
-    assert [event for event in told if event is not PortEvent.GID_CHANGE][:2] == [
+    eventually(bed, is_reported)
+    assert [event for event in events if event is not PortEvent.GID_CHANGE][:2] == [
         PortEvent.ERR,
         PortEvent.ACTIVE,
     ]

@@ -53,7 +53,8 @@ def test_the_table_that_delivers_is_shown_too(bed: Testbed) -> None:
     eventually(bed, lambda: members(bed, destination.gid)[port_of(peer)].seen_in & delivering)
 
 
-def test_a_send_only_member_is_shown_as_such_or_declared_unseen(bed: Testbed) -> None:
+def test_send_only_member_is_shown_or_declared_unseen(bed: Testbed) -> None:
+    """A send only member is shown as such or declared unseen."""
     peer = Application(bed)
     destination = peer.join(new_group(), send_only=True)
     shown = members(bed, destination.gid)

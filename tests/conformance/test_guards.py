@@ -96,7 +96,8 @@ def test_a_second_join_of_an_address_is_refused(
 
 @needs(Capability.RAW_MGID)
 @pytest.mark.parametrize("raw_first", [False, True], ids=["address-first", "mgid-first"])
-def test_a_second_join_by_another_name_of_the_group_is_refused(bed: Testbed, raw_first: bool) -> None:
+def test_second_join_by_another_name_is_refused(bed: Testbed, raw_first: bool) -> None:
+    """A second join by another name of the group is refused."""
     group, peer = new_group(), Application(bed)
     names = [group, McastAddress.of(Mgid(Application(bed, 1).join(group).gid))]
     first, second = reversed(names) if raw_first else names

@@ -114,7 +114,8 @@ def test_full_member_creates_the_group(bed: Testbed) -> None:
 
 
 @clause("JEX-4", "JEX-5")
-def test_full_members_send_to_and_receive_from_the_group(bed: Testbed) -> None:
+def test_full_members_send_and_receive(bed: Testbed) -> None:
+    """Full members send to and receive from the group."""
     group, one, two = new_group(), Application(bed, 0), Application(bed, 1)
     from_one, from_two = one.join(group), two.join(group)
     one.send(from_one, b"from one")
@@ -327,7 +328,8 @@ def test_resolve_with_a_source_needs_no_route(bed: Testbed) -> None:
 
 @clause("JEX-14")
 @needs(Feature.SECOND_PORT)
-def test_leave_releases_membership_attachment_and_group(bed: Testbed) -> None:
+def test_leave_releases_membership_and_attachment(bed: Testbed) -> None:
+    """Leave releases membership attachment and group."""
     group, first, last = new_group(), Application(bed, 0), Application(bed, 1)
     where, mgid = first.join(group), last.join(group).gid
     first.id.leave_multicast(group)
@@ -402,7 +404,8 @@ def test_the_context_comes_back_as_the_same_object(bed: Testbed, join: Join) -> 
 
 
 @clause("JEX-17")
-def test_the_context_of_a_send_only_or_failed_join_comes_back_too(bed: Testbed) -> None:
+def test_context_of_each_join_comes_back(bed: Testbed) -> None:
+    """The context of a send only or failed join comes back too."""
     peer, context, other = Application(bed), object(), object()
     peer.id.join_multicast_ex(JoinAttrEx.send_only(new_group()), context)
     assert peer.event().context is context
@@ -424,7 +427,8 @@ def test_join_needs_a_datagram_port_space(bed: Testbed) -> None:
 
 
 @clause("JEX-5", "JEX-7")
-def test_a_full_and_a_send_only_member_of_one_port_differ(bed: Testbed) -> None:
+def test_full_and_send_only_member_of_a_port_differ(bed: Testbed) -> None:
+    """A full and a send only member of one port differ."""
     group, full, silent = new_group(), Application(bed, init=QpInit(max_recv_wr=8)), Application(bed)
     full.join(group)
     silent.send(silent.join(group, send_only=True), b"hello")
@@ -433,7 +437,8 @@ def test_a_full_and_a_send_only_member_of_one_port_differ(bed: Testbed) -> None:
 
 
 @clause("JEX-8")
-def test_a_send_only_qp_may_be_attached_by_the_user_and_detached_as_attached(bed: Testbed) -> None:
+def test_send_only_qp_may_be_attached_by_the_user(bed: Testbed) -> None:
+    """A send only QP may be attached by the user and detached as attached."""
     peer = Application(bed)
     group = peer.join(new_group(), send_only=True)
     peer.qp.attach_mcast(group.gid, group.dlid)

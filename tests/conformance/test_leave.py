@@ -53,7 +53,8 @@ def test_leave_ends_the_membership_of_the_port(bed: Testbed) -> None:
 
 @clause("LV-1")
 @pytest.mark.parametrize("send_only", [True, False], ids=["send-only", "event-unfetched"])
-def test_leave_keeps_an_attachment_that_the_join_did_not_make(bed: Testbed, send_only: bool) -> None:
+def test_leave_keeps_the_users_attachment(bed: Testbed, send_only: bool) -> None:
+    """Leave keeps an attachment that the join did not make."""
     group, receiver, keeper, sender = (
         new_group(),
         Application(bed, 0),

@@ -51,7 +51,8 @@ def faults(mark: str, required: Collection[str], sources: Iterable[str]) -> list
 
 
 @pytest.mark.parametrize("mark", PROVEN)
-def test_every_clause_and_fact_has_a_test_and_none_is_unknown(mark: str) -> None:
+def test_every_clause_and_fact_has_a_test(mark: str) -> None:
+    """Every clause and fact has a test and none is unknown."""
     assert faults(mark, PROVEN[mark], SOURCES) == []
 
 

@@ -1,4 +1,4 @@
-"""What a payload is, in one table for every call of every provider; all refuse the rest with TypeError."""
+"""Types of payloads, in one table for every call and provider; all refuse the rest with TypeError."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
 def judged(
     send: Callable[[], object], sent: Callable[[], int], receive: Callable[[], Message | None]
 ) -> Verdict:
-    """What arrives, or the error of a call that has sent nothing."""
+    """Return the bytes that arrive, or the error of a call that has sent nothing."""
     before = sent()
     try:
         send()
@@ -146,7 +146,8 @@ def test_a_payload_is_registered_unless_it_is_empty(backend: Backend) -> None:
     assert found == EXPECTED | dict.fromkeys(empty, ValueError)
 
 
-def test_receive_memory_is_a_payload_that_can_be_written(backend: Backend) -> None:
+def test_receive_memory_is_a_writable_payload(backend: Backend) -> None:
+    """Receive memory is a payload that can be written."""
     end = End(backend)
     for wrong in (REFUSED["objects"](), REFUSED["union with py_object"](), PAYLOADS["read-only array"]()):
         with pytest.raises(TypeError):

@@ -27,7 +27,7 @@ def end(backend: Backend) -> End:
 
 
 def ends_when(call: Callable[[], Any], cause: Callable[[], Any]) -> Any:
-    """What the call gives, which waits until the cause is there."""
+    """Return the result of the call, which waits until the cause is there."""
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
     thread.start()
@@ -85,12 +85,14 @@ def test_a_resolution_may_last_as_long_as_one_likes(backend: Backend, long: floa
 # --- memory -------------------------------------------------------------------------------------------
 
 
-def test_what_is_below_0_is_no_time_and_what_no_clock_counts_the_longest() -> None:
+def test_negative_and_huge_timeouts() -> None:
+    """A timeout below 0 is refused, and one beyond all clocks is the longest."""
     below: list[float] = [-1, -(10**400), -inf]
     assert [check_seconds(one) for one in (*below, 10**400)] == [0.0, 0.0, 0.0, MAX_SECONDS]
 
 
-def test_an_older_receive_memory_ends_without_the_newer(end: End) -> None:
+def test_older_receive_memory_ends_first(end: End) -> None:
+    """An older receive memory ends without the newer."""
     old, new = bytearray(2048), bytearray(2048)
     older = end.qp.register(old, recv_slot=256)
     newer = end.qp.register(new, recv_slot=256)
@@ -146,9 +148,10 @@ def test_the_immediate_goes_with_one_of_any_kind(end: End, payload: bytes | byte
         ("::ffff:10.0.0.2", 0xFFFFFF, 0, False),
     ],
 )
-def test_only_an_address_like_the_groups_own_is_answered(
+def test_only_addresses_of_the_groups_kind_answer(
     source: str, src_qp: int, src_lid: int, answered: bool
 ) -> None:
+    """Only an address like the groups own is answered."""
     to = Destination(gid=Gid("::ffff:239.1.1.1"))
     message = Message(memoryview(b""), Gid(source), src_qp, to.gid, None, False, src_lid)
     assert to.can_reply_to(message) is answered
@@ -183,7 +186,8 @@ def test_a_message_without_a_grh_is_answered_by_lid(network: Network, backend: B
             to.reply_to(message)
 
 
-def test_an_error_of_a_leave_says_what_kind_of_port_it_was(end: End) -> None:
+def test_leave_error_names_the_link_layer(end: End) -> None:
+    """An error of a leave says what kind of port it was."""
     end.join()
     with pytest.raises(McastError) as caught:
         end.id.leave_multicast("239.9.9.9")

@@ -187,9 +187,10 @@ def device_parts(batch: Batch) -> list[DeviceBytes]:
 
 
 @pytest.mark.parametrize("offset", [0, PAGE + 64])
-def test_messages_are_received_into_it_and_their_place_is_told(
+def test_messages_are_received_into_device_memory(
     sender: Member, receiver: Member, device: int, offset: int
 ) -> None:
+    """Messages are received into it and their place is told."""
     region = receiver.qp.register_dmabuf(device, 2 * PAGE, offset, recv_slot=SLOT)
     assert receiver.qp.counters.recv_free == 8
     for turn in range(3):  # slots are used again
@@ -257,9 +258,8 @@ def test_memory_of_the_host_takes_its_place(sender: Member, receiver: Member, de
     assert os.pread(device, PAGE, 0) == CONTENT[:PAGE]
 
 
-def test_a_lease_outlives_the_region_and_the_queue_pair(
-    sender: Member, receiver: Member, device: int
-) -> None:
+def test_lease_outlives_region_and_queue_pair(sender: Member, receiver: Member, device: int) -> None:
+    """A lease outlives the region and the queue pair."""
     region = receiver.qp.register_dmabuf(device, PAGE, recv_slot=SLOT)
     sender.qp.send_one(sender.to, b"leased")
     batch = receiver.qp.recv(1, BOUND)

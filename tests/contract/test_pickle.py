@@ -85,7 +85,7 @@ LEARNT = {
     "posted": 3,
     "unsent": 2,
 }
-"""What is set after an error was made."""
+"""Attributes that are set after an error was made."""
 
 
 def subclasses(cls: type[Any]) -> Iterator[type[Any]]:
@@ -238,7 +238,7 @@ def public_classes() -> Iterator[type[Any]]:
 
 
 def test_every_public_value_is_tried() -> None:
-    """What is neither an error, an enumeration nor a handle has an instance among the values."""
+    """Each type that is neither an error, an enumeration nor a handle has an instance among the values."""
     tried = {type(one) for one in values()} | {Message, Series, HeaderBodyBatch, CmEvent}
     # DeviceBytes is a place in a handle; the others have functions or locks
     places = (BaseException, Enum, Handle, api.DeviceBytes)
@@ -248,7 +248,7 @@ def test_every_public_value_is_tried() -> None:
 
 
 def comparable(value: object) -> object:
-    """What two equal values have in common, where they hold errors, which compare by identity."""
+    """Return the value in a form to compare: errors, which it may hold, compare by identity."""
     if isinstance(value, McastError):
         return type(value), vars(value), value.args
     return tuple(map(comparable, value)) if isinstance(value, tuple) else value

@@ -172,18 +172,18 @@ def test_child_finds_no_lock_of_the_parent(guard: Guard) -> None:
     assert not guard.broken
 
 
-class Thing:
-    """What a change was called with."""
+class Recorder:
+    """Records the arguments of changes."""
 
 
-def refuse(thing: Thing) -> None:
+def refuse(thing: Recorder) -> None:
     raise Refused(ValueError("no"))
 
 
 @pytest.mark.parametrize("closes", [False, True])
 def test_refusal_leaves_no_garbage(guard: Guard, closes: bool) -> None:
     """The error does not refer to itself by its traceback: what the frames held is freed at once."""
-    thing = Thing()
+    thing = Recorder()
     known = ref(thing)
     gc.disable()
     try:

@@ -161,7 +161,8 @@ def test_two_calls_on_a_batch(network: Network, first: str, lease: str) -> None:
     backend.close()
 
 
-def test_what_an_endpoint_shows_of_itself_while_another_thread_joins(network: Network) -> None:
+def test_stats_are_consistent_beside_a_join(network: Network) -> None:
+    """The stats of an endpoint are consistent while another thread joins."""
     with network.open() as backend:
         at, stopped = 1, True
         while stopped:

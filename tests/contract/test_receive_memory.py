@@ -46,7 +46,7 @@ class Receiver(End):
             assert message is not None
             assert bytes(message.payload) == payload
 
-    def hears(self, *payloads: bytes) -> bool:
+    def receives(self, *payloads: bytes) -> bool:
         self.send(*payloads)
         return [self.received() for _ in payloads] == [*payloads]
 
@@ -72,7 +72,8 @@ def end(backend: Backend) -> Receiver:
 
 
 @pytest.mark.parametrize("leased", [True, False])
-def test_it_begins_only_while_nothing_is_queued_or_leased(end: Receiver, leased: bool) -> None:
+def test_receive_memory_needs_an_idle_queue_pair(end: Receiver, leased: bool) -> None:
+    """It begins only while nothing is queued or leased."""
     end.send(b"first")
     batch = end.qp.recv(1, BOUND) if leased else None
     with pytest.raises(McastError) as caught:
@@ -94,7 +95,7 @@ def test_closing_drops_and_counts_what_is_queued(end: Receiver) -> None:
     assert (counters.dropped_reset, counters.received, counters.recv_free) == (3, 3, DEPTH)
     assert end.has_nothing()
     for turn in range(3 * DEPTH):
-        assert end.hears(b"%d" % turn)
+        assert end.receives(b"%d" % turn)
     assert end.qp.counters.dropped_reset == 3
 
 
@@ -107,23 +108,24 @@ def test_leased_messages_outlive_it(end: Receiver) -> None:
         assert end.qp.counters.dropped_reset == 1
         assert end.has_nothing()
         for turn in range(2 * DEPTH):
-            assert end.hears(b"%d" % turn)
+            assert end.receives(b"%d" % turn)
         assert [bytes(one.payload) for one in batch] == [b"one", b"two"]
     assert end.qp.counters.recv_free == DEPTH
-    assert end.hears(*[b"%d" % turn for turn in range(DEPTH)])
+    assert end.receives(*[b"%d" % turn for turn in range(DEPTH)])
 
 
-def test_other_memory_may_follow_while_a_batch_of_the_old_is_leased(end: Receiver) -> None:
+def test_memory_may_change_beside_an_old_lease(end: Receiver) -> None:
+    """Other memory may follow while a batch of the old is leased."""
     old = end.register()
     end.send(b"one")
     with end.leased(1) as batch:
         old.close()
         with end.qp.register(bytearray(8 * SLOT), recv_slot=SLOT):
-            assert end.hears(b"two", b"three")
+            assert end.receives(b"two", b"three")
             assert bytes(batch[0].payload) == b"one"
             batch.release()
             assert end.qp.counters.recv_free == 8
-            assert end.hears(*[b"%d" % turn for turn in range(8)])
+            assert end.receives(*[b"%d" % turn for turn in range(8)])
     assert end.qp.counters.recv_free == DEPTH
 
 
@@ -138,20 +140,21 @@ def test_it_ends_in_any_state(end: Receiver, way: list[QpState]) -> None:
     end.qp.reset()
     assert end.has_nothing()
     assert end.qp.counters.dropped_reset == 2
-    assert end.hears(b"in its own memory")
+    assert end.receives(b"in its own memory")
 
 
 def test_a_reset_counts_what_it_drops(end: Receiver) -> None:
     end.send(b"one", b"two")
     end.qp.reset()
     assert (end.qp.counters.dropped_reset, end.qp.counters.recv_free) == (2, DEPTH)
-    assert end.hears(b"three")
+    assert end.receives(b"three")
 
 
-def test_a_descriptor_is_silent_once_the_messages_are_dropped(end: Receiver) -> None:
+def test_descriptor_is_silent_after_a_drop(end: Receiver) -> None:
+    """A descriptor is silent once the messages are dropped."""
     region = end.register()
     end.qp.fileno()
     end.send(b"one")
     region.close()
     until(end.has_nothing)
-    assert end.hears(b"two")
+    assert end.receives(b"two")

@@ -71,7 +71,8 @@ def test_an_option_that_does_not_exist_is_refused() -> None:
         open_backend("sim", prots=4)
 
 
-def test_an_override_stands_in_for_a_name_while_it_is_open() -> None:
+def test_override_replaces_a_name_while_open() -> None:
+    """An override stands in for a name while it is open."""
     roce, infiniband = registry.provider("sim"), registry.provider("sim-ib")
     with registry.override_provider("rdma", infiniband), registry.override_provider("new", roce):
         assert backend_status("rdma").available

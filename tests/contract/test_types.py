@@ -123,7 +123,7 @@ def out_of(*bounds: int) -> dict[str, object]:
 
 @dataclass
 class Site:
-    """What the calls are made on, and what may not change."""
+    """Objects that the calls are made on, and the state that may not change."""
 
     backend: Backend
     end: End
@@ -271,11 +271,11 @@ def raw(**fields: object) -> JoinAttrEx:
     return JoinAttrEx.model_construct(**(usual | fields))
 
 
-def received(site: Site, look: Callable[[Batch], object]) -> object:
-    """What the look at a batch with a message gives; the batch is received anew for each."""
+def received(site: Site, read: Callable[[Batch], object]) -> object:
+    """Return the result of reading a batch with a message; the batch is received anew for each."""
     site.qp.send_one(site.to, b"x")
     with site.qp.recv(1, BOUND) as batch:
-        return look(batch)
+        return read(batch)
 
 
 @pytest.fixture

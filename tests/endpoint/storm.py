@@ -30,7 +30,7 @@ from ..interleave import BOUND
 GROUP, OTHER = "239.1.2.3", "239.4.5.6"
 SOON = 0.0005
 TIMES = 30
-"""How often a call is made while one signal may come."""
+"""Number of calls while one signal may arrive."""
 
 
 @contextmanager
@@ -152,7 +152,7 @@ class Storm:
         gc.collect(0)
 
     def wrongs(self) -> list[str]:
-        """What it has left besides."""
+        """Return all that it has left besides."""
         asked: list[object] = []
         other = threading.Thread(target=lambda: asked.append(self.here.stats()), daemon=True)
         other.start()

@@ -248,7 +248,9 @@ def test_a_wrong_batch_is_refused_whole(options: dict[str, Any], wrong: Any) -> 
     run(main)
 
 
-def test_a_task_is_woken_by_another_that_has_read_its_message(network: Network) -> None:
+def test_task_that_reads_for_another_wakes_it(network: Network) -> None:
+    """A task is woken by another that has read its message."""
+
     async def main() -> None:
         async with pair(network) as (one, other):
             group, read = await other.join(GROUP), await other.join(OTHER)
@@ -378,7 +380,9 @@ def test_a_cancelled_receive_loses_no_message(network: Network) -> None:
     run(main)
 
 
-def test_what_was_received_for_a_call_that_is_cancelled_goes_to_the_next(network: Network) -> None:
+def test_cancelled_call_passes_its_message_on(network: Network) -> None:
+    """A message for a call that is cancelled goes to the next."""
+
     async def main() -> None:
         async with pair(network) as (one, other):
             out, group = await one.sender(GROUP), await other.join(GROUP)
@@ -396,10 +400,11 @@ def test_what_was_received_for_a_call_that_is_cancelled_goes_to_the_next(network
     run(main)
 
 
-def test_a_task_is_handed_each_batch_and_nothing_is_looked_for_in_vain(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A batch leaves the descriptor readable, because only an empty receive makes it unreadable."""
+def test_task_gets_each_batch_without_extra_polls(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task is handed each batch and nothing is looked for in vain.
+
+    A batch leaves the descriptor readable, because only an empty receive makes it unreadable.
+    """
     looked: list[object] = []
     hand_over = aio.Endpoint._hand_over
 
@@ -434,7 +439,9 @@ def test_a_task_is_handed_each_batch_and_nothing_is_looked_for_in_vain(
     run(main)
 
 
-def test_a_batch_for_a_call_that_is_cancelled_goes_to_the_next_before_all_others(network: Network) -> None:
+def test_cancelled_call_passes_its_batch_on_first(network: Network) -> None:
+    """A batch for a call that is cancelled goes to the next before all others."""
+
     async def main() -> None:
         async with pair(network) as (one, other):
             out, group = await one.sender(GROUP), await other.join(GROUP)
@@ -454,7 +461,9 @@ def test_a_batch_for_a_call_that_is_cancelled_goes_to_the_next_before_all_others
     run(main)
 
 
-def test_a_batch_for_a_call_that_is_cancelled_keeps_its_order_over_all_groups(network: Network) -> None:
+def test_cancelled_batch_keeps_its_order(network: Network) -> None:
+    """A batch for a call that is cancelled keeps its order over all groups."""
+
     async def main() -> None:
         async with pair(network) as (one, other):
             outs = [await one.sender(name) for name in (GROUP, OTHER)]
@@ -490,7 +499,7 @@ def test_a_send_that_is_cancelled_has_sent_nothing(network: Network) -> None:
 
 
 def test_a_timeout_that_is_no_number_is_refused(network: Network) -> None:
-    """Whether or not the call would have waited; nothing is sent, received or joined."""
+    """Refused even if the call would not have waited; nothing is sent, received or joined."""
 
     async def main() -> None:
         async with pair(network) as (one, other):
@@ -554,10 +563,11 @@ def test_each_timeout_ends_in_its_own_time(network: Network, short_first: bool) 
     run(main)
 
 
-def test_a_task_sleeps_only_when_the_queue_pair_was_found_empty(
-    fabric: Fabric, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only then does its descriptor tell of the next message."""
+def test_task_sleeps_only_on_an_empty_queue_pair(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task sleeps only when the queue pair was found empty.
+
+    Only then does its descriptor tell of the next message.
+    """
     emptied = False
 
     def watch(name: str) -> None:
@@ -595,7 +605,9 @@ def test_a_task_sleeps_only_when_the_queue_pair_was_found_empty(
     run(main)
 
 
-def test_an_error_behind_a_message_does_not_cost_the_message(fabric: Fabric) -> None:
+def test_error_after_a_message_keeps_the_message(fabric: Fabric) -> None:
+    """An error behind a message does not cost the message."""
+
     async def main() -> None:
         async with pair(fabric, rejoin=None) as (one, other):
             out, group = await one.sender(GROUP), await other.join(GROUP)
@@ -639,8 +651,11 @@ def test_close_ends_what_waits(network: Network) -> None:
     run(main)
 
 
-def test_close_ends_what_waits_while_the_device_is_away(fabric: Fabric) -> None:
-    """There is no queue pair then whose end would wake it."""
+def test_close_ends_waits_without_a_device(fabric: Fabric) -> None:
+    """Close ends what waits while the device is away.
+
+    There is no queue pair then whose end would wake it.
+    """
 
     async def main() -> None:
         async with pair(fabric) as (one, _):
@@ -658,7 +673,9 @@ def test_close_ends_what_waits_while_the_device_is_away(fabric: Fabric) -> None:
     run(main)
 
 
-def test_a_join_that_is_awaited_after_the_close_joins_nothing(network: Network) -> None:
+def test_join_awaited_after_close_joins_nothing(network: Network) -> None:
+    """A join that is awaited after the close joins nothing."""
+
     async def main() -> None:
         async with pair(network) as (one, _):
             joining = one.join(GROUP)
@@ -672,7 +689,8 @@ def test_a_join_that_is_awaited_after_the_close_joins_nothing(network: Network) 
     run(main)
 
 
-def test_closing_after_the_loop_has_ended_plans_nothing_in_it(fabric: Fabric) -> None:
+def test_close_after_the_loop_schedules_nothing(fabric: Fabric) -> None:
+    """Closing after the loop has ended plans nothing in it."""
     with open_fabric(fabric) as backend:
 
         async def opened() -> aio.Endpoint:
@@ -696,7 +714,8 @@ async def waiting_on(backend: Backend) -> tuple[aio.Endpoint, asyncio.Task[Messa
     return endpoint, task
 
 
-def test_closing_after_the_loop_has_ended_wakes_nobody_and_closes_nothing_twice(fabric: Fabric) -> None:
+def test_close_after_the_loop_closes_once(fabric: Fabric) -> None:
+    """Closing after the loop has ended wakes nobody and closes nothing twice."""
     with open_fabric(fabric) as backend:
         loop = asyncio.new_event_loop()
         endpoint, task = loop.run_until_complete(waiting_on(backend))
@@ -716,7 +735,9 @@ def test_closing_after_the_loop_has_ended_wakes_nobody_and_closes_nothing_twice(
 
 
 @pytest.mark.parametrize("call", ["recv", "recv_batch"])
-def test_what_a_task_was_handed_before_a_close_it_returns(network: Network, call: str) -> None:
+def test_task_returns_what_it_got_before_a_close(network: Network, call: str) -> None:
+    """A task returns the message that it got before a close."""
+
     async def main() -> None:
         async with pair(network) as (one, other):
             out, _ = await one.sender(GROUP), await other.join(GROUP)
@@ -939,9 +960,11 @@ def test_a_flood_leaves_the_loop_to_others(network: Network) -> None:
     run(main)
 
 
-def test_a_queue_that_is_never_empty_starves_neither_the_loop_nor_events(
+def test_full_queue_starves_neither_loop_nor_events(
     network: Network,
 ) -> None:
+    """A queue that is never empty starves neither the loop nor events."""
+
     async def main() -> None:
         async with pair(network) as (one, other):
             out, group = await one.sender(GROUP), await other.join(GROUP)
@@ -964,10 +987,11 @@ def test_a_queue_that_is_never_empty_starves_neither_the_loop_nor_events(
     run(main)
 
 
-def test_nothing_is_slept_over_that_happens_between_turns(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A task gives up its turn before it sleeps, and another one does what it waits for."""
+def test_nothing_between_two_slices_is_missed(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is slept over that happens between turns.
+
+    A task gives up its turn before it sleeps, and another one does what it waits for.
+    """
     monkeypatch.setattr(awaiting, "TIME_SLICE", 0.0)
 
     async def main() -> None:
@@ -994,24 +1018,23 @@ def test_a_failing_queue_pair_does_not_spin_the_loop(fabric: Fabric, monkeypatch
             await turns()
             (qp,) = (qp for qp in fabric.qps if qp.number == other.qp_num)
             fabric.fail_qp(qp)
-            looks, look = 0, other._poll
+            polls, poll = 0, other._poll
 
             def counted() -> bool:
-                nonlocal looks
-                looks += 1
-                return look()
+                nonlocal polls
+                polls += 1
+                return poll()
 
             monkeypatch.setattr(other, "_poll", counted)
             await until(partial(rejoined, other, 1))
-            assert looks < 50
+            assert polls < 50
             await cancel(*waiting)
 
     run(main)
 
 
-def test_a_turn_ends_between_batches_and_between_chunks(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slice_ends_between_batches_and_chunks(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn ends between batches and between chunks."""
     monkeypatch.setattr(awaiting, "TIME_SLICE", 0.0)
 
     async def main() -> None:
@@ -1066,9 +1089,9 @@ def test_an_idle_loop_sleeps(network: Network) -> None:
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["here", "in_a_thread"])
 @pytest.mark.parametrize("closes", ["backend", "channel"])
-def test_who_waits_wakes_when_the_backend_is_closed_under_the_endpoint(
-    fabric: Fabric, elsewhere: bool, closes: str
-) -> None:
+def test_closing_the_backend_wakes_waiters(fabric: Fabric, elsewhere: bool, closes: str) -> None:
+    """Who waits wakes when the backend is closed under the endpoint."""
+
     async def main() -> None:
         backend = open_fabric(fabric)
         endpoint = aio.open_endpoint(backend, "10.0.0.1")
@@ -1101,7 +1124,9 @@ async def no_wait(call: Callable[[], None]) -> None:
     call()
 
 
-def test_a_call_in_another_loop_of_the_same_thread_is_refused(fabric: Fabric) -> None:
+def test_call_in_another_loop_is_refused(fabric: Fabric) -> None:
+    """A call in another loop of the same thread is refused."""
+
     async def opens() -> aio.Endpoint:
         return aio.open_endpoint(backend, "10.0.0.1")
 
@@ -1112,8 +1137,11 @@ def test_a_call_in_another_loop_of_the_same_thread_is_refused(fabric: Fabric) ->
         loop.run_until_complete(endpoint.close())
 
 
-def test_a_call_is_refused_in_the_thread_that_ran_the_loop_before_another_one(fabric: Fabric) -> None:
-    """The thread that opened the endpoint has handed its loop over, and runs one of its own."""
+def test_call_in_the_loops_former_thread_is_refused(fabric: Fabric) -> None:
+    """A call is refused in the thread that ran the loop before another one.
+
+    The thread that opened the endpoint has handed its loop over, and runs one of its own.
+    """
 
     async def opens() -> aio.Endpoint:
         return aio.open_endpoint(backend, "10.0.0.1")
@@ -1148,10 +1176,13 @@ class ReticentLoop(asyncio.SelectorEventLoop):
 
 
 @pytest.mark.parametrize("make", [asyncio.new_event_loop, ReticentLoop])
-def test_a_loop_that_another_thread_goes_on_with_lets_go_of_a_queue_pair(
+def test_loop_moved_to_a_thread_frees_a_queue_pair(
     fabric: Fabric, make: Callable[[], asyncio.AbstractEventLoop]
 ) -> None:
-    """The thread that opened the endpoint closes its backend, while a task waits in the other thread."""
+    """A loop that another thread goes on with lets go of a queue pair.
+
+    The thread that opened the endpoint closes its backend, while a task waits in the other thread.
+    """
 
     async def runs() -> None:
         began.set()
@@ -1178,7 +1209,9 @@ def test_a_loop_that_another_thread_goes_on_with_lets_go_of_a_queue_pair(
         loop.run_until_complete(endpoint.close())
 
 
-def test_an_endpoint_whose_backend_was_closed_leaves_the_descriptors_of_others_alone(fabric: Fabric) -> None:
+def test_closed_backend_leaves_other_descriptors(fabric: Fabric) -> None:
+    """An endpoint whose backend was closed leaves the descriptors of others alone."""
+
     async def main() -> None:
         backend = open_fabric(fabric)
         ended = aio.open_endpoint(backend, "10.0.0.1")

@@ -247,7 +247,7 @@ AT_ONCE = {"join", "sender", "leave", "close", "open_endpoint", "probe_loopback"
 
 
 def left_of(network: Network) -> list[str]:
-    """What is there of the endpoints; address handles are kept for the next message."""
+    """Return the objects of the endpoints that are left; address handles are kept for the next message."""
     return sorted(one for one in network.leftovers() if "address handle" not in one)
 
 
@@ -283,9 +283,9 @@ async def cancelled_everywhere(on: Ends, call: Call, messages: int, late: bool) 
 @pytest.mark.parametrize("network", KINDS if EVERY == 1 else ["infiniband", "card-roce"], indirect=True)
 @pytest.mark.parametrize("late", [False, True], ids=["waiting", "when it has come"])
 @pytest.mark.parametrize("name", [*CALLS, *RECEIVING])
-def test_a_call_that_is_cancelled_at_any_await_is_done_or_not_done(
-    network: Network, name: str, late: bool
-) -> None:
+def test_cancelled_call_is_done_or_not_done(network: Network, name: str, late: bool) -> None:
+    """A call that is cancelled at any await is done or not done."""
+
     async def main() -> None:
         async with asyncio.timeout(BOUND), ends(network) as on:
             call = (CALLS | RECEIVING)[name]
@@ -297,5 +297,6 @@ def test_a_call_that_is_cancelled_at_any_await_is_done_or_not_done(
     assert network.leftovers() == ()
 
 
-def test_the_tables_have_each_call_that_may_be_cancelled() -> None:
+def test_tables_have_each_call_to_cancel() -> None:
+    """The tables have each call that may be cancelled."""
     assert set(CALLS | RECEIVING) >= PUBLIC

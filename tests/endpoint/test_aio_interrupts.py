@@ -25,7 +25,7 @@ def backend() -> Iterator[Backend]:
 
 
 def test_ctrl_c_cancels_the_main_task(backend: Backend) -> None:
-    """As without mcast; the endpoint can be used afterwards."""
+    """The main task is cancelled as without mcast; the endpoint can be used afterwards."""
     found: list[object] = []
 
     async def main() -> None:

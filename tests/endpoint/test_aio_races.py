@@ -41,7 +41,7 @@ ON_AN_AWAITED_ENDPOINT: Outcomes = {
     "reply": (NOTHING, Closed),
     "close_backend": (NOTHING,),
 }
-"""What each call may end in."""
+"""Possible outcomes of each call."""
 
 
 class Stopping(Steps):

@@ -1,4 +1,4 @@
-"""What an endpoint and its groups count, over several calls of each kind."""
+"""Counters of an endpoint and its groups, over several calls of each kind."""
 
 from __future__ import annotations
 

@@ -199,7 +199,8 @@ def test_a_failed_open_has_a_repr() -> None:
     assert "<Endpoint: not open>" in [repr(one) for one in frames if isinstance(one, mcast.Endpoint)]
 
 
-def test_a_membership_receives_its_own_and_keeps_the_rest_for_the_others(net: Net) -> None:
+def test_membership_keeps_messages_for_others(net: Net) -> None:
+    """A membership receives its own and keeps the rest for the others."""
     sender, receiver = net.open(0), net.open(1)
     one, two = receiver.join(GROUP), receiver.join(OTHER)
     to_one, to_two = sender.sender(GROUP), sender.sender(OTHER)
@@ -243,7 +244,8 @@ def test_a_batch_of_a_group_has_no_message_of_another(net: Net) -> None:
         one.recv_batch(timeout=1)
 
 
-def test_what_was_kept_comes_in_order_of_arrival_to_who_asks_for_all(net: Net) -> None:
+def test_kept_messages_are_in_order_of_arrival(net: Net) -> None:
+    """Kept messages are delivered in order of arrival to calls for all groups."""
     sender, receiver = net.open(0), net.open(1)
     first, *_ = receiver.join(GROUP), receiver.join(OTHER)
     to_one, to_two = sender.sender(GROUP), sender.sender(OTHER)
@@ -257,7 +259,8 @@ def test_what_was_kept_comes_in_order_of_arrival_to_who_asks_for_all(net: Net) -
     assert drain(receiver) == [b"2", b"3", b"4"]
 
 
-def test_what_is_put_back_comes_first_and_is_counted_with_the_rest() -> None:
+def test_messages_put_back_are_first() -> None:
+    """Messages that are put back are delivered first, and counted with the rest."""
     kept = ReceiveBuffer({}, {}, 8)
     first, second = (
         Message(memoryview(payload), Gid("fe80::1"), 17, Gid("ff0e::1"), None, False)
@@ -270,7 +273,8 @@ def test_what_is_put_back_comes_first_and_is_counted_with_the_rest() -> None:
     assert kept.count == 0
 
 
-def test_queues_of_a_group_are_bounded_and_the_drops_counted(net: Net) -> None:
+def test_group_queues_are_bounded(net: Net) -> None:
+    """Queues of a group are bounded and the drops counted."""
     sender, receiver = net.open(0), net.open(1, receive_depth=8)
     kept, read = receiver.join(GROUP), receiver.join(OTHER)
     to_kept, to_read = sender.sender(GROUP), sender.sender(OTHER)
@@ -284,8 +288,11 @@ def test_queues_of_a_group_are_bounded_and_the_drops_counted(net: Net) -> None:
     assert receiver.stats().dropped["queue full: not received in time"] == 7
 
 
-def test_messages_one_by_one_are_in_order_whatever_their_length(net: Net) -> None:
-    """One as long as a probe is looked at, and takes another way."""
+def test_single_messages_are_in_order(net: Net) -> None:
+    """Messages one by one are in order whatever their length.
+
+    One as long as a probe is looked at, and takes another way.
+    """
     sender, receiver = net.open(0), net.open(1)
     member, group = receiver.join(GROUP), sender.sender(GROUP)
     sent = [b"0", bytes(PROBE_SIZE), b"2", bytes(PROBE_SIZE), bytes(PROBE_SIZE), b"5"]
@@ -299,7 +306,8 @@ def test_messages_one_by_one_are_in_order_whatever_their_length(net: Net) -> Non
     assert (stats.received_batches, stats.receive_free) == (6, 512)
 
 
-def test_a_membership_of_several_and_then_of_one_receives_its_own(net: Net) -> None:
+def test_membership_receives_its_own_after_leaves(net: Net) -> None:
+    """A membership of several and then of one receives its own."""
     sender, receiver = net.open(0), net.open(1)
     one, two = receiver.join(GROUP), receiver.join(OTHER)
     to_one, to_two = sender.sender(GROUP), sender.sender(OTHER)
@@ -316,27 +324,27 @@ def test_a_membership_of_several_and_then_of_one_receives_its_own(net: Net) -> N
 
 
 @pytest.mark.parametrize("call", ["recv", "recv_batch"])
-def test_events_are_asked_for_though_there_always_is_a_message(
-    net: Net, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_events_are_read_beside_steady_messages(net: Net, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """Events are asked for though there always is a message."""
     sender, receiver = net.open(0), net.open(1)
     receiver.join(GROUP)
     group = sender.sender(GROUP)
-    looks, look = 0, receiver._poll
+    polls, poll = 0, receiver._poll
 
     def counted() -> bool:
-        nonlocal looks
-        looks += 1
-        return look()
+        nonlocal polls
+        polls += 1
+        return poll()
 
     monkeypatch.setattr(receiver, "_poll", counted)
     for _ in range(3 * POLL_INTERVAL_CALLS):
         group.send_batch([b"x", b"y"])
         assert getattr(receiver, call)(timeout=1) is not None
-    assert looks == 2
+    assert polls == 2
 
 
-def test_batches_are_released_when_the_next_is_asked_for(net: Net) -> None:
+def test_batches_end_when_the_next_is_taken(net: Net) -> None:
+    """Batches are released when the next is asked for."""
     sender, receiver = net.open(0), net.open(1)
     receiver.join(GROUP)
     group = sender.sender(GROUP)
@@ -366,8 +374,11 @@ def test_with_one_group_a_batch_is_the_queue_pairs_own(net: Net) -> None:
 
 
 @pytest.mark.parametrize("sequence", [False, True])
-def test_a_part_of_a_batch_whose_release_was_refused_is_read_as_before(net: Net, sequence: bool) -> None:
-    """The other messages of it are not the user's."""
+def test_refused_release_keeps_a_batch_readable(net: Net, sequence: bool) -> None:
+    """A part of a batch whose release was refused is read as before.
+
+    The other messages of it are not the user's.
+    """
     sender, receiver = (net.open(number, loopback="filter", sequence=sequence) for number in range(2))
     member, group = receiver.join(GROUP), sender.sender(GROUP)
     group.send(b"one")
@@ -462,7 +473,7 @@ def test_a_poll_finds_what_is_there(net: Net) -> None:
 
 
 def test_a_timeout_that_is_no_number_is_refused(net: Net) -> None:
-    """Whether or not the call would have waited; nothing is sent, received or joined."""
+    """Refused even if the call would not have waited; nothing is sent, received or joined."""
     endpoint = net.open(0)
     group = endpoint.join(GROUP)
     net.open(1).sender(GROUP).send(b"x")
@@ -618,7 +629,8 @@ def test_a_refused_join_names_phase_causes_and_next_step_and_leaves_nothing() ->
     net.close()
 
 
-def test_a_silent_sa_is_a_timeout_and_the_same_group_can_be_joined_later() -> None:
+def test_silent_sa_is_a_timeout() -> None:
+    """A silent SA is a timeout and the same group can be joined later."""
     net = SimNet(Fabric.infiniband())
     endpoint = net.open(0)
     with net.fabric.rules.when(Requests(method=SaMethod.SET), Drop()):
@@ -656,7 +668,8 @@ def test_ctrl_c_during_a_join_leaves_nothing(monkeypatch: pytest.MonkeyPatch) ->
     net.close()
 
 
-def test_an_attach_that_fails_at_retrieval_is_a_failed_join(make: Make) -> None:
+def test_failed_attach_is_a_failed_join(make: Make) -> None:
+    """An attach that fails at retrieval is a failed join."""
     net = SimNet(make(limits=Limits(qps_per_group=1), hosts=1))
     with open_endpoint(net.backend, "10.0.0.1") as first, open_endpoint(net.backend, "10.0.0.1") as second:
         first.join(GROUP)
@@ -698,7 +711,8 @@ def test_what_is_no_group_is_refused(net: Net) -> None:
     assert len(endpoint.groups) == 1
 
 
-def test_a_join_that_is_refused_at_once_is_no_group_of_the_endpoint(net: Net) -> None:
+def test_join_refused_at_once_leaves_no_group(net: Net) -> None:
+    """A join that is refused at once is no group of the endpoint."""
     endpoint = net.open(0)
     member = endpoint.join(GROUP)
     with pytest.raises(AlreadyJoined):
@@ -709,7 +723,8 @@ def test_a_join_that_is_refused_at_once_is_no_group_of_the_endpoint(net: Net) ->
     assert texts(member, 1) == [b"to itself"]
 
 
-def test_two_addresses_of_one_mgid_are_refused_and_the_first_lives_on() -> None:
+def test_second_address_of_an_mgid_is_refused() -> None:
+    """Two addresses of one MGID are refused and the first lives on."""
     net = SimNet(Fabric.infiniband())
     sender, receiver = net.open(0), net.open(1)
     member = receiver.join("239.1.2.3")
@@ -750,7 +765,8 @@ def test_leave_is_idempotent_and_ends_delivery(net: Net) -> None:
     assert receiver.join(GROUP).joined
 
 
-def test_leaving_again_does_nothing_to_what_was_joined_since(net: Net) -> None:
+def test_second_leave_changes_no_later_join(net: Net) -> None:
+    """Leaving again does nothing to what was joined since."""
     endpoint = net.open(0)
     with endpoint.join(GROUP) as before:
         before.leave()
@@ -799,14 +815,14 @@ def test_what_an_endpoint_has_counted_never_goes_back(net: Net) -> None:
     endpoint.join(GROUP).send(b"counted")
     resources, seen = endpoint._core.resources, list[int]()
 
-    def look(frame: FrameType, event: str, _: object) -> Any:
+    def poll(frame: FrameType, event: str, _: object) -> Any:
         if Path(frame.f_code.co_filename).name not in ("resources.py", "cm_id.py"):
             return None
         seen.append(endpoint.stats().sent)
-        return look
+        return poll
 
     before = sys.gettrace()
-    sys.settrace(look)
+    sys.settrace(poll)
     try:
         resources.replace_id()
         net.backend.close()
@@ -847,7 +863,8 @@ LINKS = {LinkLayer.ETHERNET: (1, 0), LinkLayer.INFINIBAND: (247, LEVEL)}
 """The LINKTYPE_ number of their packets, and the service level in them: none without a VLAN tag."""
 
 
-def test_messages_are_sent_in_the_class_that_was_asked_for(make: Make) -> None:
+def test_messages_have_the_traffic_class_asked_for(make: Make) -> None:
+    """Messages are sent in the class that was asked for."""
     net = SimNet(make(trace=True))
     plain, marked = net.open(0), net.open(1, traffic_class=DSCP << 2, service_level=LEVEL)
     usual, chosen = plain.join(GROUP), marked.join(GROUP)
@@ -936,7 +953,8 @@ def test_own_messages(
     net.close()
 
 
-def test_own_messages_are_kept_away_alone_and_among_others(net: Net) -> None:
+def test_own_messages_are_filtered(net: Net) -> None:
+    """Own messages are kept away alone and among others."""
     endpoint, other = net.open(0, loopback="filter"), net.open(1)
     one, two = endpoint.join(GROUP), endpoint.join(OTHER)
     there = other.sender(GROUP)
@@ -974,9 +992,10 @@ def test_a_probe_says_what_the_device_really_does(
 
 
 @pytest.mark.parametrize(("policy", "filtered"), [("on", False), ("filter", True)])
-def test_a_probe_changes_nothing_that_was_not_left_to_the_device(
+def test_probe_keeps_an_explicit_loopback_setting(
     nets: Callable[..., Net], policy: str, filtered: bool
 ) -> None:
+    """A probe changes nothing that was not left to the device."""
     net = nets({"block_loopback": Blocking.HONOURED}, block_loopback="honoured")
     endpoint = net.open(0, loopback=policy)
     assert endpoint.join(GROUP).probe_loopback(BOUND) is True
@@ -997,7 +1016,8 @@ def test_nobody_there_is_told(net: Net) -> None:
     assert net.opened[0]._core.probing.prober.pending == {}
 
 
-def test_probes_are_answered_by_whoever_receives_and_never_delivered(net: Net) -> None:
+def test_probes_are_answered_and_not_delivered(net: Net) -> None:
+    """Probes are answered by whoever receives and never delivered."""
     asker, answerer = net.open(0), net.open(1)
     group, there = asker.join(GROUP), answerer.join(GROUP)
     for receive in (
@@ -1060,32 +1080,34 @@ def test_a_receive_queue_that_runs_low_is_an_event(net: Net) -> None:
     assert receiver.next_event() is None
 
 
-def test_a_receive_queue_is_looked_at_once_in_a_quarter_of_its_depth(
-    sim: SimNet, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On a served fabric a look is a question to the server."""
+def test_receive_queue_is_sampled_per_quarter(sim: SimNet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A receive queue is looked at once in a quarter of its depth.
+
+    On a served fabric a look is a question to the server.
+    """
     sender, receiver = sim.open(0), sim.open(1, receive_depth=64)
     receiver.join(GROUP)
     group = sender.sender(GROUP)
-    looks = itertools.count()
+    polls = itertools.count()
     kind = type(receiver._core.resources.qp)
     read = vars(kind)["counters"].fget
-    monkeypatch.setattr(kind, "counters", property(lambda qp: (next(looks), read(qp))[1]))
+    monkeypatch.setattr(kind, "counters", property(lambda qp: (next(polls), read(qp))[1]))
     for _ in range(32):
         group.send_batch([b"x"] * 8)
         assert len(drain(receiver)) == 8
-    assert next(looks) == 32 * 8 // 16
+    assert next(polls) == 32 * 8 // 16
     group.send_batch([b"x"] * 64)
     drain(receiver)
     assert receiver.next_event() == ReceiveQueueLow(0, 64)
-    before = next(looks)
+    before = next(polls)
     for _ in range(32):
         group.send_batch([b"x"] * 8)
         drain(receiver)
-    assert next(looks) == before + 1, "nothing could be reported any more"
+    assert next(polls) == before + 1, "nothing could be reported any more"
 
 
-def test_a_receive_queue_that_ran_low_is_seen_by_who_receives_one_by_one(sim: SimNet) -> None:
+def test_low_receive_queue_is_seen_by_single_receives(sim: SimNet) -> None:
+    """A receive queue that ran low is seen by who receives one by one."""
     sender, receiver = sim.open(0), sim.open(1, receive_depth=64)
     member, group = receiver.join(GROUP), sender.sender(GROUP)
     group.send_batch([b"x"] * 60)

@@ -1,6 +1,6 @@
 """Lost memberships come back, on the simulator and on a card: by the policy, and visibly.
 
-On the simulator alone: what befalls an SM, a switch or a partition, and what is told from virtual time.
+On the simulator alone: what befalls an SM, a switch or a partition, and what follows from virtual time.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Pair:
     def __init__(self, network: Network, **options: Any) -> None:
         self.network = network
         self.a_while = 0.2 if isinstance(network, CardNetwork | UdpNetwork) else 60.0
-        """How long it is waited for what must not come, in seconds: in virtual time that costs nothing."""
+        """Seconds to wait for messages that must not arrive: in virtual time that costs nothing."""
         self.backend: Backend = network.open()
         self.sender = open_endpoint(self.backend, "10.0.0.1")
         self.receiver: Endpoint = open_endpoint(self.backend, "10.0.0.2", **{"seed": 1} | options)
@@ -70,8 +70,8 @@ class Pair:
     def fail_qp(self) -> None:
         self.network.fail_qp(self.receiver.qp_num)
 
-    def hears(self) -> bool:
-        """Whether a message still gets through."""
+    def receives(self) -> bool:
+        """Return True if a message still gets through."""
         self.out.send(b"?")
         return self.group.recv(BOUND) is not None
 
@@ -200,7 +200,7 @@ def overrun(pair: Pair) -> list[object]:
 
 
 def comes_back(pair: Pair, fault: Callable[[Any], list[object]]) -> None:
-    assert pair.hears()
+    assert pair.receives()
     seen = fault(pair)
     lost, rejoined = seen + pair.events(2 - len(seen))
     assert isinstance(lost, Lost)
@@ -212,7 +212,7 @@ def comes_back(pair: Pair, fault: Callable[[Any], list[object]]) -> None:
     if isinstance(pair, SimPair):
         pair.sender.next_event(10.0)  # the sender may have lost its own membership
         pair.sender.next_event(10.0)
-    assert pair.hears()
+    assert pair.receives()
     stats = pair.receiver.stats()
     assert (stats.lost, stats.rejoins, stats.gave_up) == (1, 1, 0)
     assert pair.group.stats().rejoins == 1
@@ -279,9 +279,8 @@ def test_without_a_policy_calls_raise_membership_lost(
     [lambda pair: pair.network.end_memberships(1), lambda pair: pair.network.set_link(1, up=False)],
     ids=["end", "link"],
 )
-def test_without_a_policy_what_the_kernel_ended_stays_lost(
-    paired: Callable[..., Pair], fault: Callable[[Pair], None]
-) -> None:
+def test_no_policy_kernel_loss_stays(paired: Callable[..., Pair], fault: Callable[[Pair], None]) -> None:
+    """Without a policy what the kernel ended stays lost."""
     stays_lost(paired(rejoin=None), fault)
 
 
@@ -290,13 +289,13 @@ def test_without_a_policy_what_the_kernel_ended_stays_lost(
     [lambda pair: pair.fabric.restart_sm(), lambda pair: pair.fabric.set_pkeys(pair.port, ())],
     ids=["restart", "pkeys"],
 )
-def test_without_a_policy_what_the_fabric_lost_stays_lost(
-    pairs: Callable[..., SimPair], fault: Callable[[SimPair], None]
-) -> None:
+def test_no_policy_fabric_loss_stays(pairs: Callable[..., SimPair], fault: Callable[[SimPair], None]) -> None:
+    """Without a policy what the fabric lost stays lost."""
     stays_lost(pairs(Fabric.infiniband(ports=2), rejoin=None), fault)
 
 
-def test_without_a_policy_a_failed_queue_pair_is_the_callers(paired: Callable[..., Pair]) -> None:
+def test_no_policy_failed_qp_is_raised(paired: Callable[..., Pair]) -> None:
+    """Without a policy a failed queue pair is the callers."""
     pair = paired(rejoin=None)
     pair.fail_qp()
     with pytest.raises(QpError):
@@ -306,9 +305,10 @@ def test_without_a_policy_a_failed_queue_pair_is_the_callers(paired: Callable[..
 
 
 @on_infiniband
-def test_a_loss_is_raised_once_to_who_receives_for_all_while_another_group_lives(
+def test_loss_is_raised_once_to_a_common_receive(
     paired: Callable[..., Pair],
 ) -> None:
+    """A loss is raised once to who receives for all while another group lives."""
     pair = paired(rejoin=RejoinPolicy(jitter=0, give_up_after=0))
     lost, receiver = pair.group, pair.receiver
     kept, out = receiver.join(OTHER), pair.sender.sender(OTHER)
@@ -340,11 +340,12 @@ def test_a_silent_or_refusing_sa_is_asked_again(paired: Callable[..., Pair]) -> 
         assert isinstance(lost, Lost)
         assert isinstance(rejoined, Rejoined)
         assert rejoined.attempts == times + 1
-        assert pair.hears()
+        assert pair.receives()
 
 
-def test_a_membership_comes_back_once_an_mlid_is_free_again(pairs: Callable[..., SimPair]) -> None:
+def test_membership_returns_with_a_free_mlid(pairs: Callable[..., SimPair]) -> None:
     # One MLID for the IPoIB broadcast group, and one for everybody else.
+    """A membership comes back once an MLID is free again."""
     pair = pairs(Fabric.infiniband(ports=3, max_mlid=0xC001))
     with open_endpoint(pair.backend, "10.0.0.3") as thief:
         pair.fabric.restart_sm()
@@ -360,8 +361,9 @@ def test_a_membership_comes_back_once_an_mlid_is_free_again(pairs: Callable[...,
 
 
 @on_infiniband
-def test_when_the_sa_refuses_for_good_the_policy_gives_up(paired: Callable[..., Pair]) -> None:
+def test_permanent_refusal_ends_the_policy(paired: Callable[..., Pair]) -> None:
     # In which a slow machine tries twice, too.
+    """When the SA refuses for good the policy gives up."""
     pair = paired(rejoin=RejoinPolicy(first=0.1, factor=1, give_up_after=2.0))
     with pair.network.refusing_joins(1):
         pair.network.end_memberships(1)
@@ -380,9 +382,8 @@ def test_when_the_sa_refuses_for_good_the_policy_gives_up(paired: Callable[..., 
 
 
 @pytest.mark.parametrize("network", ["roce", "card-roce", UDP], indirect=True)
-def test_a_named_device_is_found_again_though_its_address_has_changed(
-    network: Network, backend: Backend
-) -> None:
+def test_named_device_returns_with_a_new_address(network: Network, backend: Backend) -> None:
+    """A named device is found again though its address has changed."""
     name = next(port.device.name for port in active(backend) if str(port.address) == "10.0.0.2")
     with open_endpoint(backend, device=name) as endpoint:
         group = endpoint.join(GROUP)
@@ -427,7 +428,7 @@ def test_a_queue_pair_that_cannot_be_reset_is_replaced(
     assert isinstance(rejoined, Rejoined)
     assert rejoined.attempts == 2
     assert pair.receiver.qp_num != before
-    assert pair.hears()
+    assert pair.receives()
 
 
 @on_infiniband
@@ -469,7 +470,8 @@ def test_the_counters_of_two_queue_pairs_are_added_up() -> None:
         assert _added(*both)[2:5] == (None, None, None)
 
 
-def test_every_group_of_an_endpoint_comes_back_on_the_new_queue_pair(paired: Callable[..., Pair]) -> None:
+def test_all_groups_return_on_a_new_queue_pair(paired: Callable[..., Pair]) -> None:
+    """Every group of an endpoint comes back on the new queue pair."""
     pair = paired()
     with open_endpoint(pair.backend, "10.0.0.3", seed=3) as endpoint:
         groups = [endpoint.join(f"239.1.1.{n}") for n in range(5)]
@@ -491,7 +493,8 @@ def test_every_group_of_an_endpoint_comes_back_on_the_new_queue_pair(paired: Cal
 
 
 @on_infiniband
-def test_a_group_that_is_left_while_lost_does_not_come_back(paired: Callable[..., Pair]) -> None:
+def test_group_left_while_lost_stays_left(paired: Callable[..., Pair]) -> None:
+    """A group that is left while lost does not come back."""
     pair = paired()
     with pair.network.refusing_joins(1):
         pair.network.end_memberships(1)
@@ -502,10 +505,11 @@ def test_a_group_that_is_left_while_lost_does_not_come_back(paired: Callable[...
 
 
 @pytest.mark.parametrize("given_up", [False, True], ids=["lost", "given up"])
-def test_a_group_whose_membership_is_lost_is_not_joined_a_second_time(
-    pairs: Callable[..., SimPair], given_up: bool
-) -> None:
-    """Though the stack would: the leave of either would end the other one."""
+def test_lost_group_is_not_joined_twice(pairs: Callable[..., SimPair], given_up: bool) -> None:
+    """A group whose membership is lost is not joined a second time.
+
+    Though the stack would: the leave of either would end the other one.
+    """
     end = 2.0 if given_up else None
     pair = pairs(Fabric.infiniband(ports=2), rejoin=RejoinPolicy(first=1.0, factor=1, give_up_after=end))
     pair.fabric.set_pkeys(pair.port, ())
@@ -522,13 +526,14 @@ def test_a_group_whose_membership_is_lost_is_not_joined_a_second_time(
         pair.group = pair.receiver.join(GROUP)
     else:
         assert isinstance(pair.next_event(60), Rejoined)
-    assert pair.hears()
+    assert pair.receives()
 
 
 @pytest.mark.parametrize("rejoin", [None, RejoinPolicy(first=0.001, give_up_after=0.05)])
-def test_a_join_says_whether_a_device_that_is_away_is_looked_for(
+def test_join_names_the_policy_for_a_lost_device(
     paired: Callable[..., Pair], rejoin: RejoinPolicy | None
 ) -> None:
+    """A join says whether a device that is away is looked for."""
     pair = paired(rejoin=rejoin)
     pair.network.remove_device(1)
     assert isinstance(pair.events(1 if rejoin is None else 2)[-1], Lost if rejoin is None else GaveUp)
@@ -560,7 +565,8 @@ def test_a_join_whose_id_ends_first_is_none(paired: Callable[..., Pair]) -> None
     assert late.recv(timeout=BOUND) is not None
 
 
-def test_a_rejoin_that_ends_after_its_id_did_is_done_again(pairs: Callable[..., SimPair]) -> None:
+def test_rejoin_after_its_id_is_repeated(pairs: Callable[..., SimPair]) -> None:
+    """A rejoin that ends after its id did is done again."""
     pair = pairs(Fabric.infiniband(ports=2))
     session, clock = pair.receiver._core, pair.fabric.clock
     assert isinstance(clock, VirtualClock)
@@ -574,13 +580,14 @@ def test_a_rejoin_that_ends_after_its_id_did_is_done_again(pairs: Callable[..., 
     pair.fabric.bond_failover(pair.port)
     clock.advance(1)  # both events are there, ADDR_CHANGE first
     assert isinstance(pair.next_event(60), Rejoined)
-    assert pair.hears()
+    assert pair.receives()
     assert pair.group.stats().rejoins == 1
 
 
-def test_what_was_joined_while_the_queue_pair_had_failed_comes_back_with_another(
+def test_join_on_a_failed_qp_moves_to_the_next(
     paired: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A group joined while the queue pair had failed returns with another one."""
     pair = paired()
     refuse_resets(pair, monkeypatch)
     pair.fail_qp()
@@ -592,7 +599,8 @@ def test_what_was_joined_while_the_queue_pair_had_failed_comes_back_with_another
     assert second.recv(timeout=BOUND) is not None
 
 
-def test_a_flush_while_the_device_is_away_has_nothing_to_wait_for(paired: Callable[..., Pair]) -> None:
+def test_flush_without_a_device_returns(paired: Callable[..., Pair]) -> None:
+    """A flush while the device is away has nothing to wait for."""
     pair = paired()
     pair.group.send(b"sent")
     pair.network.remove_device(1)
@@ -632,9 +640,8 @@ def test_the_same_seed_gives_the_same_attempts() -> None:
     assert gaps(5) == gaps(5) != gaps(6)
 
 
-def test_events_that_nobody_fetches_are_bounded_and_counted(
-    paired: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unread_events_are_bounded(paired: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events that nobody fetches are bounded and counted."""
     monkeypatch.setattr("mcast.endpoint.events.MAX_EVENTS", 4)
     pair = paired()
     for times in range(1, 4):
@@ -645,9 +652,8 @@ def test_events_that_nobody_fetches_are_bounded_and_counted(
     assert len([event for event in pair.events(5, 0) if event is not None]) == 4
 
 
-def test_events_read_well_and_the_log_says_whose_they_are(
-    paired: Callable[..., Pair], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_events_have_clear_texts(paired: Callable[..., Pair], caplog: pytest.LogCaptureFixture) -> None:
+    """Events read well and the log says whose they are."""
     caplog.set_level(logging.INFO, "mcast")
     pair = paired()
     pair.network.fail_over(1)

@@ -79,9 +79,8 @@ def is_receiving(endpoint: Endpoint) -> bool:
     return endpoint._claim.locked()
 
 
-def test_one_receives_while_many_send_and_one_joins_and_leaves(
-    backend: Backend, pool: ThreadPoolExecutor
-) -> None:
+def test_threads_receive_send_join_and_leave(backend: Backend, pool: ThreadPoolExecutor) -> None:
+    """One receives while many send and one joins and leaves."""
     senders, rounds = 4, 50
     with open_endpoint(backend, "10.0.0.1") as out, open_endpoint(backend, "10.0.0.2") as into:
         group, member = out.sender(GROUP), into.join(GROUP)
@@ -117,9 +116,8 @@ def test_one_receives_while_many_send_and_one_joins_and_leaves(
         assert group.stats().sent == len(found)
 
 
-def test_numbers_of_several_sending_threads_go_out_in_order(
-    backend: Backend, pool: ThreadPoolExecutor
-) -> None:
+def test_numbers_of_sending_threads_are_in_order(backend: Backend, pool: ThreadPoolExecutor) -> None:
+    """Numbers of several sending threads go out in order."""
     with (
         open_endpoint(backend, "10.0.0.1", sequence=True) as out,
         open_endpoint(backend, "10.0.0.2", sequence=True, receive_depth=4096) as into,
@@ -131,9 +129,10 @@ def test_numbers_of_several_sending_threads_go_out_in_order(
         assert (stats.gaps, stats.late, stats.duplicates) == (0, 0, 0)
 
 
-def test_a_message_is_not_numbered_while_another_of_its_group_is_on_its_way(
+def test_numbering_waits_for_the_send_before(
     sim: Backend, pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A message is not numbered while another of its group is on its way."""
     with (
         open_endpoint(sim, "10.0.0.1", sequence=True) as out,
         open_endpoint(sim, "10.0.0.2", sequence=True) as into,
@@ -159,9 +158,8 @@ def test_a_message_is_not_numbered_while_another_of_its_group_is_on_its_way(
         assert member.stats().late == 0
 
 
-def test_members_of_several_groups_receive_in_threads_of_their_own(
-    backend: Backend, pool: ThreadPoolExecutor
-) -> None:
+def test_groups_receive_in_threads(backend: Backend, pool: ThreadPoolExecutor) -> None:
+    """Members of several groups receive in threads of their own."""
     names = [f"239.6.6.{number}" for number in range(4)]
     with open_endpoint(backend, "10.0.0.1") as out, open_endpoint(backend, "10.0.0.2") as into:
         members = [into.join(name) for name in names]
@@ -201,9 +199,8 @@ def test_whoever_is_left_goes_on_receiving(backend: Backend, pool: ThreadPoolExe
         assert bytes(message.payload) == b"2"
 
 
-def test_a_join_in_another_thread_completes_while_one_receives(
-    backend: Backend, pool: ThreadPoolExecutor
-) -> None:
+def test_join_completes_beside_a_receive(backend: Backend, pool: ThreadPoolExecutor) -> None:
+    """A join in another thread completes while one receives."""
     with open_endpoint(backend, "10.0.0.1") as endpoint:
         group = endpoint.join(GROUP)
         receiver = pool.submit(group.recv, BOUND)
@@ -225,7 +222,8 @@ def test_ready_means_that_the_others_hear(backend: Backend, pool: ThreadPoolExec
         endpoint.close()
 
 
-def test_ready_waits_for_switches_that_are_programmed_late(pool: ThreadPoolExecutor) -> None:
+def test_ready_waits_for_late_switches(pool: ThreadPoolExecutor) -> None:
+    """Ready waits for switches that are programmed late."""
     fabric = Fabric.infiniband(clock="wall")
     with (
         open_fabric(fabric) as backend,
@@ -328,9 +326,8 @@ def test_leaving_ends_the_iteration_of_that_group(backend: Backend, pool: Thread
         assert others.result(BOUND) is not None
 
 
-def test_leaving_wakes_the_thread_that_waits_for_the_group(
-    fabric: Fabric, sim: Backend, pool: ThreadPoolExecutor
-) -> None:
+def test_leave_wakes_a_waiting_thread(fabric: Fabric, sim: Backend, pool: ThreadPoolExecutor) -> None:
+    """Leaving wakes the thread that waits for the group."""
     with open_endpoint(sim, "10.0.0.1") as endpoint:
         one, two = endpoint.join(GROUP), endpoint.join(OTHER)
         messages = pool.submit(list, one)
@@ -344,9 +341,10 @@ def test_leaving_wakes_the_thread_that_waits_for_the_group(
         assert len(fabric.ports[0].ids) == 1  # what woke it is gone
 
 
-def test_a_receiver_that_waits_without_end_restores_the_membership(
+def test_endless_receive_restores_the_membership(
     fabric: Fabric, sim: Backend, pool: ThreadPoolExecutor
 ) -> None:
+    """A receiver that waits without end restores the membership."""
     with open_endpoint(sim, "10.0.0.1") as out, open_endpoint(sim, "10.0.0.2") as into:
         sender, group = out.sender(GROUP), into.join(GROUP)
         receiving = pool.submit(group.recv)
@@ -400,7 +398,8 @@ def test_sends_survive_a_change_of_the_queue_pair(
         assert out.stats().sent == group.stats().sent == sent > 0
 
 
-def test_a_cancelled_join_of_one_thread_leaves_the_others_alone(pool: ThreadPoolExecutor) -> None:
+def test_cancelled_join_leaves_other_threads_alone(pool: ThreadPoolExecutor) -> None:
+    """A cancelled join of one thread leaves the others alone."""
     fabric = Fabric.infiniband(clock="wall")
     with open_fabric(fabric) as backend, open_endpoint(backend, "10.0.0.1") as endpoint:
         group = endpoint.join(GROUP)

@@ -185,7 +185,7 @@ def test_interrupted_backend_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class Interrupt(BaseException):
-    """What a signal's handler raises."""
+    """Exception of a signal's handler."""
 
 
 def raise_interrupt(*_: object) -> None:

@@ -60,7 +60,8 @@ def test_what_is_left_stays_left_and_all_can_be_left(transitions: Transitions) -
 
 
 @BOTH
-def test_what_is_gone_for_good_was_told_to_who_receives(transitions: Transitions) -> None:
+def test_final_loss_is_raised_by_receives(transitions: Transitions) -> None:
+    """A final loss is raised by calls that receive."""
     gone = [
         transition for (_, change), transition in transitions.items() if transition.state is GroupState.FAILED
     ]
@@ -86,9 +87,10 @@ def test_a_change_without_a_row_changes_nothing() -> None:
     assert group.state is GroupState.LEFT
 
 
-def test_each_change_in_each_state_has_a_row_or_a_reason_or_cannot_be(
+def test_each_change_has_a_row_or_a_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """Each change in each state has a row or a reason or cannot be."""
     every = {(state, change) for state in GroupState for change in Change}
     assert TRANSITIONS.keys() == TRANSITIONS_WITHOUT_POLICY.keys()
     assert TRANSITIONS.keys() & IGNORED.keys() == set()
@@ -105,7 +107,7 @@ def test_each_change_in_each_state_has_a_row_or_a_reason_or_cannot_be(
     assert group.transition(Change.QP_RESTORED) == ()
     assert group.state is joining
     assert [record.message for record in caplog.records] == [
-        "239.1.1.1 is joining, when 'the queue pair was reset' cannot be: passed over; please report it"
+        "239.1.1.1 is joining, and 'the queue pair was reset' is impossible then: ignored; please report it"
     ]
     caplog.clear()
     assert group.transition(Change.QP_FAILED) == ()

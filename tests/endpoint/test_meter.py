@@ -1,4 +1,4 @@
-"""What a meter counts of an endpoint's messages: rates, gaps, sources."""
+"""Measurements of an endpoint's messages: rates, gaps, sources."""
 
 from __future__ import annotations
 
@@ -66,7 +66,8 @@ def test_the_last_gaps_are_named_once() -> None:
     assert len(counted.gaps()) == MAX_GAPS
 
 
-def test_a_flood_of_sources_pushes_out_the_ones_that_are_silent() -> None:
+def test_flood_of_sources_evicts_silent_ones() -> None:
+    """A flood of sources pushes out the ones that are silent."""
     counted = meter()
     strangers = [message(ONE, BOB, b"x", qp_num=number) for number in range(MAX_SOURCES)]
     for stranger in strangers:

@@ -92,9 +92,9 @@ def test_dropped_messages_are_named(
             out.send_batch([b"%d" % number for number in range(8)])
         assert received(receiver, group) == [0, 1, 4, 5, 7]
         (source,) = group.stats().sources
-        told = [receiver.next_event(0) for _ in range(3)]
+        events = [receiver.next_event(0) for _ in range(3)]
         sent_by = GROUP, source.source, sender.qp_num, source.stream
-        assert told == [MessagesMissing(*sent_by, 2, 3), MessagesMissing(*sent_by, 6, 6), None]
+        assert events == [MessagesMissing(*sent_by, 2, 3), MessagesMissing(*sent_by, 6, 6), None]
         assert group.stats().gaps == 3
 
 
@@ -160,7 +160,7 @@ def test_threads_get_events_and_messages(backend: Backend) -> None:
 
 
 def test_waiting_next_event_sees_a_gap(backend: Backend) -> None:
-    """A thread that waits for events alone is told; the messages are kept for those that receive."""
+    """A thread that waits for events alone is woken; the messages are kept for those that receive."""
     with forging(backend) as (receiver, group, out):
         out.send_batch(numbered(0, 2))
         event = receiver.next_event(timeout=BOUND)
@@ -276,10 +276,10 @@ def test_many_liars_fill_a_bounded_queue() -> None:
 
 def test_events_come_in_order() -> None:
     events = queue()
-    told: list[Any] = [PortUp("a"), gap(1, 0), gap(2, 0), PortUp("b"), gap(1, 9)]
-    for event in told:
+    reported: list[Any] = [PortUp("a"), gap(1, 0), gap(2, 0), PortUp("b"), gap(1, 9)]
+    for event in reported:
         events.report(event)
-    assert [events.pop() for _ in told] == told
+    assert [events.pop() for _ in reported] == reported
 
 
 def test_a_source_gets_its_share_again() -> None:

@@ -31,7 +31,8 @@ def ends(receives: bool | None, sends: bool) -> Iterator[tuple[Endpoint, Members
         yield receiver, member, group
 
 
-def test_a_receiver_with_headers_says_once_that_a_sender_has_none(caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_headers_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A receiver with headers says once that a sender has none."""
     caplog.set_level(logging.WARNING, "mcast")
     with ends(receives=True, sends=False) as (receiver, member, group):
         group.send_batch([b"short", bytes(100), b"again"])
@@ -54,12 +55,13 @@ def by_batch(endpoint: Endpoint, member: Membership) -> list[bytes]:
 @pytest.mark.parametrize("receive", [by_one, by_batch])
 @pytest.mark.parametrize("first", [0, 3], ids=["at once", "after others"])
 @pytest.mark.parametrize("groups", [1, 2])
-def test_a_receiver_without_headers_says_once_that_a_sender_has_them(
+def test_unexpected_headers_are_logged_once(
     receive: Callable[[Endpoint, Membership], list[bytes]],
     first: int,
     groups: int,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    """A receiver without headers says once that a sender has them."""
     caplog.set_level(logging.WARNING, "mcast")
     with (
         open_fabric(Fabric.roce(3)) as backend,

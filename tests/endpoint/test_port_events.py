@@ -1,4 +1,4 @@
-"""What a port tells of itself reaches the contract and the endpoint, simulated and on the card."""
+"""Events of a port reach the contract and the endpoint, simulated and on the card."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GROUP = "239.1.2.3"
 BOUND = 30.0
 """Seconds; the longest that anything may take, never a delay."""
 POLICY = RejoinPolicy(first=0.01, maximum=0.05)
-KEPT = 64
+MAX_KEPT = 64
 
 
 @pytest.fixture(params=[*KINDS, UDP])
@@ -49,7 +49,7 @@ def qp(backend: Backend) -> QueuePair:
 
 
 def ends(qp: QueuePair) -> bool:
-    """Whether a receive without a timeout ends, and finds no message."""
+    """Return True if a receive without a timeout ends without a message."""
     with ThreadPoolExecutor(1) as pool:
         asleep = pool.submit(qp.recv, 1, None, events=True)
         try:
@@ -89,9 +89,9 @@ def test_what_was_before_a_queue_pair_is_not_told(network: Network, backend: Bac
 
 def test_the_last_are_kept(network: Network, qp: QueuePair) -> None:
     network.set_link(1, up=False)
-    for _ in range(KEPT):
+    for _ in range(MAX_KEPT):
         network.touch_gids(1)
-    assert qp.port_events() == (PortEvent.GID_CHANGE,) * KEPT
+    assert qp.port_events() == (PortEvent.GID_CHANGE,) * MAX_KEPT
 
 
 def test_a_receive_ends_once_for_what_is_new(network: Network, backend: Backend) -> None:
@@ -127,9 +127,8 @@ def test_a_receive_that_sleeps_is_woken(network: Network, qp: QueuePair) -> None
 
 
 @pytest.mark.parametrize("one", [True, False])
-def test_the_descriptor_tells_of_it_until_a_receive_is_empty(
-    network: Network, qp: QueuePair, one: bool
-) -> None:
+def test_descriptor_stays_readable_until_read(network: Network, qp: QueuePair, one: bool) -> None:
+    """The descriptor tells of it until a receive is empty."""
     descriptor = qp.fileno()
     assert not qp.recv(1, 0)
     has = [qp.has_port_events]
@@ -141,10 +140,13 @@ def test_the_descriptor_tells_of_it_until_a_receive_is_empty(
     assert [*has, qp.has_port_events] == [False, True, False]
 
 
-def test_the_descriptor_tells_of_what_another_queue_pair_has_read(
+def test_event_read_by_another_qp_wakes_the_descriptor(
     network: Network, backend: Backend, qp: QueuePair
 ) -> None:
-    """A device tells the first who asks; all others hear of it from that one."""
+    """The descriptor tells of what another queue pair has read.
+
+    A device tells the first who asks; all others hear of it from that one.
+    """
     other, descriptor = queue_pair(backend), qp.fileno()
     assert not qp.recv(1, 0)
     network.touch_gids(1)
@@ -172,8 +174,8 @@ class Pair:
         assert isinstance(event, kind), repr(event)
         return event
 
-    def hears(self) -> bool:
-        """Whether a message gets through."""
+    def receives(self) -> bool:
+        """Return True if a message gets through."""
         self.out.send(b"?")
         return self.group.recv(BOUND) is not None
 
@@ -193,7 +195,7 @@ def test_a_link_that_goes_down_and_up_is_told(pair: Pair) -> None:
     seen = [pair.receiver.next_event(BOUND) for _ in range(1 + pair.network.is_infiniband)]
     assert PortUp(pair.port) in seen
     assert len([one for one in seen if isinstance(one, Rejoined)]) == pair.network.is_infiniband
-    assert pair.hears()
+    assert pair.receives()
     assert pair.receiver.next_event(0) is None
 
 
@@ -202,13 +204,14 @@ def test_an_address_that_is_nobodys_costs_nothing(pair: Pair) -> None:
     pair.network.touch_gids(1)
     assert pair.next(AddressChanged) == AddressChanged(pair.port, own=False)
     assert pair.group.joined
-    assert pair.hears()
+    assert pair.receives()
     assert pair.receiver.qp_num == qp_num
     assert pair.receiver.next_event(0) is None
 
 
 @pytest.mark.parametrize("network", ["roce", "card-roce", "card-infiniband", UDP], indirect=True)
-def test_an_address_that_goes_and_comes_back_is_joined_from_again(pair: Pair) -> None:
+def test_address_that_returns_is_used_again(pair: Pair) -> None:
+    """An address that goes and comes back is joined from again."""
     pair.network.set_address(1, present=False)
     assert pair.next(AddressChanged) == AddressChanged(pair.port, own=True)
     lost = pair.next(Lost)
@@ -218,11 +221,12 @@ def test_an_address_that_goes_and_comes_back_is_joined_from_again(pair: Pair) ->
     while isinstance(event := pair.receiver.next_event(BOUND), AddressChanged):
         assert not event.own  # the new queue pair may be there before its port tells
     assert isinstance(event, Rejoined)
-    assert pair.hears()
+    assert pair.receives()
 
 
 @pytest.mark.parametrize("network", ["roce", "card-roce"], indirect=True)
-def test_a_link_that_comes_up_while_the_queue_pair_is_replaced_is_told(pair: Pair) -> None:
+def test_link_up_during_a_replacement_is_reported(pair: Pair) -> None:
+    """A link that comes up while the queue pair is replaced is told."""
     pair.network.set_link(1, up=False)
     pair.next(PortDown)
     pair.network.fail_over(1)
@@ -230,7 +234,7 @@ def test_a_link_that_comes_up_while_the_queue_pair_is_replaced_is_told(pair: Pai
     pair.network.set_link(1, up=True)  # the queue pair that hears of it will not be asked any more
     assert {type(pair.receiver.next_event(BOUND)) for _ in range(2)} == {PortUp, Rejoined}
     assert pair.receiver.next_event(0) is None
-    assert pair.hears()
+    assert pair.receives()
 
 
 def test_who_waits_for_an_event_is_woken(pair: Pair) -> None:
@@ -246,7 +250,7 @@ def test_who_waits_for_an_event_is_woken(pair: Pair) -> None:
 @pytest.mark.parametrize("waits", ["next_event", "recv"])
 @pytest.mark.parametrize("asleep", [True, False])
 def test_a_loop_is_told(network: Network, backend: Backend, waits: str, asleep: bool) -> None:
-    """Whether the task sleeps by then, or a receive was empty since, so that the descriptor tells no more."""
+    """The task sleeps by then, or a receive was empty since, so that the descriptor tells no more."""
 
     async def main() -> None:
         async with aio.open_endpoint(backend, "10.0.0.2", rejoin=POLICY) as endpoint:

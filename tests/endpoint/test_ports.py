@@ -15,7 +15,8 @@ from mcast.endpoint.ports import active, choose
 GROUP = "239.1.1.1"
 
 
-def test_active_ports_with_an_address_of_the_group_s_family_where_there_is_one() -> None:
+def test_active_ports_prefer_the_groups_family() -> None:
+    """Active ports with an address of the group's family where there is one."""
     fabric = Fabric.roce(ports=3)
     with open_fabric(fabric) as backend:
         fabric.set_link(fabric.ports[0], up=False)

@@ -54,7 +54,8 @@ def test_a_probe_with_a_tail_or_cut_short_is_none(probe: Probe, tail: bytes) -> 
 
 
 @pytest.mark.parametrize(("own", "answers"), [(True, 1), (False, 0)])
-def test_an_echo_to_another_host_with_the_same_queue_pair_number_is_not_mine(own: bool, answers: int) -> None:
+def test_echo_to_another_host_is_ignored(own: bool, answers: int) -> None:
+    """An echo to another host with the same queue pair number is not mine."""
     with (
         open_fabric(Fabric.roce()) as backend,
         open_endpoint(backend, "10.0.0.1") as other,
@@ -67,7 +68,8 @@ def test_an_echo_to_another_host_with_the_same_queue_pair_number_is_not_mine(own
             group.ready(members=2, timeout=0.01)
 
 
-def test_an_echo_that_cannot_be_sent_does_not_disturb_who_receives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_echo_does_not_disturb_receives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An echo that cannot be sent does not disturb who receives."""
     with (
         open_fabric(Fabric.roce()) as backend,
         open_endpoint(backend, "10.0.0.1") as asker,
@@ -87,7 +89,8 @@ def test_an_echo_that_cannot_be_sent_does_not_disturb_who_receives(monkeypatch: 
         assert dict(group.stats().dropped) == {"probe: no room for an echo": 1}
 
 
-def test_hostile_probes_do_no_harm_and_a_flood_of_them_is_not_echoed() -> None:
+def test_hostile_probes_are_not_echoed() -> None:
+    """Hostile probes do no harm and a flood of them is not echoed."""
     with (
         open_fabric(Fabric.roce()) as backend,
         open_endpoint(backend, "10.0.0.1") as hostile,
@@ -119,7 +122,8 @@ def test_hostile_probes_do_no_harm_and_a_flood_of_them_is_not_echoed() -> None:
         ("::ffff:10.0.0.1", 0xFFFFFF),
     ],
 )
-def test_a_probe_from_nobody_is_counted_and_nothing_else_happens(source: str, src_qp: int) -> None:
+def test_probe_without_a_sender_is_counted(source: str, src_qp: int) -> None:
+    """A probe from nobody is counted and nothing else happens."""
     fabric = Fabric.roce()
     with open_fabric(fabric) as backend, open_endpoint(backend, "10.0.0.2") as receiver:
         group = receiver.join(GROUP)

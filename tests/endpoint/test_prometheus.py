@@ -66,7 +66,8 @@ def test_a_scrape_shows_what_the_snapshot_says(backend: Backend) -> None:
     assert read(registry) == {}
 
 
-def test_several_endpoints_share_a_collector_and_an_awaitable_one_may_be_among_them(backend: Backend) -> None:
+def test_endpoints_share_a_collector(backend: Backend) -> None:
+    """Several endpoints share a collector and an awaitable one may be among them."""
     registry = CollectorRegistry()
 
     async def main() -> None:
@@ -83,8 +84,11 @@ def test_several_endpoints_share_a_collector_and_an_awaitable_one_may_be_among_t
     asyncio.run(main())
 
 
-def test_a_registry_takes_one_collector_and_a_collector_endpoints_alone(backend: Backend) -> None:
-    """Prometheus refuses a scrape that has a metric twice, and a broken collector breaks them all."""
+def test_registry_takes_one_collector(backend: Backend) -> None:
+    """A registry takes one collector and a collector endpoints alone.
+
+    Prometheus refuses a scrape that has a metric twice, and a broken collector breaks them all.
+    """
     registry = CollectorRegistry()
     with open_endpoint(backend, "10.0.0.1") as one, open_endpoint(backend, "10.0.0.2") as other:
         collector = export(one, registry)

@@ -62,7 +62,7 @@ def test_a_flipped_byte_before_the_numbers_is_refused(place: int, value: int) ->
 
 
 class Model:
-    """The same counts from a set of all numbers seen."""
+    """Model that counts from a set of all numbers seen."""
 
     def __init__(self) -> None:
         self.seen: set[int] = set()
@@ -105,7 +105,8 @@ def test_a_stream_counts_as_the_model_does(first: int, steps: list[int]) -> None
 
 
 @pytest.mark.parametrize("jump", [WINDOW + 1, MAX_JUMP - 2])
-def test_what_is_lost_in_one_large_gap_is_counted_once_the_stream_goes_on(jump: int) -> None:
+def test_large_gap_is_counted_when_confirmed(jump: int) -> None:
+    """A loss of one large gap is counted once the stream goes on."""
     stream = Stream(0)
     assert [stream.take(jump), stream.gaps] == [(), 0]
     assert stream.take(jump) is Refusal.DUPLICATE
@@ -116,7 +117,8 @@ def test_what_is_lost_in_one_large_gap_is_counted_once_the_stream_goes_on(jump: 
 
 
 @pytest.mark.parametrize("jump", [WINDOW + 2, MAX_JUMP])
-def test_two_that_changed_places_behind_a_large_gap_are_counted_once(jump: int) -> None:
+def test_reordering_behind_a_gap_is_counted_once(jump: int) -> None:
+    """Two that changed places behind a large gap are counted once."""
     stream = Stream(0)
     assert [stream.take(jump), stream.take(jump - 1)] == [(), (range(1, jump - 1),)]
     assert [stream.gaps, stream.late, stream.received] == [jump - 2, 1, 3]
@@ -150,7 +152,8 @@ def test_a_stream_that_was_led_astray_comes_back(lie: int) -> None:
     assert taken == [Refusal.OLD] * (RESTART_AFTER - 1) + [()] * (101 - RESTART_AFTER)
 
 
-def test_streams_sources_and_queue_pairs_are_told_apart() -> None:
+def test_streams_sources_and_qps_are_distinct() -> None:
+    """Streams sources and queue pairs are told apart."""
     sources = Sources()
     streams = [(HERE, 1, 7), (HERE, 1, 8), (HERE, 2, 9), (THERE, 1, 7)]
     for source, qp_num, stream in streams:
@@ -171,7 +174,8 @@ def test_another_queue_pair_cannot_touch_a_stream() -> None:
     assert [(one.qp_num, one.received, one.gaps) for one in sources.snapshot()] == [(2, 100, 0), (1, 100, 0)]
 
 
-def test_what_comes_late_from_the_next_queue_pair_closes_its_gap() -> None:
+def test_late_message_of_the_next_qp_closes_a_gap() -> None:
+    """A late message of the next queue pair closes its gap."""
     sources = Sources()
     for qp_num, number in ((1, 9), (2, 13), (2, 10), (2, 12), (2, 11)):
         gaps = (range(10, 13),) if number == 13 else ()
@@ -179,7 +183,8 @@ def test_what_comes_late_from_the_next_queue_pair_closes_its_gap() -> None:
     assert (sources.total("gaps"), sources.total("late")) == (0, 3)
 
 
-def test_made_up_streams_push_out_those_of_their_sender_alone() -> None:
+def test_invented_streams_evict_their_senders_only() -> None:
+    """Made up streams push out those of their sender alone."""
     sources = Sources()
     sources.take(HERE, 1, memoryview(pack(7, 0)))
     for stream in range(10 * MAX_STREAMS):
@@ -191,7 +196,8 @@ def test_made_up_streams_push_out_those_of_their_sender_alone() -> None:
     assert sources.total("gaps") == 10 * MAX_STREAMS
 
 
-def test_senders_are_bounded_and_the_stalest_is_forgotten_but_counted() -> None:
+def test_senders_are_bounded() -> None:
+    """Senders are bounded and the stalest is forgotten but counted."""
     sources = Sources(limit=3)
 
     def hear(qp_num: int, number: int) -> None:
@@ -303,7 +309,8 @@ def test_leases_hold_for_payloads_behind_a_header() -> None:
         batch[0]
 
 
-def test_numbers_go_on_over_a_rejoin_and_a_new_membership_is_a_new_stream() -> None:
+def test_numbers_continue_over_a_rejoin() -> None:
+    """Numbers go on over a rejoin and a new membership is a new stream."""
     fabric = Fabric.roce()
     sender, receiver, out, group = connect(fabric)
     out.send(b"1")

@@ -1,4 +1,4 @@
-"""What users trip over (docs/pitfalls.md): each line has its proof and its section in the docs, by number.
+"""Pitfalls of users (docs/pitfalls.md): each line has its proof and its section in the docs, by number.
 
 The table is `users.toml`; the proofs that no other file has are below it.
 """
@@ -34,7 +34,7 @@ def lines() -> Mapping[int, Mapping[str, list[str]]]:
 
 
 def unproven(table: Mapping[int, Mapping[str, list[str]]]) -> list[str]:
-    """What is wrong with the table, a sentence each."""
+    """Return the faults of the table, a sentence each."""
     wrong = [f"line {number} is missing" for number in LINES if number not in table]
     wrong += [f"there is no line {number}" for number in table if number not in LINES]
     for number, line in table.items():

@@ -40,7 +40,8 @@ def test_each_look_has_what_came_since_the_last() -> None:
         assert next(seen, None) is None
 
 
-def test_a_look_has_what_came_while_the_machine_stood_still() -> None:
+def test_sample_covers_a_pause_of_the_machine() -> None:
+    """A look has what came while the machine stood still."""
     with (
         open_fabric(Fabric.roce(ports=2)) as backend,
         open_endpoint(backend, "10.0.0.2") as member,

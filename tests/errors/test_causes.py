@@ -653,7 +653,8 @@ def test_where_nothing_differs_the_likely_causes_stand() -> None:
     assert all(cause.why.startswith(("the SA", "the SM", "the group")) for cause in error.causes)
 
 
-def test_an_sa_that_falls_silent_does_not_hold_up_the_event() -> None:
+def test_silent_sa_does_not_delay_the_event() -> None:
+    """An SA that falls silent does not hold up the event."""
     fabric = infiniband()
     host = Host(fabric)
     host.id.join_multicast(BROADCAST)
@@ -691,7 +692,8 @@ def test_an_sa_that_is_silent_is_not_asked_why() -> None:
 # --- ranking and rendering --------------------------------------------------------------
 
 
-def test_the_link_layer_and_the_call_leave_out_what_cannot_be() -> None:
+def test_impossible_causes_are_left_out() -> None:
+    """The link layer and the call leave out what cannot be."""
     everything = likely_causes(Phase.JOIN, E.EINVAL)
     on_roce = likely_causes(Phase.JOIN, E.EINVAL, link_layer=LinkLayer.ETHERNET)
     assert any("SA" in cause.why for cause in everything)
@@ -736,8 +738,11 @@ def test_the_text_of_an_error_reads_well() -> None:
     ]
 
 
-def test_an_error_is_shown_though_no_file_can_be_opened() -> None:
-    """Which is the error, maybe, and the first one: no causes are loaded."""
+def test_error_is_shown_without_free_descriptors() -> None:
+    """An error is shown though no file can be opened.
+
+    Which is the error, maybe, and the first one: no causes are loaded.
+    """
     program = """
 import resource
 from mcast.api import Phase, mcast_error
@@ -764,7 +769,8 @@ def test_the_atlas_has_every_row_and_is_sound_markdown() -> None:
     assert len(headings) == len(set(headings)) == len({(row.phase, row.errno) for row in ROWS})
 
 
-def test_a_row_is_found_by_its_errno_in_its_phase_alone() -> None:
+def test_row_is_found_by_errno_and_phase() -> None:
+    """A row is found by its errno in its phase alone."""
     row: Row = next(row for row in ROWS if row.errno == E.ENETUNREACH)
     assert row.cause in likely_causes(Phase.RESOLVE, E.ENETUNREACH)
     assert likely_causes(Phase.SEND, E.ENETUNREACH) == ()

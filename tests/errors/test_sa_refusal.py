@@ -1,4 +1,4 @@
-"""What is found against a request is what the SA refuses it for: the modelled SA is asked as well."""
+"""The reason that is found for a refusal is the SA's reason: the modelled SA is asked as well."""
 
 from __future__ import annotations
 
@@ -159,7 +159,8 @@ def test_the_differing_field_is_named_with_both_values(
     assert whys(McMask(0), record(ASKER, **asked), record(CREATOR, **group)) == []
 
 
-def test_a_port_that_is_too_slow_for_the_group_is_named() -> None:
+def test_slow_port_is_named() -> None:
+    """A port that is too slow for the group is named."""
     group = record(CREATOR, mtu=5, rate=16)
     assert whys(McMask(0), record(ASKER), group, mtu=4, rate=7) == [
         "the port's MTU is 2048 bytes, the group's 4096 bytes",
@@ -169,13 +170,15 @@ def test_a_port_that_is_too_slow_for_the_group_is_named() -> None:
     assert whys(McMask(0), record(ASKER), group) == []
 
 
-def test_a_partition_that_the_port_lacks_is_named_though_the_group_is_hidden() -> None:
+def test_missing_partition_of_a_hidden_group_is_named() -> None:
+    """A partition that the port lacks is named though the group is hidden."""
     (why,) = whys(McMask.PKEY, record(ASKER, pkey=0x8001), None)
     assert why == "P_Key is 0x8001, the port's table has 0xffff"
     assert whys(McMask.PKEY, record(ASKER, pkey=0x7FFF), None) == []
 
 
-def test_send_only_support_is_looked_at_for_send_only_members_alone() -> None:
+def test_send_only_support_matters_to_send_only_joins() -> None:
+    """Send only support is looked at for send only members alone."""
     send_only = record(ASKER, join_state=JoinState.SEND_ONLY_FULL)
     assert len(whys(McMask(0), send_only, None, capabilities=0)) == 1
     assert whys(McMask(0), send_only, None, capabilities=SEND_ONLY_FULL_MEMBER) == []

@@ -9,10 +9,10 @@ import atheris
 with atheris.instrument_imports(include=["mcast", "tomllib", "yaml"]):
     import yaml  # noqa: F401  (scenarios import it when they need it)
 
-    from tests.fuzz.targets import HERE, MOST, TARGETS
+    from tests.fuzz.targets import HERE, MAX_INPUT, TARGETS
 
 _SLOW, _MEGABYTES = 20, 2048
-"""What an input may take; more is a failure as well."""
+"""Maximum seconds and megabytes of an input; more is a failure as well."""
 
 
 def main() -> None:
@@ -22,7 +22,7 @@ def main() -> None:
         f"-max_total_time={max(1, round(float(seconds)))}",
         f"-timeout={_SLOW}",
         f"-rss_limit_mb={_MEGABYTES}",
-        f"-max_len={MOST}",
+        f"-max_len={MAX_INPUT}",
         f"-artifact_prefix={folder}/",
     ]
     atheris.Setup([sys.argv[0], *options, f"{folder}/corpus", str(HERE / "corpus" / name)], TARGETS[name])

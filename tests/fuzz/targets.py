@@ -1,4 +1,4 @@
-"""What is fuzzed: everything that reads bytes or text of strangers. A target returns, whatever it is given.
+"""Targets of fuzzing: everything that reads bytes or text of strangers. A target always returns.
 
 A target takes any bytes. It lets through the errors that its subject promises, and states what must hold.
 """
@@ -68,7 +68,7 @@ from mcast.wire.mcmember import RECORD_SIZE, McMemberRecord
 from mcast.wire.probe import Peer
 
 HERE = Path(__file__).parent
-MOST = 4096
+MAX_INPUT = 4096
 """Bytes of an input: what one MTU carries, and more than any text needs."""
 
 _KEY = bytes(range(32))
@@ -154,7 +154,7 @@ class _ClosedEnd:
         self.forged = 0
         self.leaves = self.over = False
 
-    def hears(self, message: bytes, source: str, forged: bool = False) -> None:
+    def feed(self, message: bytes, source: str, forged: bool = False) -> None:
         """A message comes, in a turn of its own."""
         if not self.over:
             self.forged += forged and not self.leaves
@@ -216,17 +216,17 @@ def closed_messages(data: bytes) -> None:
                 elif what == 2:
                     message = message[:where]
                 elif what == 3:  # from somewhere else, and then not at all
-                    other.hears(message, _HOSTS[2], forged=True)
+                    other.feed(message, _HOSTS[2], forged=True)
                 elif what == 4:
                     signed = message[:-16]
                     message = signed + blake3(signed, key=bytes(32)).digest(length=16)
                 if what == 5:  # back to its author: kind by kind, either nonsense or heard before
-                    author.hears(message, author.host)
-                    author.hears(message, other.host, forged=True)
+                    author.feed(message, author.host)
+                    author.feed(message, other.host, forged=True)
                 if what not in (3, 6):
-                    other.hears(message, author.host, forged=what in (1, 2, 4))
+                    other.feed(message, author.host, forged=what in (1, 2, 4))
                 if what == 7:  # an end that knows the session has heard all but its first invitation
-                    other.hears(message, author.host, forged=message[4] != _OFFER)
+                    other.feed(message, author.host, forged=message[4] != _OFFER)
         for end in ends:
             if not end.over and not end.said:
                 end.goes([])
@@ -242,7 +242,7 @@ def closed_messages(data: bytes) -> None:
 
 
 def cast_labels(data: bytes) -> None:
-    """What goes with a file of `mcast send`: none, or a label that is written again as it was read.
+    """Read the label of a file of `mcast send`: none, or a label that is written again as it was read.
 
     Its name leads to a place inside the receiver's folder, or is refused.
     """
@@ -347,7 +347,7 @@ def addresses(data: bytes) -> None:
 
 
 def endpoint_text(data: bytes) -> None:
-    """What says where an endpoint is: --bind, --device and sizes, in one sentence where they are wrong."""
+    """Read the options of an endpoint: --bind, --device and sizes, in one sentence where they are wrong."""
     text = data.decode(errors="replace")
     with suppress(terminal.Failure, ValueError):
         choose(_known(), None, *options.port_of(text))
@@ -451,7 +451,7 @@ class _Served:
         self.fabric.close()
 
     def tables(self) -> object:
-        """What the client in order has, and what another one might leave."""
+        """Return the state of the client that works, and leftovers of the other."""
         ports = self.fabric.ports
         return sorted(SimObserver(self.fabric).leftovers()), [len(port.ids) for port in ports]
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from .inputs import inputs
-from .targets import HERE, MOST, TARGETS, seeds
+from .targets import HERE, MAX_INPUT, TARGETS, seeds
 from .unguided import rounds
 
 ROOT = HERE.parents[1]
@@ -35,7 +35,7 @@ def test_a_target_holds_on_inputs_at_random(name: str, long: bool) -> None:
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    @given(inputs(seeds(name), MOST))
+    @given(inputs(seeds(name), MAX_INPUT))
     def try_some(data: bytes) -> None:
         TARGETS[name](data)
 

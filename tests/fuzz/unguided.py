@@ -11,7 +11,7 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 
 from tests.fuzz.inputs import inputs
-from tests.fuzz.targets import MOST, TARGETS, seeds
+from tests.fuzz.targets import MAX_INPUT, TARGETS, seeds
 
 _AT_ONCE = 100
 
@@ -21,7 +21,7 @@ def rounds(name: str, target: Callable[[bytes], None], until: float, folder: Pat
     tried, failed = 0, b""
 
     @settings(max_examples=_AT_ONCE, database=None, deadline=None, suppress_health_check=list(HealthCheck))
-    @given(inputs(seeds(name), MOST))
+    @given(inputs(seeds(name), MAX_INPUT))
     def try_some(data: bytes) -> None:
         nonlocal tried, failed
         tried += 1

@@ -28,7 +28,7 @@ PITFALLS = re.compile(r"docs/pitfalls\.md, (\d+)(?: and (\d+))?")
 
 
 class Citation(NamedTuple):
-    """What a file cites: the id or number of a row, "" if it means a page; the page, "" if it names none."""
+    """Citation in a file: the id or number of a row, "" if it means a page; the page, "" if it names none."""
 
     file: str
     page: str
@@ -69,7 +69,7 @@ def rows() -> dict[str, str]:
 
 
 def faults(cited: Iterable[Citation], page_of: Mapping[str, str]) -> list[str]:
-    """What is wrong with the citations, a sentence each."""
+    """Return the faults of the citations, a sentence each."""
     found = []
     for file, page, row in dict.fromkeys(cited):
         if row and row not in page_of:
@@ -115,7 +115,7 @@ def test_each_test_that_a_row_names_is_there() -> None:
 
 
 def test_no_sheet_is_cited_by_another_name() -> None:
-    """As long as the sheets lay elsewhere they were named by subject; nobody could open those."""
+    """While the sheets lay elsewhere they were named by subject; nobody could open those."""
     other = re.compile(r"\bfacts?: (kernel|SA|users)\b|\bfact sheet")
     assert [path for path in sources() if other.search(path.read_text("utf-8"))] == []
 

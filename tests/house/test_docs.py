@@ -177,9 +177,10 @@ def check(fence: Fence, output: Fence | None) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_a_page_shows_runs_and_prints_what_it_says(
+def test_examples_of_pages_run(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool, request: pytest.FixtureRequest
 ) -> None:
+    """The examples of a page run, and print what the page shows."""
     if any(re.search(r"\budp\b", fence.text) for fence in fences(page) if not fence.not_run):
         request.getfixturevalue("own_network")
     # CONTRIBUTING.md and the reports speak of the clone, the other pages of a directory of one's own.
@@ -214,7 +215,8 @@ def commands(script: str) -> set[str]:
     return {line.split()[0] for line in lines if line}
 
 
-def test_every_python_file_of_a_page_is_run_by_a_later_block() -> None:
+def test_every_python_file_of_a_page_is_run() -> None:
+    """Every python file of a page is run by a later block."""
     for page in PAGES:
         found = fences(page)
         for number, fence in enumerate(found):
@@ -265,7 +267,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
-def test_a_broken_link_or_a_page_out_of_reach_fails_the_build(tmp_path: Path) -> None:
+def test_broken_link_fails_the_build(tmp_path: Path) -> None:
+    """A broken link or a page out of reach fails the build."""
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
     config |= {"hooks": [], "plugins": [], "extra_css": [], "nav": [{"Home": "index.md"}]}
     (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump(config))
@@ -283,7 +286,7 @@ def test_a_broken_link_or_a_page_out_of_reach_fails_the_build(tmp_path: Path) ->
 
 
 class Fetched(HTMLParser):
-    """What a browser fetches to show a page."""
+    """Files that a browser fetches to show a page."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -341,7 +344,7 @@ def test_nothing_that_should_be_generated_is_left_out(site: Path) -> None:
 
 @pytest.fixture(scope="module")
 def steps() -> list[str]:
-    """What the steps of the workflow run, in order; that of the lab's action is the last."""
+    """Return the commands of the workflow's steps, in order; that of the lab's action is the last."""
     workflow = yaml.safe_load((ROOT / "docs" / "assets" / "mcast-lab.yml").read_text("utf-8"))
     assert workflow[True] == ["push", "pull_request"]  # YAML's word for the key `on`
     jobs = workflow["jobs"].values()
@@ -381,14 +384,15 @@ def test_the_workflows_commands_run(
 # --- what pages name -------------------------------------------------------
 
 
-def test_the_demo_ends_as_the_tutorial_and_its_recording_say() -> None:
+def test_demo_ends_as_in_the_tutorial() -> None:
+    """The demo ends as the tutorial and its recording say."""
     run = [sys.executable, "-m", "mcast", "demo"]
     lines = subprocess.run(run, capture_output=True, text=True, check=True).stdout.splitlines()
     assert lines[-1] in (ROOT / "docs/tutorial.md").read_text("utf-8")
     picture = (ROOT / "docs/assets/session-demo.svg").read_text("utf-8")
     recorded = " ".join(unescape(re.sub("<[^>]*>", "", picture)).split())
-    told = [line for line in lines if "/s" not in line]  # rates differ, and so do the spaces before them
-    assert [line for line in told if " ".join(line.split()) not in recorded] == []
+    stable = [line for line in lines if "/s" not in line]  # rates differ, and so do the spaces before them
+    assert [line for line in stable if " ".join(line.split()) not in recorded] == []
 
 
 def test_each_command_has_its_help_and_an_example() -> None:
@@ -418,7 +422,8 @@ def test_a_command_in_a_table_is_shown_as_it_is_typed(site: Path) -> None:
         assert f"<code>{command}</code>" in (site / f"{page}.html").read_text("utf-8")
 
 
-def test_a_picture_is_scrolled_where_a_page_is_narrower(site: Path) -> None:
+def test_wide_picture_is_scrolled(site: Path) -> None:
+    """A picture is scrolled where a page is narrower."""
     texts = [page.read_text("utf-8") for page in site.rglob("*.html")]
     assert sum(text.count('<div class="picture"><svg') for text in texts) > 5
     assert [
@@ -434,7 +439,8 @@ def test_each_make_target_named_exists() -> None:
     assert {"demo", "test"} <= named <= targets
 
 
-def test_the_provider_table_names_every_built_in_backend() -> None:
+def test_provider_table_names_every_backend() -> None:
+    """The provider table names every built in backend."""
     table = (ROOT / "README.md").read_text("utf-8").partition("## Providers")[2].partition("##")[0]
     named = set(re.findall(r"`([\w-]+)`", table))
     assert set(backend_names()) >= {"sim", "sim-roce", "sim-ib", "rdma"} <= named

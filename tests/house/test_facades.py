@@ -1,4 +1,4 @@
-"""What applications import: checkers, Python and `help` know the same names."""
+"""Names that applications import: checkers, Python and `help` know the same names."""
 
 from __future__ import annotations
 

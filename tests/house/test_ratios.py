@@ -21,11 +21,11 @@ def test_the_median_of_the_runs_is_kept_and_compared(ratios: Any, tmp_path: Path
     runs, store = [tmp_path / f"{n}.json" for n in range(3)], tmp_path / "ratios.json"
     for path, ratio in zip(runs, (1.0, 9.0, 1.2), strict=True):
         ratios.write(path, {"rate": ratio, "time": 2.0})
-    assert ratios.kept(store) == ("", {})
+    assert ratios.stored(store) == ("", {})
     ratios.keep("0.1.0", ratios.read(runs), store)
-    assert ratios.kept(store) == ("0.1.0", {"rate": 1.2, "time": 2.0})
+    assert ratios.stored(store) == ("0.1.0", {"rate": 1.2, "time": 2.0})
     ratios.keep("0.2.0", {"rate": 1.5}, store)
-    assert ratios.kept(store) == ("0.2.0", {"rate": 1.5, "time": 2.0})
+    assert ratios.stored(store) == ("0.2.0", {"rate": 1.5, "time": 2.0})
 
 
 @pytest.mark.parametrize(
@@ -40,5 +40,5 @@ def test_only_what_moved_is_said(ratios: Any, now: float, line: str) -> None:
 def test_a_first_ratio_is_new(ratios: Any, tmp_path: Path) -> None:
     first, *lines = ratios.comparison({"rate": 1.0}, tmp_path / "none.json")
     assert "1 of 1" in first
-    assert "nothing kept yet" in first
+    assert "nothing stored yet" in first
     assert "new" in lines[0]

@@ -1,4 +1,4 @@
-"""What a release says of itself: one version, its notes, and what it breaks."""
+"""Consistency of a release: one version, its notes, and what it breaks."""
 
 from __future__ import annotations
 

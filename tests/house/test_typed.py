@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def completeness(package: Path, where: Path) -> dict[str, Any]:
-    """What pyright reports of a package that is installed as any other: not editable, and no link."""
+    """Return pyright's report of a package that is installed as any other: not editable, and no link."""
     venv.create(where / "env", symlinks=True)
     (site,) = (where / "env").glob("lib/python*/site-packages")
     shutil.copytree(package, site / package.name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
@@ -60,8 +60,11 @@ def test_every_public_type_is_known(package: str, some: set[str], tmp_path: Path
     assert some <= names
 
 
-def test_a_script_that_imports_the_installed_package_gets_its_types(tmp_path: Path) -> None:
-    """Also where the install is editable, whose import hook no checker would read."""
+def test_installed_package_is_typed(tmp_path: Path) -> None:
+    """A script that imports the installed package gets its types.
+
+    Also where the install is editable, whose import hook no checker would read.
+    """
     (tmp_path / "script.py").write_text("import mcast.api\n")
     words = ["--strict", "--follow-imports", "skip", "--cache-dir", os.devnull, "script.py"]
     env = {name: value for name, value in os.environ.items() if name not in ("MYPYPATH", "PYTHONPATH")}

@@ -241,7 +241,7 @@ class SoftibSide(Side):
         until(known, f"the SM knows {ports} of softib1 and softib2")
 
     def _sminfo(self) -> str:
-        """What the SM on softib2 says of itself."""
+        """Return the state that the SM on softib2 reports."""
         asked = [hostnet.program("sminfo"), "-C", "softib2", str(self._lid())]
         return subprocess.run(asked, capture_output=True, text=True).stdout
 

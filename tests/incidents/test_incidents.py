@@ -1,4 +1,4 @@
-"""What happens to an SM, a cable or a port, as an application sees it: the same on simulator and kernel.
+"""Incidents of an SM, a cable or a port, as an application sees them: the same on simulator and kernel.
 
 Each test runs twice from one body: here on the simulator, and in the lab's guest on the kernel's own ib_sa,
 rdma_cm and IPoIB with a real OpenSM (`tests/lab/test_infiniband_incidents.py`).
@@ -19,7 +19,7 @@ from .sides import SOFTIB, Side, SimSide, SoftibSide
 
 ENETRESET = 102
 ENDED = (MembershipLost, {"event": "MULTICAST_ERROR", "status": -ENETRESET})
-"""How the kernel ends a membership, whatever the port's event was (SA-RESET-1)."""
+"""Event by which the kernel ends a membership, whatever the port's event was (SA-RESET-1)."""
 GONE = (DeviceGone, {"event": "DEVICE_REMOVAL", "status": 0})
 MLIDS = 32
 GROUP, OTHER = "239.77.1.1", "239.77.1.2"
@@ -46,10 +46,10 @@ class Pair:
         self.numbers = count(1)
         self.out = self.sender.sender(GROUP)
         self.group: Membership = self.receiver.join(GROUP)
-        self.hears()
+        self.receives()
 
-    def hears(self) -> None:
-        """What is sent arrives; the first messages may go before the switches know the member (SA-SM-4)."""
+    def receives(self) -> None:
+        """Check that a message arrives; the switches may not know the member at first (SA-SM-4)."""
         for number in self.numbers:
             self.out.send(b"%d" % number)
             while message := self.group.recv(timeout=0.2):
@@ -139,7 +139,7 @@ def fail_over(side: Side, pair: Pair) -> None:
 )
 def test_a_membership_comes_back(side: Side, pair: Pair, incident: Callable[[Side, Pair], None]) -> None:
     incident(side, pair)
-    pair.hears()
+    pair.receives()
     stats = pair.receiver.stats()
     assert (stats.lost, stats.rejoins, stats.gave_up) == (1, 1, 0)
 
@@ -175,8 +175,11 @@ def test_an_answer_to_a_lid_that_has_changed_is_lost(side: Side, caplog: pytest.
         assert far.recv(timeout=WITHIN) is not None
 
 
-def test_a_member_hears_nothing_before_its_switch_is_programmed(side: Side, pair: Pair) -> None:
-    """The SA's answer and the switches' tables are not ordered (SA-SM-4)."""
+def test_no_messages_before_the_switch_is_programmed(side: Side, pair: Pair) -> None:
+    """A member hears nothing before its switch is programmed.
+
+    The SA's answer and the switches' tables are not ordered (SA-SM-4).
+    """
     side.program(at_once=False)
     out, group = pair.sender.sender(OTHER), pair.receiver.join(OTHER)
     out.send(b"early")

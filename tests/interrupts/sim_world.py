@@ -56,7 +56,7 @@ class World:
 
     @property
     def depth(self) -> int:
-        """How many receives the queue pair has."""
+        """Number of receives of the queue pair."""
         assert isinstance(self.qp, SimQueuePair)
         return self.qp.core.depth
 
@@ -213,7 +213,7 @@ def check(world: World, error: BaseException | None) -> str:
 
 
 def check_ended(world: World, error: BaseException | None) -> str:
-    """The same where the id, its queue pair or its channel was to end."""
+    """Check the world where the id, its queue pair or its channel was to end."""
     broken = world.is_broken
     if not world.backend.closed:
         assert works(world.use_another) is not broken

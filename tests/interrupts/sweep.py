@@ -51,13 +51,13 @@ class Interrupt(BaseException):
 
 
 class Kind(Enum):
-    """How the exception comes, and its class."""
+    """Origin of the exception, and its class."""
 
     CTRL_C = (signal.SIGINT, KeyboardInterrupt)
     SYSTEM_EXIT = (signal.SIGTERM, SystemExit)
-    """As of a service that ends itself by `sys.exit` in a handler of SIGTERM."""
+    """A service that ends itself by `sys.exit` in a handler of SIGTERM."""
     ASYNCHRONOUS = (Interrupt, Interrupt)
-    """As by `PyThreadState_SetAsyncExc`, which any thread may get."""
+    """`PyThreadState_SetAsyncExc`, which any thread may get."""
 
     @property
     def error(self) -> type[BaseException]:
@@ -77,7 +77,7 @@ class _Place:
 
 
 class Outcome(NamedTuple):
-    """What became of the call that was interrupted.
+    """Result of the call that was interrupted.
 
     at     the number of the line, or bytecode
     error  what the call raised: the interrupt, as a rule; None if it had fewer lines, and returned

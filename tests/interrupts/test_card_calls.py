@@ -192,7 +192,7 @@ ENDED = {
     "close a channel": {*_OF_QP, "id", "event channel"},
     "close a backend": {*_OF_QP, "id", "event channel", "protection domain"},
 }
-"""What the card has no more of after each of these."""
+"""Objects that the card must not have after each of these."""
 UNBROKEN = {"open_backend", "event_channel", "devices", "get_event that waits", "recv that waits", "send"}
 UNBROKEN |= {"send elsewhere", "send_one", "send rows", "send two parts", "flush", "recv", "recv_one"}
 """Calls that change nothing that they could leave half changed."""
@@ -296,10 +296,13 @@ def test_a_close_comes_after_the_call(world: World, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("what", ["id", "channel", "backend"])
-def test_a_destroy_comes_after_a_call_of_the_queue_pair(
+def test_destroy_waits_for_a_call_of_the_queue_pair(
     world: World, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    """The id ends with the queue pair, and what is above it with the id."""
+    """A destroy comes after a call of the queue pair.
+
+    The id ends with the queue pair, and what is above it with the id.
+    """
     one = getattr(world, what)
     others = 0 if what != "id" else 1
     amid(monkeypatch, "attach", one.close)

@@ -23,7 +23,7 @@ from .sim_world import AS_MEMBER, CALLS, ENDS, OTHER, SOON, World, check, made
 from .sweep import bounded, reenter
 
 ROUNDS = 300 if os.environ.get("MCAST_TESTS") == "long" else 25
-MOST = 0.004
+MAX_DELAY = 0.004
 """Maximum seconds, of the processor's time, before a signal comes."""
 
 
@@ -86,7 +86,7 @@ def test_signals_at_any_time(name: str, make: Callable[..., Fabric], clock: str)
         with exits(signal.SIGPROF):
             try:
                 # Python drops what a handler raises in a finalizer: then the signal comes again.
-                signal.setitimer(signal.ITIMER_PROF, chance.uniform(0.0005, MOST), 1.0)
+                signal.setitimer(signal.ITIMER_PROF, chance.uniform(0.0005, MAX_DELAY), 1.0)
                 while True:
                     LOOPS[name](world)
             except SystemExit as error:

@@ -61,7 +61,7 @@ def test_with_leaks_no_lock(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
 def test_acquire_leaks_a_lock(kind: Kind) -> None:
-    """The same without `with`: the sweep finds it."""
+    """A lock without `with` is found by the sweep."""
     assert "held" in reached(by_acquire, kind)
 
 

@@ -31,7 +31,7 @@ cache=$RUNNER_TEMP/{key}.tar
 if [ -e "$cache" ]; then hit=hit; tar -xf "$cache" -P; else hit=miss; fi
 echo "cache $hit: {key}"
 """
-"""As actions/cache stores and takes a folder: by tar, in the format of POSIX."""
+"""Store and restore a folder in the way of actions/cache: by tar, in the format of POSIX."""
 STORE = r"""
 [ "$hit" = hit ] || tar --posix -cf "$cache" -P {path}
 """

@@ -33,7 +33,7 @@ PYTEST = (
 
 
 class GuestRun(NamedTuple):
-    """What a guest brought back.
+    """Results of a guest.
 
     `stopped` is why it was stopped before its end, or ""; `missing` names the tests without a result.
     """
@@ -44,7 +44,7 @@ class GuestRun(NamedTuple):
 
     @property
     def gap(self) -> str:
-        """What keeps this run from being whole, in one sentence; "" if nothing."""
+        """Reason why this run is not complete, in one sentence; "" if it is."""
         if not self.missing and not self.stopped:
             return ""
         names = ", ".join(self.missing[:3]) + (", ..." if len(self.missing) > 3 else "")

@@ -31,7 +31,7 @@ def numbered(number: int) -> McastAddress:
 
 
 def is_of_storm(mgid: Gid) -> bool:
-    """Whether a PortSpace.UDP join of 239.98.x.y leads to the MGID, LAST left out."""
+    """Return True if a PortSpace.UDP join of 239.98.x.y leads to the MGID, LAST left out."""
     return mgid[:4] == b"\xff\x12\x40\x01" and mgid[12:14] == b"\x0f\x62" and mgid[14:] != b"\xff\xff"
 
 
@@ -117,19 +117,19 @@ def main(count: int, processes: int, addresses: Sequence[str]) -> int:
             finally:
                 os._exit(status)
     os.close(arrived)
-    told = b""
-    while told.count(b"\n") < processes and (more := os.read(came, 4096)):
-        told += more
+    received = b""
+    while received.count(b"\n") < processes and (more := os.read(came, 4096)):
+        received += more
     os.close(start)
     while more := os.read(came, 4096):
-        told += more
+        received += more
     assert [os.waitstatus_to_exitcode(os.wait()[1]) for _ in range(processes)] == [0] * processes
     end = time.monotonic() + BOUND
     while any(is_of_storm(one.mgid) for one in trusted_records()):
         assert time.monotonic() < end, "the SA keeps members"
     with RdmaBackend() as backend, backend.event_channel() as channel:
         Member(channel, addresses[0]).join([LAST])
-    return told.count(b".")
+    return received.count(b".")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from typing import IO, Literal
 
 FabricKind = Literal["roce", "infiniband"]
 Ready = Literal["", "cm", "group", "mad"] | int
-"""What shows that a server waits: the TCP port that it listens on, a listening rdma_cm id, a joined group, or
+"""Sign that a server waits: the TCP port that it listens on, a listening rdma_cm id, a joined group, or
 an open umad device. "" for a program without a server."""
 
 ROCE, INFINIBAND = ("roce",), ("infiniband",)
@@ -42,7 +42,7 @@ Index 1 is the IPv4 address. UCX over UD takes link-local GIDs alone on Soft-RoC
 """
 ADDRESSES = {"client": "10.77.0.1", "server": "10.77.0.2", "python": sys.executable}
 UCX = "env {gid} UCX_TLS={tls},self"
-"""What leaves UCX no TCP and no shared memory."""
+"""Environment that leaves UCX no TCP and no shared memory."""
 MPI = (
     "env {gid} mpirun --allow-run-as-root --mca pml ucx --mca btl self --mca pml_ucx_tls any"
     " --mca pml_ucx_devices any -x UCX_TLS={tls},self"
@@ -64,7 +64,7 @@ class Program:
     server: str = ""
     ready: Ready = ""
     packets: int = 0
-    """How many more packets the ports must have sent, and received, than before: 0 for one that only asks."""
+    """Minimum number of packets that the ports must send, and receive: 0 for one that only asks."""
     stays: bool = False
     """True: the server ends when it is told to, not with its client."""
     core: Sequence[str] = ()
@@ -241,7 +241,7 @@ PROGRAMS: tuple[Program, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a program did; an exit status is None if it was ended, or if there is no server."""
+    """Result of a program; an exit status is None if it was ended, or if there is no server."""
 
     name: str
     client: int | None

@@ -66,10 +66,10 @@ def churn(addresses: list[str], count: int) -> int:
     return ended
 
 
-def hold(address: str, told: Path) -> None:
+def hold(address: str, ready: Path) -> None:
     with RdmaBackend() as backend, open_endpoint(backend, address) as endpoint:
         endpoint.join(GROUP)
-        told.write_text("there\n")
+        ready.write_text("there\n")
         while True:
             time.sleep(60)
 

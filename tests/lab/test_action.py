@@ -118,21 +118,22 @@ def test_what_the_lab_keeps_is_stored_and_restored(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "message"),
     [
         ("fabric", "ethernet", "ethernet"),
         ("share", "nowhere", "'nowhere' cannot be shared: it is not a directory; make it first"),
     ],
 )
-def test_a_wrong_input_is_named(tmp_path: Path, name: str, value: str, told: str) -> None:
+def test_a_wrong_input_is_named(tmp_path: Path, name: str, value: str, message: str) -> None:
     done = run_here(tmp_path, run="true", **{name: value})
     assert done.returncode in (2, 125)
-    assert told in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert "<run>" not in done.stdout
 
 
-def test_a_system_without_the_packages_is_told_what_to_do(tmp_path: Path) -> None:
+def test_missing_packages_have_a_fix(tmp_path: Path) -> None:
+    """A system without the packages is told what to do."""
     (tmp_path / "apt-get").write_text(
         "#!/bin/sh\n[ $1 = update ] || { echo E: no such package; exit 100; }\n"
     )

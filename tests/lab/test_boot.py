@@ -1,4 +1,4 @@
-"""What a command finds in a real guest, and that no guest outlives its caller.
+"""Commands in a real guest, and that no guest outlives its caller.
 
 Without QEMU these fail, with the line that installs it.
 """
@@ -152,7 +152,8 @@ def test_the_bridge_snoops_and_queries(visit: Visit) -> None:
     assert visit.found["response_interval"] == 1000, "the default again, in 1/100 s"
 
 
-def test_a_membership_is_in_the_bridge_and_steers_packets(visit: Visit) -> None:
+def test_membership_reaches_the_bridge(visit: Visit) -> None:
+    """A membership is in the bridge and steers packets."""
     members = [entry["port"] for entry in visit.found["mdb"] if entry["grp"] == "239.1.2.3"]
     assert members == ["p2"]
     assert "030201EF" in visit.found["igmp"]
@@ -166,7 +167,8 @@ def test_the_command_has_its_directory_and_environment(visit: Visit) -> None:
     assert visit.found["cpus"] == 2
 
 
-def test_an_emulated_guest_boots_beside_whatever_else_runs_here(visit: Visit) -> None:
+def test_emulated_guest_boots_under_load(visit: Visit) -> None:
+    """An emulated guest boots beside whatever else runs here."""
     assert ("no_timer_check" in visit.found["cmdline"]) is not visit.result.kvm
 
 
@@ -207,9 +209,8 @@ def again(visit: Visit, tmp_path_factory: pytest.TempPathFactory) -> Again:
     return Again(result, out.getvalue().decode().splitlines(), began, time.time())
 
 
-def test_the_first_guest_is_booted_and_the_next_resumed_where_it_stood(
-    visit: Visit, again: Again, cache: Path
-) -> None:
+def test_second_guest_is_resumed(visit: Visit, again: Again, cache: Path) -> None:
+    """The first guest is booted and the next resumed where it stood."""
     assert (visit.result.resumed, again.result.resumed, again.result.exit_code) == (False, True, 0)
     links = [line.split()[1] for line in again.said if line.startswith("link ")]
     assert links == ["rxe1/1", "rxe2/1", "rxe3/1"]
@@ -227,22 +228,23 @@ def test_a_resumed_guest_knows_the_time(again: Again) -> None:
 def test_a_panic_is_reported_with_the_console(again: Again, tmp_path: Path) -> None:
     out = io.BytesIO()
     script = "cat /proc/sys/kernel/random/uuid; echo c >/proc/sysrq-trigger"
-    with pytest.raises(GuestPanicError, match="panicked: sysrq triggered crash") as told:
+    with pytest.raises(GuestPanicError, match="panicked: sysrq triggered crash") as raised:
         LabMachine(ports=3, share=[tmp_path]).run(["sh", "-c", script], output_timeout=300, stdout=out)
     assert any(
-        "RIP" in line or "Call Trace" in line or "Kernel Offset" in line for line in told.value.console
+        "RIP" in line or "Call Trace" in line or "Kernel Offset" in line for line in raised.value.console
     )
     # This guest and the one above came from one file.
     assert out.getvalue().decode().split() != again.said[:1], "but they draw other random numbers"
 
 
 def ended_after(seconds: int) -> LabTimeoutError:
-    with pytest.raises(LabTimeoutError, match=f"not ready in {seconds} s") as told:
+    with pytest.raises(LabTimeoutError, match=f"not ready in {seconds} s") as raised:
         LabMachine(boot_timeout=seconds, anew=True).run(["true"])
-    return told.value
+    return raised.value
 
 
-def test_a_boot_that_takes_too_long_is_ended_with_the_console() -> None:
+def test_late_boot_is_ended_with_the_console() -> None:
+    """A boot that takes too long is ended with the console."""
     seconds = 2
     while not ended_after(seconds).console:  # a slow emulator writes its first line later
         seconds *= 2

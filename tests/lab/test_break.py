@@ -48,7 +48,7 @@ class Running:
         return f"{DEVICE[self.fabric]}{number}"
 
     def lab(self, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-        """What `rdma-lab` says to these words."""
+        """Return the output of `rdma-lab` with these words."""
         done = subprocess.run(
             [*RDMA_LAB, *words, "--guest", self.name], capture_output=True, text=True, timeout=BOUND
         )
@@ -68,7 +68,7 @@ class Running:
         return self.inside(f"cat /sys/class/infiniband/{device}/ports/1/state").strip()
 
     def deliver(self, seconds: int = 30, count: int = 5) -> bool:
-        """Whether all messages between the first two devices arrive."""
+        """Return True if all messages between the first two devices arrive."""
         devices = (self.device(1), self.device(2))
         words = shlex.join(["sh", str(MESSAGES), *devices, str(seconds), str(count)])
         return "arrived" in self.inside(

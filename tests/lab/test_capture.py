@@ -1,4 +1,4 @@
-"""The same exchange on Soft-RoCE and on the simulator: the kernel's packets against ours, field by field.
+"""One exchange on Soft-RoCE and on the simulator: the kernel's packets against ours, field by field.
 
 Two members join, one sends, both leave: in the lab, captured on a bridge's ports as packets come out of their
 host; and on a simulated fabric. The lab's receiver is mckey. Its sender is not, because mckey leaves the
@@ -154,7 +154,7 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> Side:
 
 @pytest.fixture(scope="module")
 def simulated(kernel: Side, tmp_path_factory: pytest.TempPathFactory) -> Side:
-    """The same exchange, with the payloads and the immediate of the kernel's."""
+    """Repeat the exchange on the simulator, with the payloads and the immediate of the kernel's."""
     payloads = [
         bytes.fromhex(row["data.data"].replace(":", ""))[:SIZE] for row in kernel.messages("data.data")
     ]
@@ -294,7 +294,8 @@ def test_a_report_is_the_kernels_to_the_byte(kernel: Side) -> None:
         assert packets.igmp_report(IPv4Address(data[26:30]), IPv4Address(GROUP), joined, data[6:12]) == data
 
 
-def test_a_message_is_the_kernels_to_the_byte_but_for_its_ip_id(kernel: Side) -> None:
+def test_packet_equals_the_kernels_except_its_ip_id(kernel: Side) -> None:
+    """A message is the kernels to the byte but for its ip id."""
     found = [p.data for p in kernel.packets if p.data[12:14] == b"\x08\x00" and p.data[23] == 17]
     fields = ("infiniband.deth.srcqp", "infiniband.bth.psn", "infiniband.immdt")
     for data, row in zip(found, kernel.messages(*fields), strict=True):

@@ -17,7 +17,7 @@ from rdma_lab.cli import app
 from rdma_lab.errors import LabError, LabUnavailableError
 
 COMMAND = [str(Path(sys.executable).with_name("rdma-lab"))]
-WEEK = "give more than 0, up to a week, in seconds or with us, ms, s, min or h"
+WEEK = "give more than 0 and up to a week, in seconds or with us, ms, s, min or h"
 
 
 def rdma_lab(*words: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
@@ -29,12 +29,12 @@ def rdma_lab(*words: str, stdout: int = subprocess.PIPE) -> subprocess.Completed
     [
         ("run", "rdma-lab run: Missing argument 'COMMAND': see `rdma-lab run --help`"),
         ("start", "rdma-lab: No such command 'start'"),
-        ("run --timeout 8days -- true", f"Invalid value for '--timeout': 8days is no time: {WEEK}"),
-        ("run --timeout 169h -- true", f"Invalid value for '--timeout': 169h is no time: {WEEK}"),
-        ("break cable rxe2 --for 0", f"Invalid value for '--for': 0 is no time: {WEEK}"),
+        ("run --timeout 8days -- true", f"Invalid value for '--timeout': 8days is not a time: {WEEK}"),
+        ("run --timeout 169h -- true", f"Invalid value for '--timeout': 169h is not a time: {WEEK}"),
+        ("break cable rxe2 --for 0", f"Invalid value for '--for': 0 is not a time: {WEEK}"),
         ("brake cable rxe2", "rdma-lab: No such command 'brake'. Did you mean 'break'?"),
-        ("run --memory 1.5 -- true", "1.5 is no memory of a guest: give MiB, or a number with M or G"),
-        ("run --ports many -- true", "many is no number: give a whole one, like 4"),
+        ("run --memory 1.5 -- true", "1.5 is not a size of memory: give MiB, or a number with M or G"),
+        ("run --ports many -- true", "many is not a number: give a whole number, such as 4"),
         ("run --fabric ethernet -- true", "'ethernet' is not one of 'roce', 'infiniband'"),
     ],
 )

@@ -57,12 +57,14 @@ def test_without_a_cache_a_module_is_built_each_time(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert driver.old_sm().startswith(b"\x7fELF")
     (message,) = caplog.messages
-    assert message.endswith("no_send_only.so is not kept for later runs: Not a directory")
+    assert message.endswith(
+        "no_send_only.so could not be saved, so later runs build it again: Not a directory"
+    )
 
 
-def test_a_build_that_fails_is_told_in_the_compiler_s_words(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_failed_build_shows_the_compilers_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A build that fails is told in the compiler's words."""
+
     def fail(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 2, "", "softib.h:1: no such thing\n")
 
@@ -75,9 +77,8 @@ def test_a_build_that_fails_is_told_in_the_compiler_s_words(
         driver.module(kernel)
 
 
-def test_what_makes_opensm_an_older_one_is_compiled_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_old_opensm_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The library that makes OpenSM an older one is compiled once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = driver.old_sm()
     assert made.startswith(b"\x7fELF")
@@ -107,17 +108,19 @@ def test_the_headers_of_a_fetched_kernel_are_fetched(monkeypatch: pytest.MonkeyP
     assert driver.headers(kernel) == headers
 
 
-def test_the_headers_to_install_are_those_of_the_kernel_that_is_booted(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The newest headers, which linux-headers-amd64 has, may be of another kernel and bring that along."""
+def test_headers_match_the_booted_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The headers to install are those of the kernel that is booted.
+
+    The newest headers, which linux-headers-amd64 has, may be of another kernel and bring that along.
+    """
     kernel = kernels.Kernel("6.1.0-9-amd64", tmp_path / "vmlinuz", tmp_path / "lib/modules/6.1.0-9-amd64")
     monkeypatch.setattr(kernels, "find", lambda: kernel)
     (need,) = (need for need in host.needs() if need.name == "InfiniBand: kernel headers")
     assert (need.package, need.found) == ("linux-headers-6.1.0-9-amd64", None)
 
 
-def test_headers_of_the_default_kernel_are_not_asked_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_headers_are_not_for_another_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers of the default kernel are not asked for another."""
     monkeypatch.setattr(driver, "headers", lambda kernel: None)
     host.require("infiniband")
 
@@ -130,7 +133,7 @@ def test_a_kernel_without_rdmavt_gets_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "expected"),
     [
         ({"ports": 65}, "65 ports asked for: the lab makes 1 to 64"),
         ({"switches": 0}, "0 switches asked for: on infiniband the lab makes 1 to 16"),
@@ -139,12 +142,12 @@ def test_a_kernel_without_rdmavt_gets_one_sentence(tmp_path: Path) -> None:
         ({"ports": 4, "memory": 300}, "300 MiB of memory for 4 ports: .* take 344 MiB"),
         ({"switches": 6, "ports": 4}, "6 switches for 4 ports: a leaf would have none"),
         ({"fabric": "roce", "switches": 2}, "2 switches asked for: on roce the lab makes 1 bridge"),
-        ({"fabric": "ethernet"}, "no fabric ethernet: there are roce and infiniband"),
+        ({"fabric": "ethernet"}, "no fabric ethernet: give roce or infiniband"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_what_cannot_be_made_is_refused_before_a_boot(wrong: dict[str, Any], told: str) -> None:
-    with pytest.raises(LabUnavailableError, match=told):
+def test_what_cannot_be_made_is_refused_before_a_boot(wrong: dict[str, Any], expected: str) -> None:
+    with pytest.raises(LabUnavailableError, match=expected):
         LabMachine(**({"fabric": "infiniband"} | wrong))
 
 

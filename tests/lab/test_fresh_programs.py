@@ -51,7 +51,7 @@ def script() -> str:
 
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, dict[str, Outcome]]:
-    """What each program did, by fabric and name."""
+    """Result of each program, by fabric and name."""
     _, *parts = re.split(r"^fabric (\w+)$", in_fresh_debian(script()), flags=re.M)
     found: dict[str, dict[str, Outcome]] = {}
     for fabric, text in zip(parts[::2], parts[1::2], strict=True):

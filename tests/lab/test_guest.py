@@ -22,7 +22,7 @@ APART = ("test_endpoint", "test_doctor")
 """Modules with a process of their own: one removes devices that were used, which librdmacm does not always
 find again in that process; the other breaks the host on purpose."""
 ITSELF = "tests/conformance/test_spine.py"
-"""What the suite says of itself, which no kernel can change."""
+"""Tests of the suite itself, which no kernel can change."""
 HOUR = 3600
 
 pytestmark = pytest.mark.timeout(HOUR)  # against hangs of this process: the guest is bounded by its progress
@@ -43,7 +43,7 @@ def _modules(long: bool) -> set[str]:
 
 
 def _groups(long: bool) -> list[list[str]]:
-    """What runs in one process each."""
+    """Tests that run in one process each."""
     together = [f"{FOLDER}/{name}.py" for name in sorted(_modules(long) - {*APART})]
     profile = "lab" if long else "lab-short"
     first = ["--hypothesis-profile", profile, "--ignore", ITSELF, "tests/conformance", "tests/model"]
@@ -67,7 +67,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config,
 
 @pytest.fixture(scope="module")
 def simulated() -> SuiteReport:
-    """The same suite on the simulated RoCE fabric."""
+    """Report of the suite on the simulated RoCE fabric."""
     from mcast.cli.conformance import run_suite
 
     return run_suite([], ["sim-roce"])
@@ -82,7 +82,8 @@ def test_every_test_of_the_guest_has_a_result(found: Found, long: bool) -> None:
     assert modules(found.run.results) == {"test_model"} | suite | _modules(long)
 
 
-def test_every_clause_and_fact_holds_on_the_real_kernel(found: Found) -> None:
+def test_clauses_and_facts_hold_on_the_kernel(found: Found) -> None:
+    """Every clause and fact holds on the real kernel."""
     cells = found.report.providers["rdma"]
     wrong = {name: cells[name].reason for name in cells if cells[name].outcome is Outcome.FAILED}
     if found.run.gap:  # told by the test above
@@ -104,9 +105,8 @@ def test_the_main_job_works_on_real_devices(found: Found) -> None:
     assert {receiver["blake3"] for receiver in receivers} == {found.demo["blake3"]}
 
 
-def test_the_simulator_equals_the_kernel_or_the_report_says_why_not(
-    found: Found, simulated: SuiteReport
-) -> None:
+def test_simulator_equals_the_kernel(found: Found, simulated: SuiteReport) -> None:
+    """The simulator equals the kernel or the report says why not."""
     differing: dict[str, str] = {}
     for name in (*CLAUSES, *FACTS):
         real, sim = found.report.providers["rdma"][name], simulated.providers["sim-roce"][name]

@@ -1,4 +1,4 @@
-"""What is made of a guest's log when the guest did not come to its end."""
+"""Reading the log of a guest that did not finish."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def written(path: Path, *results: SuiteResult) -> str:
     return path.read_text("utf-8")
 
 
-def test_what_was_reported_counts_and_what_was_not_is_missing(tmp_path: Path) -> None:
+def test_unreported_tests_are_missing(tmp_path: Path) -> None:
+    """Reported tests count, and others are missing."""
     text = written(tmp_path / "log", ONE, TWO)
     assert read_log(text) == ((ONE, TWO), ("test_leave.py::test_three",))
     assert read_log(text[:-5]) == ((ONE,), ("test_leave.py::test_two[full]", "test_leave.py::test_three"))
@@ -49,7 +50,8 @@ def test_one_sentence_tells_of_the_gap() -> None:
     assert "the guest ended early; 1 tests" in whole._replace(missing=("test_x.py::test_0",)).gap
 
 
-def test_a_step_that_fails_is_told_and_the_next_one_runs(tmp_path: Path) -> None:
+def test_failed_step_does_not_stop_the_next(tmp_path: Path) -> None:
+    """A step that fails is told and the next one runs."""
     shown = tmp_path / "shown"
     steps = [
         ["mcast", str(tmp_path / "refused"), "no-such-command"],

@@ -1,4 +1,4 @@
-"""What the lab says of a host that lacks something; no guest is booted."""
+"""Checks of a host that lacks something; no guest is booted."""
 
 import json
 import os
@@ -65,18 +65,18 @@ def test_check_lists_it_and_exits_1() -> None:
     done = CliRunner().invoke(app, ["check"])
     assert done.exit_code == 1
     assert "missing qemu-system-x86_64\n" in done.stdout
-    assert "\nto have it all: " in done.stdout
-    told = json.loads(CliRunner().invoke(app, ["check", "--json"]).stdout)
-    assert {need["package"] for need in told["needs"] if need["boots"]} == {*PACKAGES, ""}
-    assert told["kvm"] is False
-    assert all(package in told["fix"] for package in PACKAGES)
+    assert "\nto install the rest: " in done.stdout
+    report = json.loads(CliRunner().invoke(app, ["check", "--json"]).stdout)
+    assert {need["package"] for need in report["needs"] if need["boots"]} == {*PACKAGES, ""}
+    assert report["kvm"] is False
+    assert all(package in report["fix"] for package in PACKAGES)
 
 
 @pytest.mark.usefixtures("bare")
 def test_check_of_one_fabric_asks_for_no_other() -> None:
     def packages(*options: str) -> set[str]:
-        told = json.loads(CliRunner().invoke(app, ["check", "--json", *options]).stdout)
-        return {need["package"] for need in told["needs"]}
+        report = json.loads(CliRunner().invoke(app, ["check", "--json", *options]).stdout)
+        return {need["package"] for need in report["needs"]}
 
     of_infiniband = {"gcc", "libc6-dev", "make", "opensm", "linux-headers-amd64"}
     assert packages("--fabric", "infiniband") == packages()
@@ -131,7 +131,8 @@ def test_a_kvm_that_hangs_is_not_used(tmp_path: Path, monkeypatch: pytest.Monkey
         host.kvm_works.cache_clear()
 
 
-def test_a_kvm_that_does_not_work_is_said_before_anything_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_kvm_is_reported_before_a_boot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A KVM that does not work is said before anything is started."""
     monkeypatch.setattr(host, "kvm_works", lambda: False)
     with pytest.raises(LabUnavailableError, match=r"KVM does not work here.*leave out --accel kvm"):
         LabMachine(accel="kvm").run(["true"])

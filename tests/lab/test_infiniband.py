@@ -39,7 +39,7 @@ BROADCAST = "ff12:401b:ffff::ffff:ffff"
 MGID = "ff12:4001:ffff::f01:107"
 """Of 239.1.1.7, for who uses rdma_cm with PS_UDP."""
 COMPARED = 4
-"""How many messages of the tap are compared with the simulator's."""
+"""Number of messages of the tap that are compared with the simulator's."""
 
 pytestmark = [
     pytest.mark.long,
@@ -48,15 +48,15 @@ pytestmark = [
 
 
 class Said(NamedTuple):
-    """What the tools have said, and how the guest was."""
+    """Output of the tools, and state of the guest."""
 
     folder: Path
     result: LabResult
-    told: list[str]
+    progress: list[str]
     """Lines that the guest wrote as it went on; one that writes none for long is taken to hang."""
 
     def __call__(self, name: str, status: int = 0) -> str:
-        """What the tool said; its exit status must be this one."""
+        """Return the output of the tool; its exit status must be this one."""
         text = (self.folder / f"{name}.out").read_text()
         assert int((self.folder / f"{name}.status").read_text()) == status, text
         return text
@@ -109,7 +109,8 @@ def test_the_cables_are_those_that_were_asked_for(said: Said) -> None:
     assert sorted(cables) == [("1", "1", "1"), ("2", "2", "1"), ("3", "1", "2"), ("4", "2", "2")]
 
 
-def test_the_kernel_has_joined_the_broadcast_group_through_the_sa(said: Said) -> None:
+def test_kernel_joins_the_broadcast_group(said: Said) -> None:
+    """The kernel has joined the broadcast group through the SA."""
     groups = re.findall(r"MGID\.+(\S+)\n\s*Mlid\.+(\S+)", said("saquery"))
     assert dict(groups)[BROADCAST] == "0xC000"
     assert routes(said("ibroute"))["0xc000"] == {1, 2, 3}
@@ -195,8 +196,11 @@ def test_a_port_can_be_disabled_and_enabled(said: Said) -> None:
     assert "State: Active" in said("up")
 
 
-def test_a_switch_uses_what_is_written_when_it_is_told_to(said: Said) -> None:
-    """OpenSM has written, and reads, its entry; messages go by the old one until then."""
+def test_switch_applies_tables_when_told(said: Said) -> None:
+    """A switch uses what is written when it is told to.
+
+    OpenSM has written, and reads, its entry; messages go by the old one until then.
+    """
     assert said("held.tables") == "switch0 0\nswitch1 0\nswitch2 hold\n"
     assert (said.folder / "held.txt").read_text() == "nothing was heard\n"
     before, after = (int(said.field(f"held.{name}", "PortMulticastRcvPkts")) for name in ("before", "after"))
@@ -208,8 +212,11 @@ def test_lost_messages_are_counted(said: Said) -> None:
     assert int(said.field("dropped", "PortRcvErrors")) >= 4
 
 
-def test_a_port_with_a_key_answers_those_who_know_that_key(said: Said) -> None:
-    """IBA 14.2.4: at protection level 2 a Get wants the M_Key, as a Set does; what lacks it is counted."""
+def test_port_with_an_mkey_requires_it(said: Said) -> None:
+    """A port with a key answers those who know that key.
+
+    IBA 14.2.4: at protection level 2 a Get wants the M_Key, as a Set does; what lacks it is counted.
+    """
     said("key.set")
     assert "failed" in said("key.unknown", status=255)
     assert int(said.field("key.known", "MkeyViolations")) > 0
@@ -223,17 +230,17 @@ def test_malformed_datagrams_do_no_harm(said: Said) -> None:
     assert sent > STORM // 2
     assert answered > sent // 100
     assert (said.folder / "opensm.txt").read_text().strip(), "OpenSM has ended"
-    assert set(said.told) >= {f"{number} of {STORM} datagrams" for number in range(500, STORM + 1, 500)}
+    assert set(said.progress) >= {f"{number} of {STORM} datagrams" for number in range(500, STORM + 1, 500)}
 
 
 def test_processes_may_come_and_go_at_once(said: Said) -> None:
     """Each made queue pairs, joined and sent; some were killed, some ended without closing anything."""
     assert int(said("churn")) == LIVES
-    assert set(said.told) >= {f"{number} of {LIVES} lives" for number in range(1, LIVES + 1)}
+    assert set(said.progress) >= {f"{number} of {LIVES} lives" for number in range(1, LIVES + 1)}
 
 
 class Asked(NamedTuple):
-    """What the SA was asked for the groups of a storm: how many Sets, and for each how many ports left it."""
+    """Requests to the SA for the groups of a storm: how many Sets, and for each how many ports left it."""
 
     joins: int
     left: Counter[Gid]
@@ -349,7 +356,8 @@ WHOLE_HEADERS = {"infiniband.lrh", "infiniband.grh", "infiniband.deth"}
 """tshark shows each header's bytes, too, whose fields are compared."""
 
 
-def test_a_tapped_message_is_the_simulator_s_field_by_field(tapped: Decoded, simulated: Decoded) -> None:
+def test_tapped_packet_equals_the_simulators(tapped: Decoded, simulated: Decoded) -> None:
+    """A tapped message is the simulator's field by field."""
     theirs = [packet for packet in tapped.decoded if left("softib1")(packet)][:COMPARED]
     ours = [packet for packet in simulated.decoded if is_message(packet)]
     assert len(theirs) == len(ours) == COMPARED
@@ -377,8 +385,11 @@ def test_a_tapped_message_is_ours_to_the_byte(said: Said) -> None:
     assert found >= 3 * MESSAGES
 
 
-def test_a_message_is_tapped_where_it_leaves_and_where_it_arrives(tapped: Decoded) -> None:
-    """Once at softib1's port, and at the two members' ports: nothing comes by softib4."""
+def test_message_is_tapped_at_both_ends(tapped: Decoded) -> None:
+    """A message is tapped where it leaves and where it arrives.
+
+    Once at softib1's port, and at the two members' ports: nothing comes by softib4.
+    """
     where = Counter(
         (packet["frame.interface_name"][0], packet["frame.packet_flags_direction"][0])
         for packet in tapped.decoded
@@ -408,7 +419,7 @@ def test_the_kernel_has_no_complaint(said: Said) -> None:
 
 
 def test_minutes_of_everything_at_once(pytestconfig: pytest.Config) -> None:
-    """What `make soak` does for longer."""
+    """A short run of `make soak`."""
     lab = LabMachine(8, pytestconfig.getoption("--lab-kernel"), fabric="infiniband")
     output = io.BytesIO()
     command = [sys.executable, "-m", "tests.soak", "--guest", "--minutes", "3"]

@@ -1,4 +1,4 @@
-"""What the kernel makes of a real OpenSM: rows of docs/facts/sa.md, and what an incident does.
+"""Behaviour of the kernel with a real OpenSM: rows of docs/facts/sa.md, and what an incident does.
 
 The incidents are those of the tests that the simulator passes, too.
 """

@@ -20,7 +20,7 @@ from rdma_lab.machine import FabricKind
 from .guest_run import PORTS, TEST_SECONDS_LONG, GuestRun, failed, run_tests
 
 ITSELF = "tests/conformance/test_spine.py"
-"""What the suite says of itself, which no kernel can change."""
+"""Tests of the suite itself, which no kernel can change."""
 SUITE = ("--ignore", ITSELF, "tests/conformance", "tests/model")
 COMMANDS = (
     *("--long", "-k", "not dumpcap"),  # which captures from an Ethernet interface
@@ -69,7 +69,8 @@ def test_a_file_is_sent_to_receivers_on_every_port(found: Found) -> None:
     assert [one["verified"] for one in receivers] == [True] * 3
 
 
-def test_the_simulator_equals_it_or_the_report_says_why_not(found: Found) -> None:
+def test_simulator_equals_infiniband(found: Found) -> None:
+    """The simulator equals it or the report says why not."""
     from mcast.cli.conformance import run_suite
 
     simulated = run_suite([], ["sim-ib"])

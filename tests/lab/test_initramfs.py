@@ -24,7 +24,8 @@ def test_an_archive_holds_what_was_put_in(tmp_path: Path) -> None:
     assert (tmp_path / "init").stat().st_mode & 0o111 == 0o111
 
 
-def test_a_guest_has_its_modules_in_order_and_tools_that_run(tmp_path: Path) -> None:
+def test_guest_has_modules_and_tools(tmp_path: Path) -> None:
+    """A guest has its modules in order and tools that run."""
     kernel = kernels.find()
     file = tmp_path / "initramfs"
     file.write_bytes(b"")

@@ -44,9 +44,8 @@ def test_the_newest_kernel_is_taken(tmp_path: Path) -> None:
     assert kernels.find(roots=[tmp_path]).version == "6.12.9-amd64"
 
 
-def test_the_kernel_of_this_system_goes_before_a_fetched_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_system_kernel_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel of this system goes before a fetched one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for version in ("6.12.9-amd64", "6.12.10-amd64"):
         unpacked(kernels.fetched_dir() / version, version)
@@ -87,7 +86,8 @@ def test_a_directory_is_an_unpacked_package(tmp_path: Path) -> None:
     assert (kernel.version, kernel.image) == ("6.12.9-amd64", root / "boot/vmlinuz-6.12.9-amd64")
 
 
-def test_an_unknown_version_names_what_is_here_and_how_to_fetch_it(tmp_path: Path) -> None:
+def test_unknown_version_names_the_known_ones(tmp_path: Path) -> None:
+    """An unknown version names what is here and how to fetch it."""
     unpacked(tmp_path, "6.1.0-56-amd64")
     with pytest.raises(
         LabUnavailableError, match=r"no kernel 6\.13 here, only 6\.1\.0-56-amd64.*lab kernel 6\.13"
@@ -100,7 +100,8 @@ def test_no_kernel_names_the_package(tmp_path: Path) -> None:
         kernels.find(roots=[tmp_path])
 
 
-def test_a_kernel_without_rxe_is_refused_by_name_and_passed_over_otherwise(tmp_path: Path) -> None:
+def test_kernel_without_rxe_is_refused(tmp_path: Path) -> None:
+    """A kernel without rxe is refused by name and passed over otherwise."""
     plain = "".join(line for line in DEPENDS.splitlines(keepends=True) if "rxe" not in line)
     unpacked(tmp_path, "6.12.9-cloud-amd64", plain)
     with pytest.raises(LabUnavailableError, match=r"6\.12\.9-cloud-amd64 has no module rdma_rxe"):
@@ -192,9 +193,8 @@ def test_an_unpacked_image_is_made_once(tmp_path: Path, monkeypatch: pytest.Monk
     assert list(image.parent.iterdir()) == [image], "neither a partial file nor the old one stays"
 
 
-def test_who_unpacks_the_same_image_at_once_never_removes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parallel_unpacks_keep_the_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who unpacks the same image at once never removes it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     kernel = kernels.find(str(unpacked(tmp_path / "root", "6.12.9-amd64")))
     (tmp_path / "root/boot/config-6.12.9-amd64").write_text("CONFIG_PVH=y\n")
@@ -228,9 +228,9 @@ def test_a_damaged_image_is_unpacked_again(
     assert image.read_bytes() == whole
 
 
-def test_an_image_that_cannot_be_written_whole_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_unpack_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An image that cannot be written whole leaves nothing."""
+
     def full(_: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
@@ -243,9 +243,8 @@ def test_an_image_that_cannot_be_written_whole_leaves_nothing(
     assert list(kernels.cache_dir().iterdir()) == []
 
 
-def test_a_cache_that_cannot_be_written_only_costs_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_only_cache_only_costs_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that cannot be written only costs time."""
     (tmp_path / "cache").write_text("a file in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     kernel = kernels.find(str(unpacked(tmp_path / "root", "6.12.9-amd64")))
@@ -307,10 +306,13 @@ class Sources:
 
 
 @pytest.mark.parametrize("headers", [True, False], ids=["with-headers", "without-headers"])
-def test_a_kernel_is_fetched_once_and_its_headers_with_it(
+def test_kernel_is_fetched_once_with_headers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, headers: bool
 ) -> None:
-    """Not the image that apt would have beside them: it is the one that was asked for."""
+    """A kernel is fetched once and its headers with it.
+
+    Not the image that apt would have beside them: it is the one that was asked for.
+    """
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     sources = Sources(headers)
     monkeypatch.setattr(kernels, "_output", sources.output)
@@ -366,14 +368,13 @@ def test_a_fetch_without_a_place_is_one_sentence(tmp_path: Path, monkeypatch: py
 
 
 def test_a_cache_of_a_relative_path_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the XDG specification has it."""
+    """The XDG specification says so."""
     monkeypatch.setenv("XDG_CACHE_HOME", "cache")
     assert kernels.cache_dir() == Path.home() / ".cache/rdma-lab"
 
 
-def test_a_kernel_that_was_fetched_without_headers_gets_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_headers_are_fetched_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that was fetched without headers gets them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     unpacked(kernels.fetched_dir() / "6.12.9-amd64", "6.12.9-amd64")
     monkeypatch.setattr(kernels, "_output", Sources(headers=True).output)

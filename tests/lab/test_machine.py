@@ -1,4 +1,4 @@
-"""How a run ends, with a shell script in QEMU's place; no guest is booted."""
+"""Ends of a run, with a shell script in QEMU's place; no guest is booted."""
 
 import contextlib
 import io
@@ -72,8 +72,11 @@ def test_output_and_exit_code_come_through(pretend: Pretend) -> None:
 
 
 @pytest.mark.parametrize("pause", ["", "sleep 0.2;"])
-def test_a_guest_is_stopped_when_its_outputs_have_ended(pretend: Pretend, pause: str) -> None:
-    """What it would lose if it stopped itself is read; what a child of the command adds is not."""
+def test_guest_stops_after_its_outputs_end(pretend: Pretend, pause: str) -> None:
+    """A guest is stopped when its outputs have ended.
+
+    What it would lose if it stopped itself is read; what a child of the command adds is not.
+    """
     half = "$(echo $MARK | cut -c1-9)"
     pretend(
         f"echo ready >$ctl; printf 'a\\0%s' {half} >$out; {pause} printf 'b\\0' >$out; {pause}"
@@ -106,13 +109,14 @@ def test_output_is_handed_on_when_it_comes(pretend: Pretend, tmp_path: Path) -> 
     assert lab().run(["true"], stdout=Answering(b"one", heard)).exit_code == 0
 
 
-def test_a_panic_is_told_with_its_reason_and_the_console(pretend: Pretend) -> None:
+def test_panic_has_reason_and_console(pretend: Pretend) -> None:
+    """A panic is told with its reason and the console."""
     console = "[ 1.0] Kernel panic - not syncing: Fatal exception\n[ 1.1] bye"
     pretend(f"echo ready >$ctl; echo '{console}' >&2")
-    with pytest.raises(GuestPanicError, match="the guest's kernel panicked: Fatal exception") as told:
+    with pytest.raises(GuestPanicError, match="the guest's kernel panicked: Fatal exception") as raised:
         lab().run(["true"])
-    assert told.value.console[-1] == "[ 1.1] bye"
-    assert str(told.value).endswith("  [ 1.1] bye")
+    assert raised.value.console[-1] == "[ 1.1] bye"
+    assert str(raised.value).endswith("  [ 1.1] bye")
 
 
 def test_a_panic_is_told_from_where_the_kernel_fell(pretend: Pretend) -> None:
@@ -120,9 +124,9 @@ def test_a_panic_is_told_from_where_the_kernel_fell(pretend: Pretend) -> None:
     fell = ["[ 1.0] BUG: unable to handle page fault", *trace, "[ 1.1] Kernel panic - not syncing: x"]
     console = "\n".join(["[ 0.9] before", *fell])
     pretend(f"echo ready >$ctl; echo '{console}' >&2")
-    with pytest.raises(GuestPanicError) as told:
+    with pytest.raises(GuestPanicError) as raised:
         lab().run(["true"])
-    assert told.value.console == tuple(fell)
+    assert raised.value.console == tuple(fell)
 
 
 def test_a_guest_that_cannot_be_set_up_says_why(pretend: Pretend) -> None:
@@ -133,9 +137,9 @@ def test_a_guest_that_cannot_be_set_up_says_why(pretend: Pretend) -> None:
 
 def test_a_qemu_that_refuses_says_why(pretend: Pretend) -> None:
     pretend("echo 'qemu: no such machine' >&2; exit 1")
-    with pytest.raises(GuestStoppedError, match=r"before the command did \(QEMU: exit status 1\)") as told:
+    with pytest.raises(GuestStoppedError, match=r"before the command did \(QEMU: exit status 1\)") as raised:
         lab().run(["true"])
-    assert told.value.console == ("qemu: no such machine",)
+    assert raised.value.console == ("qemu: no such machine",)
 
 
 def test_a_qemu_that_is_killed_says_so(pretend: Pretend) -> None:
@@ -159,10 +163,11 @@ def test_a_slow_reader_loses_nothing(pretend: Pretend, monkeypatch: pytest.Monke
     assert len(out.getvalue()) == 400_000
 
 
-def test_a_guest_goes_with_its_caller_whatever_the_path(
-    pretend: Pretend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """setpriv, which sees to that, is a tool of the system."""
+def test_guest_ends_with_its_caller(pretend: Pretend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A guest goes with its caller whatever the path.
+
+    setpriv, which sees to that, is a tool of the system.
+    """
     monkeypatch.setenv("PATH", "/nonexistent")
     pretend("echo ready >$ctl; echo exit 0 >$ctl; exec /usr/bin/setpriv --dump >$out")
     out = io.BytesIO()
@@ -171,13 +176,13 @@ def test_a_guest_goes_with_its_caller_whatever_the_path(
 
 
 def ended_boot(has_begun: Callable[[LabTimeoutError], object]) -> LabTimeoutError:
-    """How a boot that hangs ends; a busy machine may start its shell too late, and then it has more time."""
+    """Return the error of a boot that hangs; a busy machine gets more time to start its shell."""
     for seconds in (0.5, 10, 200):
-        with pytest.raises(LabTimeoutError, match=f"not ready in {seconds:g} s") as told:
+        with pytest.raises(LabTimeoutError, match=f"not ready in {seconds:g} s") as raised:
             lab(boot_timeout=seconds).run(["true"])
-        if has_begun(told.value):
+        if has_begun(raised.value):
             break
-    return told.value
+    return raised.value
 
 
 def test_a_boot_that_hangs_is_ended(pretend: Pretend) -> None:
@@ -185,13 +190,14 @@ def test_a_boot_that_hangs_is_ended(pretend: Pretend) -> None:
     assert ended_boot(lambda error: error.console).console == ("waiting for root",)
 
 
-def test_a_command_that_hangs_is_ended_by_the_overall_limit_only(pretend: Pretend) -> None:
+def test_overall_limit_ends_a_hanging_command(pretend: Pretend) -> None:
+    """A command that hangs is ended by the overall limit only."""
     pretend("echo ready >$ctl; while :; do echo more >$out; done")
     whole, said = 1.0, "not ready"
     while "not ready" in said:  # a slow machine starts a shell later
-        with pytest.raises(LabTimeoutError) as told:
+        with pytest.raises(LabTimeoutError) as raised:
             lab(boot_timeout=whole / 2).run(["true"], timeout=whole, stdout=io.BytesIO())
-        said, whole = told.value.message, whole * 4
+        said, whole = raised.value.message, whole * 4
     assert said.endswith(f"not done in {whole / 4:g} s")
 
 
@@ -246,17 +252,20 @@ def test_a_guest_that_cannot_be_resumed_is_booted(
     assert (result.exit_code, result.resumed) == (7, False)
     assert not kept_guest.exists()
     (message,) = caplog.messages
-    assert f"for {kept_guest}, which was kept, could not be resumed: the guest ended before" in message
+    assert f"the snapshot {kept_guest} could not be resumed: the guest ended before" in message
     assert "\n" not in message
 
 
-def test_a_resumed_guest_that_hangs_is_ended_and_not_resumed_again(
+def test_hanging_snapshot_is_not_resumed_again(
     pretend: Pretend,
     kept_guest: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """If the limit was long enough for it to be ready; with a short one, it is resumed next time."""
+    """A resumed guest that hangs is ended and not resumed again.
+
+    If the limit was long enough for it to be ready; with a short one, it is resumed next time.
+    """
     pretend("exec sleep 600")
     for hung in (200.0, 0.1):
         monkeypatch.setattr(machine, "HUNG_SECONDS", hung)
@@ -269,9 +278,8 @@ def test_a_resumed_guest_that_hangs_is_ended_and_not_resumed_again(
 
 
 @pytest.mark.parametrize("script", ["echo fail no share >$ctl", "echo ready >$ctl; exit 1"])
-def test_what_goes_wrong_later_is_not_the_kept_guests_fault(
-    script: str, pretend: Pretend, kept_guest: Path
-) -> None:
+def test_later_failure_keeps_the_snapshot(script: str, pretend: Pretend, kept_guest: Path) -> None:
+    """A later failure is not the snapshot's fault."""
     pretend(script)
     with pytest.raises(GuestStoppedError):
         resuming().run(["true"])
@@ -284,7 +292,8 @@ def test_anew_means_booted(pretend: Pretend, kept_guest: Path) -> None:
     assert kept_guest.exists(), "nor was it tried"
 
 
-def test_an_unknown_command_is_found_out_before_anything_is_booted(tmp_path: Path) -> None:
+def test_unknown_command_fails_before_a_boot(tmp_path: Path) -> None:
+    """An unknown command is found out before anything is booted."""
     for name in ("no-such-command", "./no-such-file", str(tmp_path)):
         with pytest.raises(CommandNotFoundError, match="no such command"):
             lab().run([name])
@@ -292,7 +301,8 @@ def test_an_unknown_command_is_found_out_before_anything_is_booted(tmp_path: Pat
         lab().run([])
 
 
-def test_a_relative_command_is_looked_for_in_the_working_directory(pretend: Pretend, tmp_path: Path) -> None:
+def test_relative_command_is_found_in_cwd(pretend: Pretend, tmp_path: Path) -> None:
+    """A relative command is looked for in the working directory."""
     (tmp_path / "here").write_text("#!/bin/sh\n")
     (tmp_path / "here").chmod(0o755)
     pretend("echo ready >$ctl; echo exit 0 >$ctl")
@@ -386,7 +396,8 @@ def test_the_environment_is_a_chosen_part() -> None:
     }
 
 
-def test_the_script_becomes_the_command_whatever_its_words(tmp_path: Path) -> None:
+def test_script_executes_any_command(tmp_path: Path) -> None:
+    """The script becomes the command whatever its words."""
     words = ["printf", r"<%s>\n", "a b", "$HOME", "it's", "*", ""]
     cwd = tmp_path / "a 'dir'"
     cwd.mkdir()
@@ -415,5 +426,5 @@ def test_names_that_are_no_text_reach_the_guest(tmp_path: Path) -> None:
 
 def test_a_share_whose_name_has_two_lines_is_refused(tmp_path: Path) -> None:
     (tmp_path / "two\nlines").mkdir()
-    with pytest.raises(LabUnavailableError, match="its name has two lines"):
+    with pytest.raises(LabUnavailableError, match="its name contains a line break"):
         LabMachine(share=[tmp_path / "two\nlines"])

@@ -35,7 +35,7 @@ def cases(fabric: FabricKind) -> list[object]:
 
 
 def ran(fabric: FabricKind, folder: Path, kernel: str | None, long: bool) -> dict[str, Outcome]:
-    """What each program did, all in one guest."""
+    """Results of all programs, in one guest."""
     wanted = [one for one in PROGRAMS if fabric in one.fabrics]
     names = [one.name for one in wanted if long or fabric in one.core]
     output = io.BytesIO()

@@ -94,7 +94,7 @@ def take(monitor: socket.socket, fds: list[int]) -> bytes:
 
 
 def send(fd: int, data: bytes) -> bool:
-    """Whether all could be sent."""
+    """Return True if all could be sent."""
     with socket.socket(fileno=fd) as stream:
         try:
             stream.sendall(data)
@@ -109,7 +109,7 @@ def keep(kind: GuestKind = KIND, status: str = DONE, refused: str = "", goes_on:
 
 
 def found(kind: GuestKind = KIND) -> bytes | None:
-    """What a QEMU that resumes the guest reads."""
+    """Return the bytes that a QEMU that resumes the guest reads."""
     guest = kind.find()
     if guest is None:
         return None
@@ -125,7 +125,8 @@ def read(guest: GuestSnapshot) -> bytes:
     return subprocess.run(parent, stdout=subprocess.PIPE, check=True, pass_fds=[guest.file.fileno()]).stdout
 
 
-def test_what_is_kept_is_found_and_given_to_qemu_as_it_was(folder: Path) -> None:
+def test_snapshot_is_found_unchanged(folder: Path) -> None:
+    """A snapshot is found, and given to QEMU unchanged."""
     assert found() is None
     keep()
     assert found() == STATE
@@ -134,7 +135,8 @@ def test_what_is_kept_is_found_and_given_to_qemu_as_it_was(folder: Path) -> None
 
 
 @pytest.mark.parametrize("meanwhile", ["replaced", "removed"])
-def test_a_guest_that_was_found_is_resumed_whatever_another_run_does(meanwhile: str, folder: Path) -> None:
+def test_found_snapshot_survives_other_runs(meanwhile: str, folder: Path) -> None:
+    """A guest that was found is resumed whatever another run does."""
     keep()
     guest = KIND.find()
     assert guest is not None
@@ -149,9 +151,10 @@ def test_a_guest_that_was_found_is_resumed_whatever_another_run_does(meanwhile: 
 
 
 @pytest.mark.parametrize("open_to", ["group", "all", "folder", "another owner"])
-def test_a_guest_that_another_user_could_have_written_is_not_resumed(
+def test_snapshot_of_another_user_is_refused(
     open_to: str, folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A guest that another user could have written is not resumed."""
     keep()
     assert (folder.stat().st_mode & 0o777, (folder / KIND.key).stat().st_mode & 0o777) == (0o700, 0o600)
     place = folder if open_to == "folder" else folder / KIND.key
@@ -161,7 +164,9 @@ def test_a_guest_that_another_user_could_have_written_is_not_resumed(
     else:
         place.chmod(0o602 if open_to == "all" else 0o720)
     assert found() is None
-    assert caplog.messages == [f"the lab boots a guest anew, for others may write to {place}"]
+    assert caplog.messages == [
+        f"the lab boots a new guest instead of resuming one: others may write to {place}"
+    ]
     assert (folder / KIND.key).exists()
 
 
@@ -202,7 +207,7 @@ def test_a_damaged_file_is_discarded_with_one_sentence(
     path.write_bytes({"a byte": bytes(data), "the end": path.read_bytes()[:-1000], "all": b""}[damage])
     assert found() is None
     assert not path.exists()
-    assert caplog.messages == [f"the lab boots a guest anew, for {path}, which was kept, is damaged"]
+    assert caplog.messages == [f"the lab boots a new guest: the snapshot {path} is damaged"]
 
 
 def machine(tmp_path: Path, **other: str) -> GuestKind:
@@ -225,7 +230,8 @@ def machine(tmp_path: Path, **other: str) -> GuestKind:
     return GuestKind.of([*words, "-chardev", f"socket,id=lab.go,fd={len(said['run'])}"])
 
 
-def test_a_run_has_the_kind_of_every_run_of_the_same_machine(tmp_path: Path) -> None:
+def test_same_machine_has_the_same_kind(tmp_path: Path) -> None:
+    """A run has the kind of every run of the same machine."""
     assert machine(tmp_path) == machine(tmp_path, run="second, with other descriptors")
 
 
@@ -248,7 +254,7 @@ def test_a_guest_that_cannot_be_kept_goes_on(
 ) -> None:
     keep(KIND, *how)
     (message,) = caplog.messages
-    assert message.startswith(f"the lab's guest is not kept for later runs: {why}")
+    assert message.startswith(f"the lab's guest could not be saved, so later runs boot again: {why}")
     assert list(folder.iterdir()) == [], "nothing half-done is left"
 
 
@@ -258,7 +264,7 @@ def test_a_qemu_that_ends_meanwhile_is_told(folder: Path, caplog: pytest.LogCapt
     with ours:
         KIND.keep(ours)
     (message,) = caplog.messages
-    assert message.startswith("the lab's guest is not kept for later runs: ")
+    assert message.startswith("the lab's guest could not be saved, so later runs boot again: ")
     assert list(folder.iterdir()) == []
 
 
@@ -281,12 +287,15 @@ keep(goes_on=False)
 
 
 def test_a_full_disk_keeps_nothing_and_is_told(folder: Path) -> None:
-    told = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True).stderr
-    assert "the lab's guest is not kept for later runs: [Errno 27] File too large" in told
+    warned = subprocess.run(
+        [sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True
+    ).stderr
+    assert "the lab's guest could not be saved, so later runs boot again: [Errno 27] File too large" in warned
     assert list(folder.iterdir()) == []
 
 
-def test_who_makes_the_same_at_once_leaves_one_sound_file(folder: Path) -> None:
+def test_parallel_runs_leave_one_sound_snapshot(folder: Path) -> None:
+    """Who makes the same at once leaves one sound file."""
     makers = [threading.Thread(target=keep) for _ in range(4)]
     for maker in makers:
         maker.start()

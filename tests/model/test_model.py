@@ -64,7 +64,7 @@ class Model(RuleBasedStateMachine):
         return self.groups[data.draw(st.integers(0, len(self.groups) - 1), label="group")]
 
     def delivered_to(self, port: int, group: McastAddress) -> bool:
-        """Whether the fabric delivers the group to the port: any membership at an SA, a full one by IGMP."""
+        """Return True if the fabric delivers the group to the port: at an SA any member, by IGMP a full."""
         return any(
             self.has_sa or not peer.flags[group]
             for peer in self.peers
@@ -195,7 +195,7 @@ class Model(RuleBasedStateMachine):
                 self.forget(peer, lost.context)
 
     def known_to_sa(self, address: IPv4Address) -> bool:
-        """Whether the SA has the port in a group, be it for sending only."""
+        """Return True if the SA has the port in a group, be it for sending only."""
         backend = self.bed.backend
         (name,) = (device.name for device in backend.devices() if address in device.ports[0].addresses)
         members = [member for group in backend.groups().groups for member in group.members]

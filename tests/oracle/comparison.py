@@ -9,7 +9,7 @@ from mcast.backends.sim.core.sa import IPOIB_QKEY, Quirks, SaGroup, SaMembership
 from mcast.wire.addresses import ZERO_GID
 from mcast.wire.mcmember import MLID_FIRST, McMask, McMemberRecord, SaMethod, SaStatus
 
-from .opensm import ROWS_IN_A_MAD, Answer, OpenSm, Silence
+from .opensm import ROWS_IN_A_MAD, Answer, NoAnswer, OpenSm
 from .requests import (
     HELD,
     HIGHEST_HELD,
@@ -151,8 +151,8 @@ class Comparison:
         self.compared += 1
         expected = None if reply is None else Answer(int(reply.status), self._rows(request, reply))
         try:
-            answer = self.opensm.ask(*request) if expected else self._silence(request)
-        except Silence as heard:
+            answer = self.opensm.ask(*request) if expected else self._no_answer(request)
+        except NoAnswer as heard:
             raise Difference(_both_sides(request, str(heard), expected)) from None
         if answer != expected:
             raise Difference(_both_sides(request, _shown(answer), expected))
@@ -161,7 +161,7 @@ class Comparison:
             self._assigned = answer.records[0].mgid
         return reply
 
-    def _silence(self, request: Request) -> Answer | None:
+    def _no_answer(self, request: Request) -> Answer | None:
         """Send what must not be answered, and then something that makes the client look for an answer."""
         self.opensm.tell(*request)
         self.opensm.ask(request.host, SaMethod.GET, int(McMask.MGID), NO_GROUP)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 SECONDS, REQUESTS_PER_SECOND = 400, 200
-"""What a shrinking failure may need, and the rate of a very slow machine."""
+"""Time that a shrinking failure may need, and the rate of a very slow machine."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -40,12 +40,12 @@ class OracleError(Exception):
     """The machinery failed, so nothing can be said about the model."""
 
 
-class Silence(Exception):
+class NoAnswer(Exception):
     """OpenSM did not answer where it should have, or answered where it should not have."""
 
 
 class Answer(NamedTuple):
-    """What came back; of a table the first three records, which is what the simulated fabric carries."""
+    """Answer; of a table the first three records, which is what the simulated fabric carries."""
 
     status: int
     records: tuple[McMemberRecord, ...]
@@ -260,7 +260,7 @@ class OpenSm:
     # -- requests
 
     def ask(self, host: str, method: int, mask: int, record: McMemberRecord, sm_key: int = 0) -> Answer:
-        """One request and its answer. Raises Silence if there is none, or one to an earlier `tell`."""
+        """One request and its answer. Raises NoAnswer if there is none, or one to an earlier `tell`."""
         wait = bytes((self.answer_seconds,))
         channel, _ = self._clients[host]
         channel.send(self._mad(method, mask, record, sm_key) + wait)
@@ -269,11 +269,11 @@ class OpenSm:
             raise OracleError(f"the client of {host} has died: {self._complaint()}")
         error, strays, length = _REPLY.unpack_from(reply)
         if strays:
-            raise Silence("an answer where none should be")
+            raise NoAnswer("an answer where none should be")
         if self._sm.poll() is not None:
             raise OracleError(f"OpenSM has died with {self._sm.returncode}: {self._complaint()}")
         if error:
-            raise Silence(f"no answer: umad status {error}")
+            raise NoAnswer(f"no answer: umad status {error}")
         mad = reply[_REPLY.size :]
         status = int.from_bytes(mad[4:6])
         rows = min(ROWS_IN_A_MAD, (length - DATA_AT) // ROW) if status == 0 else 0

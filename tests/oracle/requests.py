@@ -1,4 +1,4 @@
-"""What may happen on a subnet, as hypothesis strategies of small values; the comparison fills in the state.
+"""Steps on a subnet, as hypothesis strategies of small values; the comparison fills in the state.
 
 A step names hosts, groups and deviations by index. Index 0 is always the plainest, so that a shrunk
 sequence is readable; `Kind.NOTHING` stands where the shrinker has taken a step away.
@@ -63,9 +63,9 @@ METHODS = {
 }
 GET_MULTI, GET_TRACE_TABLE = 0x14, 0x13
 HELD, LOWEST_HELD, HIGHEST_HELD = 16, 17, 18
-"""As a JoinState: the bits that the port holds at this point, or the lowest or highest of them."""
+"""In place of a JoinState: the bits that the port holds at this point, or the lowest or highest of them."""
 LAST_ASSIGNED = b"assigned"
-"""As an MGID: the one that the SA assigned last."""
+"""In place of an MGID: the one that the SA assigned last."""
 
 
 def plain_mgid(number: int) -> bytes:

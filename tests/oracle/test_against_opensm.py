@@ -30,7 +30,7 @@ from .topology import generate
 
 LENGTH = 60
 SEQUENCES = 40
-"""How many sequences are drawn from one seed."""
+"""Number of sequences that are drawn from one seed."""
 PER_SUBNET, SUBNETS = 2500, 40
 """A subnet serves this many requests at least, and a long run is shared among this many subnets."""
 
@@ -175,7 +175,7 @@ COUNTED_FOR_EVER = [
 
 @pytest.mark.parametrize("quirk", [field.name for field in fields(Quirks)])
 def test_opensm_has_the_quirk(request: pytest.FixtureRequest, quirk: str) -> None:
-    """The same steps agree with the quirk and differ without it."""
+    """Steps agree with the quirk and differ without it."""
     real: OpenSm = request.getfixturevalue("lonely" if quirk == "purges_empty_partitions" else "real")
     for quirks in (Quirks.OPENSM_3_3, replace(Quirks.OPENSM_3_3, **{quirk: False})):
         comparison = Comparison(real, quirks)
@@ -209,7 +209,7 @@ SWEPT: dict[str, tuple[list[Step], tuple[int, bool] | None]] = {
         (0xC001, True),
     ),
 }
-"""What happens -> the MLID of the group of the partition file, and whether it is still the file's."""
+"""Incident -> the MLID of the group of the partition file, and whether it is still the file's."""
 
 
 @pytest.mark.parametrize("case", SWEPT)
@@ -237,7 +237,8 @@ def test_a_sequence_ends_with_the_empty_subnet(lonely: OpenSm, steps: list[Step]
     comparison.check()
 
 
-def test_a_difference_is_shrunk_to_the_steps_that_show_it(real: OpenSm) -> None:
+def test_difference_is_shrunk(real: OpenSm) -> None:
+    """A difference is shrunk to the steps that show it."""
     comparison = Comparison(real, replace(Quirks.OPENSM_3_3, echoes_proxy_join=False))
     comparison.begin_anew()
     with pytest.raises(Difference) as found:  # noqa: PT012

@@ -87,7 +87,7 @@ def monkeypatch_module() -> Iterator[None]:
 
 
 def request(subnet: Subnet, host: str, **wrong: Any) -> tuple[int, McMemberRecord]:
-    """What the kernel of that host would send to join GROUP, but for `wrong` fields."""
+    """Return the request that the kernel of that host would send to join GROUP, but for `wrong` fields."""
     pattern = subnet.ask(CREATOR, SaMethod.GET, McMask.MGID, McMemberRecord(mgid=BROADCAST)).records[0]
     guid = next(one.guid for one in subnet.topology.hosts if one.name == host)
     gid = Gid(subnet.topology.subnet_prefix + guid.to_bytes(8))
@@ -120,7 +120,8 @@ def test_the_field_that_a_real_sa_objects_to_is_named(
         assert leave.status == SaStatus.OK
 
 
-def test_a_group_that_fits_or_is_not_there_gives_no_cause(subnet: Subnet) -> None:
+def test_matching_or_missing_group_gives_no_cause(subnet: Subnet) -> None:
+    """A group that fits or is not there gives no cause."""
     found, gid, pkeys, rate, capabilities, absent = subnet.program()
     asker = subnet.topology.hosts[2]
     assert (found, absent) == ([], None)
@@ -133,5 +134,6 @@ def test_a_group_that_fits_or_is_not_there_gives_no_cause(subnet: Subnet) -> Non
     assert subnet.program(send_only=True)[0] == []
 
 
-def test_without_the_broadcast_group_nothing_can_be_compared(subnet: Subnet) -> None:
+def test_nothing_to_compare_without_a_broadcast_group(subnet: Subnet) -> None:
+    """Without the broadcast group nothing can be compared."""
     assert subnet.program(broadcast=Gid(ipoib_broadcast_mgid(0x8001)))[0] == []

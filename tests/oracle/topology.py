@@ -101,7 +101,7 @@ class Topology:
         return "".join(f"{name} {value}\n" for name, value in options.items())
 
     def model(self, quirks: Quirks) -> SubnetAdmin:
-        """The same subnet in `sa.py`."""
+        """Return this subnet in `sa.py`."""
         sa = SubnetAdmin(
             subnet_prefix=self.subnet_prefix,
             well_known=(*self.ipoib, *self.others),

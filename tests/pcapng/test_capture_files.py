@@ -118,7 +118,8 @@ def pcap(frames: list[bytes], link_type: int, order: str = "<", nanoseconds: boo
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize(("nanoseconds", "t"), [(True, 7_000_000_005), (False, 7_005_000_000)])
-def test_pcap_of_either_byte_order_and_resolution_is_read(order: str, nanoseconds: bool, t: int) -> None:
+def test_pcap_of_each_byte_order_and_resolution(order: str, nanoseconds: bool, t: int) -> None:
+    """Pcap of either byte order and resolution is read."""
     (frame,) = read(pcap([packets.roce(example(), MAC, MAC)], 1, order, nanoseconds))
     assert (frame.t, datagram(frame)) == (t, example())
 
@@ -155,9 +156,10 @@ def pcapng(order: str, options: bytes, packet: bytes, kind: int = 6, ticks: int 
         (((0, b""), (9, b"\x09")), 1, 1_000),
     ],
 )
-def test_pcapng_of_either_byte_order_and_any_clock_is_read(
+def test_pcapng_of_each_byte_order_and_clock(
     order: str, options: tuple[tuple[int, bytes | int], ...], ticks: int, t: int
 ) -> None:
+    """Pcapng of either byte order and any clock is read."""
     listed = b""
     for code, value in options:
         data = struct.pack(f"{order}q", value) if isinstance(value, int) else value
@@ -187,7 +189,7 @@ def test_a_second_section_begins_anew() -> None:
 
 
 def links() -> Iterator[tuple[int, bytes]]:
-    """The same message in every link layer that is known."""
+    """One message in every link layer that is known."""
     frame = packets.roce(example(), MAC, MAC)
     packet, head = frame[14:], frame[:12]
     yield 1, frame

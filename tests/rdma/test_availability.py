@@ -108,7 +108,7 @@ def test_every_fix_is_of_a_reason_that_can_be_given() -> None:
 
 
 def status_in(code: str = "", **environment: str) -> str:
-    """What a fresh process says of the backend, after `code`."""
+    """Return the status of the backend in a fresh process, after `code`."""
     script = f"{code}\nimport mcast\nprint(mcast.backend_status('rdma'))"
     env = {**os.environ, **environment}
     done = subprocess.run(
@@ -118,7 +118,8 @@ def status_in(code: str = "", **environment: str) -> str:
     return done.stdout
 
 
-def test_a_missing_library_is_said_in_the_loader_s_words() -> None:
+def test_missing_library_has_the_loaders_words() -> None:
+    """A missing library is said in the loader's words."""
     said = status_in(MCAST_LIBRDMACM="/nowhere/librdmacm.so.1")
     assert "NO_LIBRARY" in said
     assert "/nowhere/librdmacm.so.1: cannot open shared object file" in said
@@ -163,7 +164,8 @@ print(native.load().has_join_ex)
 """
 
 
-def test_an_older_library_is_taken_without_its_newer_symbols(tmp_path: Path) -> None:
+def test_older_library_lacks_newer_symbols(tmp_path: Path) -> None:
+    """An older library is taken without its newer symbols."""
     import mcast.backends.rdma as package
 
     header = Path(package.__file__).parent / "csrc" / "dynload.h"

@@ -1,4 +1,4 @@
-"""What setup.py makes of a host with and without the headers."""
+"""Builds by setup.py on a host with and without the headers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 PLAIN = {"arguments/_rows.abi3.so", "udp/_native.abi3.so"}
-"""What needs a compiler and Python's headers alone."""
+"""Modules that need only a compiler and Python's headers."""
 
 
 def build(tree: Path, out: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -76,7 +76,8 @@ runpy.run_path("setup.py", run_name="__main__")
 """
 
 
-def test_for_an_old_python_without_a_gil_the_wheel_is_pure(tree: Path, tmp_path: Path) -> None:
+def test_wheel_is_pure_for_old_free_threading(tree: Path, tmp_path: Path) -> None:
+    """For an old python without a gil the wheel is pure."""
     command = [sys.executable, "-c", WITHOUT_GIL, "-q", "bdist_wheel", "-d", str(tmp_path)]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
@@ -84,7 +85,8 @@ def test_for_an_old_python_without_a_gil_the_wheel_is_pure(tree: Path, tmp_path:
     assert wheel_in(tmp_path).name.endswith("-py3-none-any.whl")
 
 
-def test_switched_off_the_wheel_has_what_needs_no_libraries(tree: Path, tmp_path: Path) -> None:
+def test_wheel_without_the_rdma_extension(tree: Path, tmp_path: Path) -> None:
+    """Switched off the wheel has what needs no libraries."""
     done = build(tree, tmp_path, MCAST_RDMA="0")
     assert done.returncode == 0, done.stderr
     assert "mcast: without the rdma extension" in done.stderr
@@ -115,7 +117,8 @@ def test_headers_that_are_too_old_count_as_missing(tree: Path, tmp_path: Path) -
     assert_serves_every_python(wheel_in(tmp_path / "wheel"), PLAIN)
 
 
-def test_required_but_without_headers_it_stops_and_names_the_packages(tree: Path, tmp_path: Path) -> None:
+def test_required_headers_are_named(tree: Path, tmp_path: Path) -> None:
+    """Required but without headers it stops and names the packages."""
     done = build(tree, tmp_path, MCAST_RDMA="1", **HIDDEN)
     assert done.returncode != 0
     assert "rdma/rdma_cma.h" in done.stderr

@@ -108,7 +108,7 @@ def test_a_healthy_host_has_no_complaint(ports: tuple[PortFacts, ...]) -> None:
 
 @pytest.mark.parametrize("lack", [None, (UnavailableReason.NO_LIBRARY, "no librdmacm.so.1")])
 def test_host_without_devices_has_no_problem(lack: Any) -> None:
-    """What it lacks is a problem if the kernel has a device."""
+    """A missing library is a problem if the kernel has a device."""
     (wrong,) = bad(host(has_device=False, available={"missing": lack}))
     assert wrong[2] is Level.INFO
     (wrong,) = bad(host(has_device=True, available={"missing": lack}))
@@ -392,7 +392,8 @@ def test_what_was_seen_is_said(facts: HostFacts, check: str, seen: str) -> None:
     assert any(one.seen.startswith(seen) for one in judge(facts) if one.check == check)
 
 
-def test_a_link_that_the_host_took_down_asks_for_no_cable() -> None:
+def test_link_that_is_down_by_choice_needs_no_cable() -> None:
+    """A link that the host took down asks for no cable."""
     (finding,) = (one for one in judge(host(roce(DOWN, netdev_up=False))) if one.check == "link")
     assert finding.fix == "ip link set e1 up"
 
@@ -412,7 +413,7 @@ def test_no_library_hides_what_cannot_be_told() -> None:
 def test_a_quirk_is_told_on_its_kernels_alone(quirk: Any) -> None:
     ports = infiniband() if quirk.link_layer is LinkLayer.INFINIBAND else roce()
 
-    def told(version: tuple[int, int]) -> list[Finding]:
+    def findings_on(version: tuple[int, int]) -> list[Finding]:
         return [
             one
             for one in judge(host(ports, release=f"{version[0]}.{version[1]}.0"))
@@ -420,9 +421,9 @@ def test_a_quirk_is_told_on_its_kernels_alone(quirk: Any) -> None:
         ]
 
     major, minor = quirk.before
-    assert len(told((major, minor - 1))) == (1 if minor else 0)
-    assert told(quirk.before) == []
-    assert len(told(quirk.since)) == 1
+    assert len(findings_on((major, minor - 1))) == (1 if minor else 0)
+    assert findings_on(quirk.before) == []
+    assert len(findings_on(quirk.since)) == 1
 
 
 def test_a_shortage_of_locked_memory_is_counted() -> None:
@@ -432,9 +433,8 @@ def test_a_shortage_of_locked_memory_is_counted() -> None:
     assert "ulimit -l unlimited" in cause.next_step
 
 
-def test_locked_memory_is_known_to_a_process_whose_name_is_no_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memlock_of_a_process_with_a_binary_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locked memory is known to a process whose name is no text."""
     (tmp_path / "status").write_bytes(b"Name:\t\xfc\nVmPin:\t       3 kB\n")
     monkeypatch.setattr(memlock, "_STATUS", tmp_path / "status")
     assert memlock.pinned() == 3 << 10

@@ -83,7 +83,8 @@ def test_without_a_bridge_the_switch_is_out_of_sight(host: Callable[..., None]) 
     assert groups.NO_BRIDGE in table.unseen
 
 
-def test_our_own_end_of_a_veth_is_us_and_others_are_named(host: Callable[..., None]) -> None:
+def test_veth_peers_are_named(host: Callable[..., None]) -> None:
+    """Our own end of a veth is us and others are named."""
     host({"eth0": {GROUP}}, [entry("p1"), entry("p2"), entry("p2", "ff02::1")], {"eth0": "p1"})
     assert members(ETHERNET) == {"mlx0/1": {HOST, SWITCH}, "br0/p2": {SWITCH}}
     assert groups.NO_BRIDGE not in group_table(ETHERNET).unseen
@@ -122,18 +123,21 @@ def test_an_sa_that_names_members_is_believed(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("record", "what"), [("", "'portgid'"), ("PortGid.....fe80::1\nMGID.....here\nMlid...0xC000", "'here'")]
 )
-def test_what_saquery_prints_and_nobody_knows_is_not_seen(
+def test_unknown_output_of_saquery_is_ignored(
     monkeypatch: pytest.MonkeyPatch, record: str, what: str
 ) -> None:
+    """Unknown lines of saquery are ignored."""
     monkeypatch.setattr(hostnet, "run", lambda *words: f"MCMember Record dump:\n{record}")
     (unseen,) = group_table([device("mlx0", LinkLayer.INFINIBAND)]).unseen
     assert unseen.startswith("groups on InfiniBand: saquery prints records of another form: ")
     assert what in unseen
 
 
-def test_without_saquery_it_is_named_and_a_port_that_is_down_not_asked(
+def test_missing_saquery_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Without saquery it is named and a port that is down not asked."""
+
     def missing(device: str, number: int) -> tuple[groups.SaRecord, ...]:
         raise FileNotFoundError("saquery")
 

@@ -1,4 +1,4 @@
-"""What the InfiniBand test bed reads from OpenSM and switches; no device is needed."""
+"""Answers that the InfiniBand test bed reads from OpenSM and switches; no device is needed."""
 
 from __future__ import annotations
 
@@ -54,9 +54,8 @@ def test_each_dump_of_saquery_is_one_port_in_one_group() -> None:
     ("port", "mlid", "modifier"),
     [(1, 0xC000, 0), (15, 0xC01F, 0), (16, 0xC020, 1 << 28 | 1), (35, 0xC3FF, 2 << 28 | 31)],
 )
-def test_a_switch_is_asked_for_the_block_of_the_port_and_the_mlid(
-    port: int, mlid: int, modifier: int
-) -> None:
+def test_switch_is_asked_for_port_and_mlid(port: int, mlid: int, modifier: int) -> None:
+    """A switch is asked for the block of the port and the MLID."""
     request = mad.get_mft_block(7, port, mlid)
     assert len(request) == mad.MAD_BYTES
     assert request[:4] == bytes((1, 1, 1, 1))  # a Get of class 1, the LID-routed one
@@ -76,7 +75,9 @@ def test_a_bit_of_a_block_is_a_port_of_an_mlid() -> None:
     assert said == {(19, 0xC025)}
 
 
-def test_the_ports_of_a_fabric_are_those_of_the_largest_network() -> None:
+def test_bed_uses_the_largest_network() -> None:
+    """The ports of a fabric are those of the largest network."""
+
     def port(text: str) -> RocePort:
         return RocePort(f"of {text}", 1, "eth0", InterfaceAddress(ip_address(text), 24), None)
 
@@ -104,9 +105,10 @@ def test_only_an_id_that_is_left_can_hold_a_membership(
     assert with_more_ids(before, now) == devices
 
 
-def test_a_membership_that_the_sm_kept_is_not_left_behind_and_one_of_an_id_is(
+def test_stale_sm_membership_is_no_leftover(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """A membership that the SM kept is not left behind and one of an id is."""
     nothing: Any = None
     objects: dict[tuple[str, str], int] = {IDS: 1}
     ipoib, joined = Gid("ff12:401b:ffff::1"), Gid("ff12:4001:ffff::f40:1ac")
@@ -126,10 +128,11 @@ def test_a_membership_that_the_sm_kept_is_not_left_behind_and_one_of_an_id_is(
     assert observer.leftovers() == ("1 cm_id on softib2", f"10.77.0.2 is a member of {joined}")
 
 
-def test_a_port_is_out_when_the_sa_says_so_and_back_when_its_host_is(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """An SA that does not answer has said nothing."""
+def test_port_is_out_by_the_sa_and_back_by_its_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A port is out when the SA says so and back when its host is.
+
+    An SA that does not answer has said nothing.
+    """
     known, nothing, port = McMemberRecord(), cast(Any, None), IPv4Address("10.77.0.2")
     says: list[SaUnreachable | McMemberRecord | None] = [
         SaUnreachable(),

@@ -38,7 +38,8 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return net
 
 
-def test_a_port_has_the_interfaces_with_its_gid_in_their_hardware_address(net: Path) -> None:
+def test_interfaces_are_found_by_the_gid(net: Path) -> None:
+    """A port has the interfaces with its gid in their hardware address."""
     assert interfaces_of({FIRST}) == (
         IpoibInterface("ib0", WHOLE, 2048, up=True, carrier=True),
         IpoibInterface("ib0.8001", PART, 4096, up=True, carrier=False),

@@ -1,4 +1,4 @@
-"""What the kernel says of its devices, planted as sysfs and as answers of netlink."""
+"""The kernel's view of its devices, planted as sysfs and as answers of netlink."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_a_cut_off_answer_is_none(
 
 
 def test_an_answer_without_details_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the kernel leaves out is not known."""
+    """Attributes that the kernel leaves out are unknown."""
 
     def answer(family: int, request: int, flags: int, payload: bytes) -> Iterator[bytes]:
         if request == 5 << 10 | 1:
@@ -193,7 +193,7 @@ WITHOUT = {"bnxt_re", "efa", "erdma", "hns", "ionic", "mana", "qedr", "siw", "vm
 
 
 def test_the_drivers_without_multicast_are_named() -> None:
-    """As `git grep -L attach_mcast -- providers` lists them in rdma-core 65.0."""
+    """`git grep -L attach_mcast -- providers` lists them in rdma-core 65.0."""
     assert {one.name for one in DRIVERS.values() if not one.attaches} == WITHOUT
     for one in DRIVERS.values():
         assert bool(one.no_multicast) is (one.name in WITHOUT)

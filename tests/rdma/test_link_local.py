@@ -12,7 +12,7 @@ from mcast.wire.addresses import needs_interface
 
 
 class Host:
-    """What the C core says of the interfaces of a host."""
+    """Return the interfaces of a host, from the C core."""
 
     def netdev_addresses(self) -> list[tuple[str, bytes]]:
         return [("e1", ip_address(one).packed) for one in ("169.254.7.7", "fe80::1", "fd77::1")]

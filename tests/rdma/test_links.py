@@ -10,7 +10,8 @@ import sys
 from mcast.backends.rdma.net.links import Links
 
 
-def test_what_listens_to_the_end_of_a_process_is_no_mistake_of_the_program() -> None:
+def test_exit_watcher_is_no_finding() -> None:
+    """A watcher of a process's end is no mistake of the program."""
     program = "from mcast.backends.rdma.net.links import links; links.changes()"
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True, timeout=500
@@ -18,7 +19,8 @@ def test_what_listens_to_the_end_of_a_process_is_no_mistake_of_the_program() -> 
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_number_is_another_one_after_each_change_and_stays_without_one() -> None:
+def test_change_counter_moves_with_each_change() -> None:
+    """The number is another one after each change and stays without one."""
     links = Links()
     links.changes()
     links.close()
@@ -27,8 +29,8 @@ def test_the_number_is_another_one_after_each_change_and_stays_without_one() -> 
     links._socket, links._pid = heard, os.getpid()
     found = []
     with kernel:
-        for news in ((), (b"one",), (b"two", b"three"), ()):
-            for message in news:
+        for chunk in ((), (b"one",), (b"two", b"three"), ()):
+            for message in chunk:
                 kernel.send(message)
             found.append(links.changes())
     assert found[0] < found[1] < found[2] == found[3]

@@ -1,4 +1,4 @@
-"""What the real provider asks the SA after a refusal, without an SA: tests/oracle puts it to OpenSM."""
+"""Questions of the real provider to the SA after a refusal, without an SA: tests/oracle puts it to OpenSM."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ def test_a_question_is_repeated_each_second() -> None:
 
 
 @pytest.mark.parametrize(("error", "asked"), [(E.ETIMEDOUT, True), (E.EIO, False)])
-def test_an_sa_that_is_silent_is_told_from_one_that_cannot_be_asked(error: int, asked: bool) -> None:
+def test_silent_and_unreachable_sa_differ(error: int, asked: bool) -> None:
+    """An SA that is silent is told from one that cannot be asked."""
     library = SimpleNamespace(
         umad_size=lambda: 56,
         umad_set_addr=lambda *_: 0,

@@ -15,7 +15,8 @@ from mcast.backends.rdma.roce_bed import REPORTED, RoceObserver, RocePort
 HERE, GROUP = IPv4Address("10.0.0.1"), IPv4Address("239.1.1.1")
 
 
-def test_a_member_counts_once_the_kernel_has_had_time_to_report_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_member_counts_after_its_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A member counts once the kernel has had time to report it."""
     now, members = 100.0, set[IPv4Address]()
     nothing: Any = None
     monkeypatch.setattr(roce_bed, "own_objects", dict)

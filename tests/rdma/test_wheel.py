@@ -33,7 +33,7 @@ for name in ("sim-roce", "sim-ib"):
 assert not sys._is_gil_enabled()
 """
 PART = "test_join_ex.py"
-"""What of the suite is run from the wheel; tests/lab runs all of it from the sources."""
+"""Part of the suite that is run from the wheel; tests/lab runs all of it from the sources."""
 OPTIONS = (
     "-q -c /dev/null --rootdir / --import-mode=importlib -p no:cacheprovider -p mcast.conformance.plugin"
 )
@@ -172,7 +172,8 @@ def test_the_manual_pages_are_where_man_looks(wheel: Path) -> None:
 
 
 @pytest.mark.long
-def test_with_the_libraries_the_suite_passes_on_real_devices(wheel: Path, tmp_path: Path) -> None:
+def test_suite_passes_on_real_devices(wheel: Path, tmp_path: Path) -> None:
+    """With the libraries the suite passes on real devices."""
     python = install(wheel, tmp_path / "with")
     where = run(
         python, "-c", "import mcast.conformance as c; print(*c.__path__)", cwd=tmp_path
@@ -189,7 +190,8 @@ def test_with_the_libraries_the_suite_passes_on_real_devices(wheel: Path, tmp_pa
     assert_demo_works(python, "-m", "mcast", cwd=tmp_path)
 
 
-def test_without_the_libraries_info_explains_and_the_simulator_works(wheel: Path, tmp_path: Path) -> None:
+def test_simulator_works_without_libraries(wheel: Path, tmp_path: Path) -> None:
+    """Without the libraries info explains and the simulator works."""
     python = install(wheel, tmp_path / "without")
     libraries = [Path(found) for found in LIBRARIES.findall(run("/sbin/ldconfig", "-p", cwd=tmp_path).stdout)]
     assert libraries, "there is nothing to hide: apt-get install librdmacm1 libibverbs1"

@@ -37,7 +37,7 @@ def server(fabric: Fabric, path: Path) -> Iterator[FabricServer]:
 
 @pytest.fixture
 def named(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What does not say which fabric finds this one."""
+    """Programs that name no fabric find this one."""
     monkeypatch.setenv("MCAST_SIM", str(path))
 
 

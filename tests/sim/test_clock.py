@@ -29,7 +29,8 @@ from ..waiting import descriptors, until
 GROUP = "239.1.1.1"
 
 
-def test_due_things_happen_in_order_of_time_then_of_scheduling() -> None:
+def test_steps_run_by_time_then_by_scheduling() -> None:
+    """Due things happen in order of time then of scheduling."""
     clock, seen = VirtualClock(), list[str]()
     for delay, name in ((20, "c"), (10, "a"), (10, "b")):
         clock.call_later(delay, lambda name=name: seen.append(name))  # type: ignore[misc]
@@ -38,7 +39,8 @@ def test_due_things_happen_in_order_of_time_then_of_scheduling() -> None:
     assert clock.now == NS
 
 
-def test_waiting_jumps_to_the_next_due_thing_and_not_past_it() -> None:
+def test_wait_jumps_to_the_next_step() -> None:
+    """Waiting jumps to the next due thing and not past it."""
     clock, seen = VirtualClock(), list[int]()
     clock.call_later(5 * NS, lambda: seen.append(clock.now))
     assert clock.wait(lambda: bool(seen), 60.0, "test", Phase.EVENT)
@@ -76,7 +78,7 @@ def test_faults_are_refused_within_a_change() -> None:
 
 
 def test_what_comes_aside_may_change_the_fabric() -> None:
-    """As a planned fault does, which falls due in a step."""
+    """A planned fault acts in a step, too."""
     fabric = Fabric.roce()
     port, clock = fabric.ports[0], fabric.clock
     clock.call_later(NS, lambda: clock.defer(lambda: fabric.set_link(port, up=False)))
@@ -112,7 +114,8 @@ def test_a_long_timeout_waits_long(seconds: float) -> None:
 
 
 @pytest.mark.parametrize("clock", ["virtual", "wall"])
-def test_a_timeout_that_is_no_number_is_refused_and_one_below_0_polls(clock: str) -> None:
+def test_invalid_timeout_is_refused(clock: str) -> None:
+    """A timeout that is no number is refused and one below 0 polls."""
     with open_fabric(Fabric.roce(clock=clock)) as backend, backend.event_channel() as channel:
         with pytest.raises(ValueError, match="timeout is nan: give a number of seconds"):
             channel.get_event(nan)
@@ -151,7 +154,9 @@ def test_a_fault_far_away_leaves_the_clock_running(seconds: float) -> None:
     fabric.close()
 
 
-def test_what_is_forgotten_gives_its_thread_and_descriptors_back() -> None:
+def test_forgotten_clock_frees_its_thread() -> None:
+    """A forgotten clock frees its thread and descriptors."""
+
     def pumps() -> list[threading.Thread]:
         return [thread for thread in threading.enumerate() if thread.name == "mcast-sim-clock"]
 
@@ -226,7 +231,8 @@ def test_time_does_not_go_back() -> None:
     assert clock.now == NS
 
 
-def test_waiting_for_what_never_comes_is_an_error_not_a_hang() -> None:
+def test_endless_wait_is_an_error() -> None:
+    """Waiting for what never comes is an error not a hang."""
     with open_fabric(Fabric.roce()) as backend, backend.event_channel() as channel:
         with pytest.raises(SimulationStalled, match="would never return") as stalled:
             channel.get_event()
@@ -235,7 +241,8 @@ def test_waiting_for_what_never_comes_is_an_error_not_a_hang() -> None:
         assert (type(again), str(again)) == (SimulationStalled, str(stalled.value))
 
 
-def test_polling_gets_an_event_that_is_still_on_its_way() -> None:
+def test_polling_lets_events_arrive() -> None:
+    """Polling gets an event that is still on its way."""
     with open_fabric(Fabric.infiniband()) as backend, backend.event_channel() as channel:
         cm_id = channel.create_id()
         cm_id.bind_addr("10.0.0.1")
@@ -248,7 +255,8 @@ def test_polling_gets_an_event_that_is_still_on_its_way() -> None:
 
 
 @pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
-def test_a_descriptor_becomes_readable_although_nobody_waits_in_a_call(make: Callable[..., Fabric]) -> None:
+def test_descriptor_becomes_readable_by_itself(make: Callable[..., Fabric]) -> None:
+    """A descriptor becomes readable although nobody waits in a call."""
     with open_fabric(make()) as backend, backend.event_channel() as channel:
         fd = channel.fileno()
         assert not select.select([fd], [], [], 0)[0]

@@ -82,9 +82,9 @@ class Counting(RuleBasedStateMachine):
         """The SM restarts: every membership is told so, once, and nothing else is."""
         self.settle()
         self.fabric.restart_sm()
-        told = list(iter(lambda: self.channel.get_event(1.0), None))
-        assert {event.errno for event in told} <= {errno.ENETRESET}
-        assert Counter(event.context for event in told) == Counter(list(self.holds))
+        events = list(iter(lambda: self.channel.get_event(1.0), None))
+        assert {event.errno for event in events} <= {errno.ENETRESET}
+        assert Counter(event.context for event in events) == Counter(list(self.holds))
         self.lost |= dict.fromkeys(self.holds)
         self.holds.clear()
 
@@ -121,7 +121,7 @@ class Counting(RuleBasedStateMachine):
 
 
 class CountingIgmp(Counting):
-    """The same on RoCE, where a full member is announced by IGMP and a send-only one is not (JEX-10)."""
+    """Count on RoCE, where a full member is announced by IGMP and a send-only one is not (JEX-10)."""
 
     make = staticmethod(Fabric.roce)
 

@@ -1,4 +1,4 @@
-"""The same seed gives the same trace, to the byte: in one process, and across processes and hash seeds."""
+"""Equal seeds give equal traces, to the byte: in one process, and across processes and hash seeds."""
 
 from __future__ import annotations
 
@@ -80,19 +80,21 @@ def test_the_same_seed_gives_the_same_trace(kind: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["roce", "ib"])
-def test_the_trace_does_not_depend_on_the_process_or_its_hash_seed(kind: str) -> None:
+def test_trace_is_independent_of_the_process(kind: str) -> None:
+    """The trace does not depend on the process or its hash seed."""
     here = run(kind, 7)
     for hash_seed in ("1", "2"):
         require_same(kind, 7, here, elsewhere(kind, 7, hash_seed))
 
 
-def test_a_difference_names_the_seed_and_the_line_that_replays_it() -> None:
+def test_difference_names_the_seed() -> None:
+    """A difference names the seed and the line that replays it."""
     trace = run("ib", 7)
     lines = trace.splitlines()
     for changed in ("\n".join([*lines[:20], "other", *lines[21:]]), "\n".join(lines[:20])):
-        with pytest.raises(pytest.fail.Exception) as told:
+        with pytest.raises(pytest.fail.Exception) as raised:
             require_same("ib", 7, trace, changed)
-        text = str(told.value)
+        text = str(raised.value)
         assert "seed 7" in text
         assert "from line 21 on" in text
         assert lines[20] in text
@@ -100,7 +102,9 @@ def test_a_difference_names_the_seed_and_the_line_that_replays_it() -> None:
         assert subprocess.run(replay, check=True, capture_output=True, text=True).stdout == trace
 
 
-def test_the_same_trace_gives_the_same_page_and_packets() -> None:
+def test_same_trace_gives_same_page_and_packets() -> None:
+    """Equal traces give equal pages and packets."""
+
     def exported(trace: Trace) -> tuple[str, bytes]:
         file = io.BytesIO()
         pcapng.write(trace, file)
@@ -111,7 +115,8 @@ def test_the_same_trace_gives_the_same_page_and_packets() -> None:
 
 
 @pytest.mark.parametrize("name", ["sm-failover-under-load", "lossy-link"])
-def test_a_ready_made_scenario_is_the_same_in_every_process(name: str, tmp_path: Path) -> None:
+def test_scenario_is_equal_in_every_process(name: str, tmp_path: Path) -> None:
+    """A ready made scenario is the same in every process."""
     traces = []
     for hash_seed in ("1", "2"):
         file = tmp_path / hash_seed

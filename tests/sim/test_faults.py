@@ -74,7 +74,7 @@ class Node:
         assert event is not None
         return event
 
-    def told(self) -> tuple[CmEventType, int, int] | None:
+    def next_event(self) -> tuple[CmEventType, int, int] | None:
         """Type, status and errno of the next event; None if none comes within a minute."""
         event = self.channel.get_event(60.0)
         return None if event is None else (event.type, event.status, event.errno)
@@ -179,7 +179,8 @@ def test_rates_are_drawn_from_the_fabrics_seed() -> None:
     assert lost(1) != lost(2)
 
 
-def test_the_first_rule_decides_and_pass_shields_from_later_ones() -> None:
+def test_first_rule_decides() -> None:
+    """The first rule decides and pass shields from later ones."""
     fabric = Fabric.roce(ports=2)
     (sender, receiver), to = joined(fabric, 2)
     with fabric.rules.when(Messages(nth=1), Pass()), fabric.rules.when(Messages(), Drop()):
@@ -244,7 +245,8 @@ def test_a_duplicated_message_comes_again() -> None:
     assert receiver.qp.counters.received == 5
 
 
-def test_a_reordered_message_is_overtaken_and_comes_at_last() -> None:
+def test_reordered_message_arrives_last() -> None:
+    """A reordered message is overtaken and comes at last."""
     fabric = Fabric.roce(ports=2)
     (sender, receiver), to = joined(fabric, 2)
     with fabric.rules.when(Messages(target="roce1", nth=(1, 5)), Reorder(after=2)):
@@ -293,7 +295,7 @@ def test_probes_are_lost_as_messages_are() -> None:
 
 
 def test_ready_moves_no_fault() -> None:
-    """The same messages are lost whether `ready` asks before them."""
+    """A `ready` before the messages does not change which are lost."""
 
     def heard(asks: bool) -> list[bytes]:
         fabric = Fabric.roce(ports=2)
@@ -317,8 +319,11 @@ def test_ready_moves_no_fault() -> None:
 
 
 @pytest.mark.parametrize("make", MAKE)
-def test_a_delayed_message_is_not_delivered_after_the_leave(make: Callable[..., Fabric]) -> None:
-    """LV-1: after leaving nothing new arrives, late messages included."""
+def test_delayed_message_is_lost_after_the_leave(make: Callable[..., Fabric]) -> None:
+    """A delayed message is not delivered after the leave.
+
+    LV-1: after leaving nothing new arrives, late messages included.
+    """
     fabric = make(ports=2)
     (sender, receiver), to = joined(fabric, 2)
     with fabric.rules.when(Messages(), Delay(1_000_000)):
@@ -330,10 +335,11 @@ def test_a_delayed_message_is_not_delivered_after_the_leave(make: Callable[..., 
 
 @pytest.mark.parametrize("make", MAKE)
 @pytest.mark.parametrize("qkey", [None, 0x80000001])
-def test_a_corrupt_qkey_is_a_silent_drop_that_counters_show(
-    make: Callable[..., Fabric], qkey: int | None
-) -> None:
-    """K-DATA-5: the send succeeds, nothing is received, qkey_viol_cntr +1 per message."""
+def test_corrupt_qkey_is_counted(make: Callable[..., Fabric], qkey: int | None) -> None:
+    """A corrupt Q_Key is a silent drop that counters show.
+
+    K-DATA-5: the send succeeds, nothing is received, qkey_viol_cntr +1 per message.
+    """
     fabric = make(ports=2)
     (sender, receiver), to = joined(fabric, 2)
     with fabric.rules.when(Messages(target=receiver.port.name), CorruptQkey(qkey)):
@@ -377,7 +383,7 @@ def test_a_silent_sa_is_etimedout_after_3_s() -> None:
     node = Node(fabric, 0)
     with fabric.rules.when(Requests(port="ib0"), Drop()):
         node.id.join_multicast(GROUP)
-        assert node.told() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
+        assert node.next_event() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
     assert fabric.clock.now == 3 * NS
 
 
@@ -389,36 +395,45 @@ def test_a_slow_sa_is_waited_for() -> None:
     assert 2 * NS < fabric.clock.now < 2.01 * NS
 
 
-def test_an_sa_slower_than_the_timeout_has_joined_a_port_that_gave_up() -> None:
-    """SA-SHARE-2: the kernel gives up after 3000 ms, which the SA cannot know; SA-JOIN-3."""
+def test_slow_sa_joins_a_port_that_gave_up() -> None:
+    """An SA slower than the timeout has joined a port that gave up.
+
+    SA-SHARE-2: the kernel gives up after 3000 ms, which the SA cannot know; SA-JOIN-3.
+    """
     fabric = Fabric.infiniband()
     assert fabric.sa is not None
     node = Node(fabric, 0)
     with fabric.rules.when(Requests(nth=1), Delay(5 * NS)):
         node.id.join_multicast(GROUP)
-        assert node.told() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
+        assert node.next_event() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
         assert fabric.clock.now == 3 * NS
-        assert node.told() is None
+        assert node.next_event() is None
         (group,) = (group for group in fabric.sa.groups if not group.well_known)
         assert list(group.ports) == [node.port.guid]
         node.rejoin()
 
 
-def test_a_port_that_gave_up_is_not_told_again_when_its_request_is_lost_late() -> None:
-    """SA-SHARE-1: one request, one outcome."""
+def test_late_loss_of_a_request_is_not_reported() -> None:
+    """A port that gave up is not told again when its request is lost late.
+
+    SA-SHARE-1: one request, one outcome.
+    """
     fabric = Fabric.infiniband(trace=True)
     node = Node(fabric, 0)
     with fabric.rules.when(Requests(nth=1), Delay(5 * NS)):
         node.id.join_multicast(GROUP)
-        assert node.told() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
+        assert node.next_event() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
         node.id.leave_multicast(GROUP)
         fabric.set_link(node.port, up=False)
         fabric.clock.run_until_idle()
     assert sum(isinstance(event, SaAnswered) for _, event in fabric.trace or ()) == 1
 
 
-def test_a_port_that_the_sm_had_missed_comes_back_with_its_new_pkeys() -> None:
-    """The SM reads the P_Key table of every port that it finds (IBA vol 1, 14.4)."""
+def test_missed_port_returns_with_new_pkeys() -> None:
+    """A port that the SM had missed comes back with its new P_Keys.
+
+    The SM reads the P_Key table of every port that it finds (IBA vol 1, 14.4).
+    """
     fabric = Fabric.infiniband(ports=2, partitions={0x8001: [0]})
     kept, gone = (Node(fabric, 0, network=network) for network in (0, 1))
     fabric.set_link(fabric.ports[0], up=False)
@@ -430,8 +445,11 @@ def test_a_port_that_the_sm_had_missed_comes_back_with_its_new_pkeys() -> None:
         gone.join()
 
 
-def test_an_interface_stays_without_its_broadcast_group_when_opensm_has_no_mlid_for_it() -> None:
-    """SA-SM-6, SA-MLID-3, SA-PATH-1: a group of another has taken the MLID while the partition was empty."""
+def test_no_mlid_for_a_broadcast_group() -> None:
+    """An interface stays without its broadcast group when OpenSM has no MLID for it.
+
+    SA-SM-6, SA-MLID-3, SA-PATH-1: a group of another has taken the MLID while the partition was empty.
+    """
     fabric = Fabric.infiniband(ports=2, partitions={0x8001: [1]}, quirks=Quirks.OPENSM_3_3, max_mlid=0xC001)
     fabric.set_link(fabric.ports[1], up=False)
     fabric.clock.run_until_idle()
@@ -443,8 +461,11 @@ def test_an_interface_stays_without_its_broadcast_group_when_opensm_has_no_mlid_
         Node(fabric, 1).join(OTHER)
 
 
-def test_opensm_keeps_the_group_of_the_default_partition_whatever_ports_do() -> None:
-    """SA-PKEY-3, SA-SM-6: the SM's own port is in it."""
+def test_default_partition_keeps_its_group() -> None:
+    """OpenSM keeps the group of the default partition whatever ports do.
+
+    SA-PKEY-3, SA-SM-6: the SM's own port is in it.
+    """
     fabric = Fabric.infiniband(ports=2, quirks=Quirks.OPENSM_3_3)
     for port in fabric.ports:
         fabric.set_pkeys(port, ())
@@ -463,7 +484,7 @@ def test_a_lost_delete_is_repeated_three_times() -> None:
     node.join()
     with fabric.rules.when(Requests(method=SaMethod.DELETE, nth=(1, 2, 3)), Drop()):
         node.id.leave_multicast(GROUP)
-        assert node.told() is None
+        assert node.next_event() is None
     assert [group.well_known for group in fabric.sa.groups] == [True]
 
 
@@ -502,9 +523,9 @@ def test_sm_restart_resets_every_active_membership(outage: float) -> None:
     assert event.context == GROUP
     with pytest.raises(MembershipLost, match="CLIENT_REREGISTER: the SM restarted, or another took over"):
         event.check()
-    assert first.told() is None
-    assert [third.told(), third.told()] == [LOST, LOST]
-    assert second.told() is None
+    assert first.next_event() is None
+    assert [third.next_event(), third.next_event()] == [LOST, LOST]
+    assert second.next_event() is None
     assert [group.well_known for group in fabric.sa.groups] == [True]
     first.qp.send(to, [b"to nobody"])
     assert third.received() == []
@@ -515,19 +536,23 @@ def test_sm_restart_resets_every_active_membership(outage: float) -> None:
     assert third.received() == [b"again"]
 
 
-def test_a_join_without_an_sm_times_out_and_works_with_the_next() -> None:
-    """SA-STATUS-1: no answer is -ETIMEDOUT."""
+def test_join_without_an_sm_times_out() -> None:
+    """A join without an SM times out and works with the next.
+
+    SA-STATUS-1: no answer is -ETIMEDOUT.
+    """
     fabric = Fabric.infiniband()
     node = Node(fabric, 0)
     fabric.restart_sm(outage=4.0)
     node.id.join_multicast(GROUP)
-    assert node.told() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
-    assert node.told() is None  # it was no active member when the SM came back
+    assert node.next_event() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
+    assert node.next_event() is None  # it was no active member when the SM came back
     node.rejoin()
 
 
 @pytest.mark.parametrize(("second", "starts"), [(0.0, 1.0), (0.5, 1.5), (5.0, 6.0)])
-def test_of_outages_that_overlap_the_last_says_when_they_end(second: float, starts: float) -> None:
+def test_overlapping_outages_end_with_the_last(second: float, starts: float) -> None:
+    """Of outages that overlap the last says when they end."""
     fabric = Fabric.infiniband()
     node = Node(fabric, 0)
     node.join()
@@ -535,10 +560,10 @@ def test_of_outages_that_overlap_the_last_says_when_they_end(second: float, star
     fabric.restart_sm(outage=2.0)
     assert node.channel.get_event(1.0) is None
     fabric.restart_sm(second)
-    assert node.told() == LOST
+    assert node.next_event() == LOST
     assert fabric.clock.now - begun == round(starts * NS)
     node.rejoin()
-    assert node.told() is None  # the first outage ends nothing any more
+    assert node.next_event() is None  # the first outage ends nothing any more
 
 
 def test_ids_that_share_a_membership_all_lose_it() -> None:
@@ -548,21 +573,24 @@ def test_ids_that_share_a_membership_all_lose_it() -> None:
     for node, send_only in zip(nodes, (False, False, True), strict=True):
         node.join(send_only=send_only)
     fabric.restart_sm()
-    assert [node.told() for node in nodes] == [LOST] * 3
+    assert [node.next_event() for node in nodes] == [LOST] * 3
     for node in nodes:
         node.id.leave_multicast(GROUP)
     nodes[0].join()
 
 
-def test_a_membership_lost_while_another_of_the_port_is_being_joined() -> None:
-    """SA-SHARE-1: counted per JoinState bit; what was lost holds nothing afterwards."""
+def test_membership_lost_during_another_join() -> None:
+    """A membership lost while another of the port is being joined.
+
+    SA-SHARE-1: counted per JoinState bit; what was lost holds nothing afterwards.
+    """
     fabric = Fabric.infiniband()
     assert fabric.sa is not None
     full, send_only = Node(fabric, 0), Node(fabric, 0)
     full.join()
     send_only.id.join_multicast_ex(JoinAttrEx.send_only(GROUP))
     fabric.restart_sm()
-    assert full.told() == LOST
+    assert full.next_event() == LOST
     send_only.event().check()
     full.rejoin()
     for node in (full, send_only):
@@ -571,8 +599,11 @@ def test_a_membership_lost_while_another_of_the_port_is_being_joined() -> None:
     assert [group.well_known for group in fabric.sa.groups] == [True]
 
 
-def test_leaving_what_was_lost_leaves_the_new_membership_of_another_id_alone() -> None:
-    """Every restart tells whoever is a member then, however the memberships before it ended."""
+def test_leave_after_loss_keeps_another_ids_join() -> None:
+    """Leaving what was lost leaves the new membership of another id alone.
+
+    Every restart tells whoever is a member then, however the memberships before it ended.
+    """
     fabric = Fabric.infiniband()
     assert fabric.sa is not None
     first, second = Node(fabric, 0), Node(fabric, 0)
@@ -580,7 +611,7 @@ def test_leaving_what_was_lost_leaves_the_new_membership_of_another_id_alone() -
         node.join()
     for _ in range(2):
         fabric.restart_sm()
-        assert [node.told() for node in (first, second)] == [LOST] * 2
+        assert [node.next_event() for node in (first, second)] == [LOST] * 2
         first.rejoin()
         second.rejoin()
     second.id.leave_multicast(GROUP)
@@ -588,7 +619,8 @@ def test_leaving_what_was_lost_leaves_the_new_membership_of_another_id_alone() -
     assert [group.well_known for group in fabric.sa.groups] == [True, False]
 
 
-def test_leaving_what_was_refused_leaves_the_membership_of_another_id_alone() -> None:
+def test_leave_after_refusal_keeps_another_ids_join() -> None:
+    """Leaving what was refused leaves the membership of another id alone."""
     fabric = Fabric.infiniband()
     first, second = Node(fabric, 0), Node(fabric, 0)
     with fabric.rules.when(Requests(nth=1), Refuse(SaStatus.NO_RESOURCES)):
@@ -597,11 +629,14 @@ def test_leaving_what_was_refused_leaves_the_membership_of_another_id_alone() ->
         second.join()
     first.id.leave_multicast(GROUP)
     fabric.restart_sm()
-    assert second.told() == LOST
+    assert second.next_event() == LOST
 
 
-def test_leaving_takes_back_both_unread_events_of_a_lost_membership() -> None:
-    """SA-CANCEL-2: undelivered events of that join are purged."""
+def test_leave_takes_back_unread_events() -> None:
+    """Leaving takes back both unread events of a lost membership.
+
+    SA-CANCEL-2: undelivered events of that join are purged.
+    """
     fabric = Fabric.infiniband()
     node = Node(fabric, 0)
     node.id.join_multicast(GROUP)
@@ -609,21 +644,24 @@ def test_leaving_takes_back_both_unread_events_of_a_lost_membership() -> None:
     fabric.restart_sm()
     assert node.event().type is CmEventType.MULTICAST_JOIN
     node.id.leave_multicast(GROUP)
-    assert node.told() is None
+    assert node.next_event() is None
 
 
-def test_a_lost_membership_is_left_without_a_delete_and_joined_anew_with_a_set() -> None:
-    """SA-RESET-2: no Delete, no automatic rejoin: leave and join again is the user's job."""
+def test_lost_membership_is_joined_with_a_set() -> None:
+    """A lost membership is left without a delete and joined anew with a set.
+
+    SA-RESET-2: no Delete, no automatic rejoin: leave and join again is the user's job.
+    """
     fabric = Fabric.infiniband()
     node = Node(fabric, 0)
     node.join()
     asked: list[SaMethod] = []
     with fabric.rules.on_sa_request(lambda request: asked.append(request.method)):
         fabric.restart_sm()
-        assert node.told() == LOST
+        assert node.next_event() == LOST
         assert asked == []
         node.id.leave_multicast(GROUP)
-        assert node.told() is None
+        assert node.next_event() is None
         assert asked == []
         node.join()
         assert asked == [SaMethod.SET]
@@ -631,12 +669,15 @@ def test_a_lost_membership_is_left_without_a_delete_and_joined_anew_with_a_set()
         assert asked == [SaMethod.SET, SaMethod.DELETE]
 
 
-def test_a_lid_change_resets_and_the_sa_keeps_the_membership() -> None:
-    """SA-RESET-1: LID_CHANGE is -ENETRESET to every active member; SA-RESET-2: no Delete."""
+def test_lid_change_keeps_the_sa_membership() -> None:
+    """A LID change resets and the SA keeps the membership.
+
+    SA-RESET-1: LID_CHANGE is -ENETRESET to every active member; SA-RESET-2: no Delete.
+    """
     fabric = Fabric.infiniband(ports=2)
     (node, _), to = joined(fabric, 2)
     fabric.change_lid(node.port, 77)
-    assert node.told() == LOST
+    assert node.next_event() == LOST
     assert open_fabric(fabric).devices()[0].ports[0].lid == 77
     assert node.rejoin() == to
     with pytest.raises(ValueError, match=r"lid is 2: give one in 1\.\.0xBFFF that no port has"):
@@ -660,17 +701,20 @@ def test_a_pkey_change_resets_what_moved_or_vanished(pkeys: Collection[int], los
     for node in nodes:
         node.join()
     fabric.set_pkeys(fabric.ports[0], pkeys)
-    assert [node.told() for node in nodes] == [LOST if network in lost else None for network in (0, 1)]
+    assert [node.next_event() for node in nodes] == [LOST if network in lost else None for network in (0, 1)]
 
 
-def test_a_vanished_partition_is_closed_until_it_returns() -> None:
-    """SA-PATH-1: no broadcast group is EADDRNOTAVAIL; IBA vol 1, 10.9.3: the P_Key check."""
+def test_removed_partition_blocks_until_it_returns() -> None:
+    """A vanished partition is closed until it returns.
+
+    SA-PATH-1: no broadcast group is EADDRNOTAVAIL; IBA vol 1, 10.9.3: the P_Key check.
+    """
     fabric = Fabric.infiniband(ports=2, partitions={0x8001: [0, 1]})
     node, peer = Node(fabric, 0, network=1), Node(fabric, 1, network=1)
     node.join()
     to = peer.join()
     fabric.set_pkeys(node.port, [0xFFFF])
-    assert node.told() == LOST
+    assert node.next_event() == LOST
     peer.qp.send(to, [b"x"])
     assert (node.received(), node.port.pkey_violations) == ([], 1)
     node.id.leave_multicast(GROUP)
@@ -683,15 +727,18 @@ def test_a_vanished_partition_is_closed_until_it_returns() -> None:
     assert node.received() == [b"y"]
 
 
-def test_a_queue_pair_has_the_pkey_at_its_place_in_the_table() -> None:
-    """SA-PKEY-4, SA-RESET-1: whatever the SM writes there, be it another partition's."""
+def test_qp_has_the_pkey_of_its_index() -> None:
+    """A queue pair has the P_Key at its place in the table.
+
+    SA-PKEY-4, SA-RESET-1: whatever the SM writes there, be it another partition's.
+    """
     fabric = Fabric.infiniband(ports=2, partitions={0x8001: [0, 1]})
     moved, default, foreign = Node(fabric, 0), Node(fabric, 1), Node(fabric, 1, network=1)
     moved.join()
     Node(fabric, 0, network=1).join()
     ways = {peer: peer.join() for peer in (default, foreign)}
     fabric.set_pkeys(moved.port, [0x8001, 0xFFFF])
-    assert moved.told() == LOST
+    assert moved.next_event() == LOST
     for peer, way in ways.items():
         if way.gid not in moved.qp.attachments:
             moved.qp.attach_mcast(way.gid, way.dlid)
@@ -739,8 +786,10 @@ def test_a_fabric_has_any_rate_that_the_field_has(make: Callable[..., Fabric], r
 # --- links, cables, devices ------------------------------------------------------------------
 
 
-def test_a_flapping_infiniband_port_loses_its_memberships() -> None:
-    """SA-RESET-1: PORT_ERR is -ENETRESET to every active member; SA-SM-1: members gone ~50 ms
+def test_flapping_port_loses_memberships() -> None:
+    """A flapping InfiniBand port loses its memberships.
+
+    SA-RESET-1: PORT_ERR is -ENETRESET to every active member; SA-SM-1: members gone ~50 ms
     after the trap, relink restores nothing.
     """
     fabric = Fabric.infiniband(ports=3)
@@ -750,7 +799,7 @@ def test_a_flapping_infiniband_port_loses_its_memberships() -> None:
     fabric.set_link(flapping.port, up=False)
     with pytest.raises(MembershipLost, match="PORT_ERR"):
         flapping.event().check()
-    assert flapping.told() is None
+    assert flapping.next_event() is None
     group = fabric.sa.group(mgid)
     assert group is not None
     assert flapping.port.guid not in group.ports
@@ -759,7 +808,7 @@ def test_a_flapping_infiniband_port_loses_its_memberships() -> None:
         flapping.join()
     assert raised.value.errno == errno.EADDRNOTAVAIL
     fabric.set_link(flapping.port, up=True)
-    assert flapping.told() is None
+    assert flapping.next_event() is None
     sender.qp.send(to, [b"1"])
     assert flapping.join() == to
     sender.qp.send(to, [b"2"])
@@ -780,7 +829,7 @@ def test_the_sa_forgets_a_port_50_ms_after_its_link() -> None:
         fabric.set_link(node.port, up=False)
         pass_time(fabric, down)
         fabric.set_link(node.port, up=True)
-        assert node.told() == LOST
+        assert node.next_event() == LOST
         assert is_member() is remains
         node.rejoin()
 
@@ -794,12 +843,14 @@ def test_a_flapping_roce_port_keeps_its_memberships() -> None:
     fabric.set_link(flapping.port, up=True)
     sender.qp.send(to, [b"2"])
     assert flapping.received() == [b"2"]
-    assert flapping.told() is None
+    assert flapping.next_event() is None
 
 
 @pytest.mark.parametrize("make", MAKE)
-def test_a_cut_cable_parts_the_group_and_no_host_is_told(make: Callable[..., Fabric]) -> None:
-    """The hosts' own links stay up, so no PORT_ERR. When the SM finds the ports again they are told to
+def test_cut_cable_splits_the_group_silently(make: Callable[..., Fabric]) -> None:
+    """A cut cable parts the group and no host is told.
+
+    The hosts' own links stay up, so no PORT_ERR. When the SM finds the ports again they are told to
     register anew: -ENETRESET (SA-RESET-1, SA-SM-1); RoCE: traffic resumes.
     """
     fabric = make(ports=5, switches=3)  # ports 0, 2 and 4 are on leaf 1, ports 1 and 3 on leaf 2
@@ -807,14 +858,14 @@ def test_a_cut_cable_parts_the_group_and_no_host_is_told(make: Callable[..., Fab
     fabric.cut_cable(1)
     near.qp.send(to, [b"cut"])
     assert (far.received(), neighbour.received()) == ([], [b"cut"])
-    assert [near.told(), far.told()] == [None, None]
+    assert [near.next_event(), far.next_event()] == [None, None]
     near.qp.send(to, [b"still"])
     assert neighbour.received() == [b"still"]
     far.qp.send(to, [b"the other side"])
     assert (far.received(), near.received()) == ([b"the other side"], [b"cut", b"still"])
     fabric.repair_cable(1)
     if fabric.sa is not None:
-        assert (near.told(), neighbour.told(), far.told()) == (LOST, LOST, None)
+        assert (near.next_event(), neighbour.next_event(), far.next_event()) == (LOST, LOST, None)
         near.rejoin()
         neighbour.rejoin()
     near.qp.send(to, [b"mended"])
@@ -831,7 +882,7 @@ def test_a_join_behind_a_cut_times_out() -> None:
     node = Node(fabric, 0)
     fabric.cut_cable(1)
     node.id.join_multicast(GROUP)
-    assert node.told() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
+    assert node.next_event() == (CmEventType.MULTICAST_ERROR, -errno.ETIMEDOUT, errno.ETIMEDOUT)
     with pytest.raises(ValueError, match=r"switch is 3: the leaves of this fabric are 1\.\.2"):
         fabric.cut_cable(3)
 
@@ -849,7 +900,7 @@ def test_a_removed_device_ends_everything_on_it(make: Callable[..., Fabric]) -> 
             call(GROUP if call == node.id.leave_multicast else OTHER)
         assert raised.value.errno == errno.ENXIO
     fabric.remove_device(node.port)
-    assert node.told() is None
+    assert node.next_event() is None
     other.qp.send(to, [b"x"])
     assert (node.received(), other.received()) == ([], [b"x"])
     node.id.destroy()
@@ -895,7 +946,7 @@ def test_an_id_is_told_of_one_removal_only(make: Callable[..., Fabric]) -> None:
         fabric.remove_device(node.port)
         fabric.restore_device(node.port)
     fabric.bond_failover(node.port)
-    assert [node.event().type, node.told()] == [CmEventType.DEVICE_REMOVAL, None]
+    assert [node.event().type, node.next_event()] == [CmEventType.DEVICE_REMOVAL, None]
     again = Node(fabric, 0)
     again.join()
     node.id.destroy()
@@ -913,13 +964,16 @@ def test_no_route_leads_to_a_removed_device() -> None:
 
 
 @pytest.mark.parametrize("make", MAKE)
-def test_a_bond_failover_is_addr_change_and_nothing_else(make: Callable[..., Fabric]) -> None:
-    """K-DEVICE-5: ADDR_CHANGE only on bond failover."""
+def test_bond_failover_is_addr_change_only(make: Callable[..., Fabric]) -> None:
+    """A bond failover is addr change and nothing else.
+
+    K-DEVICE-5: ADDR_CHANGE only on bond failover.
+    """
     fabric = make(ports=2)
     (node, other), to = joined(fabric, 2)
     fabric.bond_failover(node.port)
-    assert node.told() == (CmEventType.ADDR_CHANGE, 0, 0)
-    assert other.told() is None
+    assert node.next_event() == (CmEventType.ADDR_CHANGE, 0, 0)
+    assert other.next_event() is None
     other.qp.send(to, [b"x"])
     assert node.received() == [b"x"]
 
@@ -952,8 +1006,11 @@ def test_without_a_querier_memberships_age_out_in_silence() -> None:
     assert early.received() == [b"for good"]
 
 
-def test_a_querier_that_comes_and_goes_renews_what_it_hears() -> None:
-    """RFC 3376, 8.4: the interval counts from the last report; a member that left has none to lose."""
+def test_intermittent_querier_renews_memberships() -> None:
+    """A querier that comes and goes renews what it hears.
+
+    RFC 3376, 8.4: the interval counts from the last report; a member that left has none to lose.
+    """
     fabric = Fabric.roce(ports=3, trace=True)
     (sender, receiver, leaver), to = joined(fabric, 3)
     for act, seconds in ((fabric.stop_querier, 100), (fabric.start_querier, 100), (fabric.stop_querier, 100)):
@@ -1004,10 +1061,13 @@ def test_a_receiver_that_does_not_read_starves_itself() -> None:
     ids=["CQ overrun", "QP error", "protection error"],
 )
 @pytest.mark.parametrize("make", MAKE)
-def test_a_qp_in_err_says_so_after_its_messages_and_reset_mends_it(
+def test_qp_in_err_works_again_after_reset(
     make: Callable[..., Fabric], status: WcStatus, strike: Callable[[Fabric, Qp], None]
 ) -> None:
-    """K-DATA-19: CQ overrun is CQ_ERR and the QP goes to ERR; it stays there."""
+    """A QP in ERR says so after its messages and reset mends it.
+
+    K-DATA-19: CQ overrun is CQ_ERR and the QP goes to ERR; it stays there.
+    """
     fabric = make(ports=2)
     (sender, receiver), to = joined(fabric, 2)
     sender.qp.send(to, numbered(0))
@@ -1047,18 +1107,19 @@ def test_a_fault_of_the_other_link_layer_is_refused(
 # --- who waits is woken ------------------------------------------------------------------------
 
 
-def test_a_fault_wakes_a_thread_that_waits_for_an_event() -> None:
+def test_fault_wakes_a_thread_that_waits() -> None:
+    """A fault wakes a thread that waits for an event."""
     fabric = Fabric.infiniband(clock="wall")
     try:
         node = Node(fabric, 0)
         node.join()
-        told: list[object] = []
-        waiting = threading.Thread(target=lambda: told.append(node.told()))
+        found: list[object] = []
+        waiting = threading.Thread(target=lambda: found.append(node.next_event()))
         waiting.start()
         time.sleep(0.05)  # so that it does wait
         fabric.restart_sm()
         waiting.join(100)
-        assert told == [LOST]
+        assert found == [LOST]
     finally:
         fabric.close()
 
@@ -1072,7 +1133,7 @@ def test_a_fault_makes_the_descriptor_readable() -> None:
     assert readable.poll(0) == []
     fabric.set_link(node.port, up=False)
     assert readable.poll(0) != []
-    assert node.told() == LOST
+    assert node.next_event() == LOST
     assert readable.poll(0) == []
 
 
@@ -1130,7 +1191,8 @@ def test_a_port_with_a_new_address_can_be_bound_to(make: Callable[..., Fabric]) 
     assert fabric.port_of(new) is fabric.ports[1]
 
 
-def test_regions_give_way_to_the_qps_own_memory_in_any_order() -> None:
+def test_regions_close_in_any_order() -> None:
+    """Regions give way to the qps own memory in any order."""
     for order in ((0, 1), (1, 0)):
         node = Node(Fabric.roce(ports=1), 0)
         regions = [node.qp.register(bytearray(slots * 1024), 1024) for slots in (4, 8)]

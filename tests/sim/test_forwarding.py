@@ -118,8 +118,11 @@ def test_roce_sender_whose_link_is_down_falls_into_err() -> None:
     assert node.received() == [b"again"]
 
 
-def test_partitions_are_apart_and_limited_members_hear_full_ones_only() -> None:
-    """An IPoIB interface in each partition; limited members do not hear one another (IBA vol 1, 10.9.3)."""
+def test_limited_members_receive_from_full_ones() -> None:
+    """Partitions are apart and limited members hear full ones only.
+
+    An IPoIB interface in each partition; limited members do not hear one another (IBA vol 1, 10.9.3).
+    """
     fabric = Fabric.infiniband(ports=4, partitions={0x8001: [0, 1], 0x0001: [2, 3]})
     default = nodes(fabric, 4)
     full, full2, limited, limited2 = (Node(fabric, f"10.1.0.{n}") for n in (1, 2, 3, 4))
@@ -137,7 +140,7 @@ def test_partitions_are_apart_and_limited_members_hear_full_ones_only() -> None:
 
 
 def make_group(fabric: Fabric, group: str, mtu: int) -> None:
-    """What a host with a slower link does: it makes the group with the MTU that its link has, in bytes."""
+    """Act as a host with a slower link: it makes the group with the MTU that its link has, in bytes."""
     port, pattern = fabric.ports[0], fabric.ports[0].interfaces[0].broadcast
     assert pattern is not None
     assert fabric.sa is not None
@@ -155,7 +158,8 @@ def make_group(fabric: Fabric, group: str, mtu: int) -> None:
     assert reply.status is SaStatus.OK
 
 
-def test_messages_larger_than_the_mtu_of_the_group_are_refused() -> None:
+def test_message_above_the_group_mtu_is_refused() -> None:
+    """Messages larger than the MTU of the group are refused."""
     fabric = Fabric.infiniband(ports=2, mtu=2048)
     make_group(fabric, GROUP, 1024)
     one, two = nodes(fabric, 2)
@@ -174,7 +178,8 @@ def test_messages_larger_than_the_mtu_of_the_group_are_refused() -> None:
     assert [len(payload) for payload in two.received()] == [1024]
 
 
-def test_order_is_kept_per_sender_through_batches_and_partial_reads() -> None:
+def test_order_is_kept_per_sender() -> None:
+    """Order is kept per sender through batches and partial reads."""
     fabric = Fabric.roce(ports=3)
     one, two, receiver = nodes(fabric, 3)
     destination = join_all(one, two, receiver)
@@ -205,7 +210,8 @@ def test_unicast_reply_reaches_the_sender_alone() -> None:
 # --- the seam for faults ----------------------------------------------------
 
 
-def test_a_rule_drops_exactly_one_message_for_one_receiver() -> None:
+def test_rule_drops_one_message_for_one_receiver() -> None:
+    """A rule drops exactly one message for one receiver."""
     fabric = Fabric.roce(ports=3)
     sender, one, two = nodes(fabric, 3)
     destination = join_all(sender, one, two)
@@ -219,7 +225,8 @@ def test_a_rule_drops_exactly_one_message_for_one_receiver() -> None:
     assert fabric.rules.deliveries == []
 
 
-def test_the_first_verdict_counts_and_a_delayed_message_comes_later() -> None:
+def test_first_verdict_counts() -> None:
+    """The first verdict counts and a delayed message comes later."""
     fabric = Fabric.roce(ports=2)
     sender, receiver = nodes(fabric, 2)
     destination = join_all(sender, receiver)
@@ -274,7 +281,8 @@ def test_the_sa_silent_refusing_or_slow(
         node.id.leave_multicast(GROUP)
 
 
-def test_a_join_left_while_its_request_is_in_flight_is_undone_at_the_sa() -> None:
+def test_leave_during_a_join_is_undone_at_the_sa() -> None:
+    """A join left while its request is in flight is undone at the SA."""
     fabric = Fabric.infiniband(trace=True)
     with joining(fabric) as node:
         node.id.leave_multicast(GROUP)
@@ -313,7 +321,8 @@ def test_a_last_mlid_that_is_none_says_what_is_allowed(wrong: object) -> None:
         Fabric.infiniband(max_mlid=wrong)  # type: ignore[arg-type]
 
 
-def test_programs_on_different_hosts_see_their_own_devices() -> None:
+def test_hosts_see_their_own_devices() -> None:
+    """Programs on different hosts see their own devices."""
     fabric = Fabric.roce(ports=4, hosts=2)
     assert [d.name for d in open_fabric(fabric, host=1).devices()] == ["roce1", "roce3"]
     with pytest.raises(McastError) as raised, open_fabric(fabric, host=0) as backend:

@@ -1,4 +1,4 @@
-"""What a program on one host of a fabric sees of its groups, and what a program on all of them."""
+"""Groups as seen by a program on one host of a fabric, and by one on all hosts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ def members(fabric: Fabric, host: int | None) -> tuple[GroupMember, ...]:
     return found.members
 
 
-def test_on_roce_a_host_sees_itself_and_all_hosts_see_the_switches() -> None:
+def test_roce_host_sees_itself_and_switches() -> None:
+    """On RoCE a host sees itself and all hosts see the switches."""
     fabric = Fabric.roce(ports=4)
     joined(fabric)
     assert members(fabric, 0) == (GroupMember("roce0/1", frozenset({HOST})),)
@@ -41,7 +42,8 @@ def test_on_roce_a_host_sees_itself_and_all_hosts_see_the_switches() -> None:
     assert members(fabric, None) == (GroupMember("roce0/1", both), GroupMember("roce1/1", both))
 
 
-def test_on_infiniband_a_host_sees_the_groups_and_itself_and_all_hosts_see_the_sa() -> None:
+def test_infiniband_host_sees_groups_and_itself() -> None:
+    """On InfiniBand a host sees the groups and itself and all hosts see the SA."""
     fabric = Fabric.infiniband(ports=4)
     joined(fabric)
     assert members(fabric, 2) == (GroupMember("ib2/1", frozenset({HOST}), send_only=True),)

@@ -137,7 +137,7 @@ def test_part_of_a_burst_is_counted_as_a_part() -> None:
 
 
 def test_message_without_room_ends_the_queue_pair() -> None:
-    """What came before it in the burst is there; what comes after it is not taken."""
+    """Messages before it in the burst arrive, and those after it do not."""
     host = Host()
     qp = bound(host).qp
     assert qp is not None

@@ -115,15 +115,14 @@ def test_fault_has_one_name_everywhere() -> None:
 # --- on a served fabric -----------------------------------------------------------------------
 
 
-def test_messages_are_lost_from_the_word_to_its_mend(
-    onlooker: ServedBackend, pair: tuple[Endpoint, Endpoint]
-) -> None:
+def test_messages_are_lost_until_undo(onlooker: ServedBackend, pair: tuple[Endpoint, Endpoint]) -> None:
+    """Messages are lost from the word to its mend."""
     one, other = pair
     with one.join(GROUP) as here, other.join(GROUP) as there:
         assert onlooker.control(["drop", "ib1"]) == ("drop target=1",)
         here.send(b"lost")
         assert onlooker.control(["list"]) == ("drop target=1",)
-        assert onlooker.control(["mend", "ib1"]) == ("1 fault ended",)
+        assert onlooker.control(["undo", "ib1"]) == ("1 fault ended",)
         here.send(b"found")
         message = there.recv(10)
         assert message is not None
@@ -131,13 +130,12 @@ def test_messages_are_lost_from_the_word_to_its_mend(
     assert onlooker.control(["list"]) == ("no fault lasts",)
 
 
-def test_a_cut_port_s_programs_hear_of_it_and_the_mend_brings_them_back(
-    onlooker: ServedBackend, pair: tuple[Endpoint, Endpoint]
-) -> None:
+def test_undo_restores_a_cut_port(onlooker: ServedBackend, pair: tuple[Endpoint, Endpoint]) -> None:
+    """A cut port's programs hear of it and the mend brings them back."""
     with pair[1].join(GROUP):
         onlooker.control(["link-down", "10.0.0.2"])
         until(lambda: isinstance(pair[1].next_event(10), Lost))
-        assert onlooker.control(["mend"]) == ("1 fault ended",)
+        assert onlooker.control(["undo"]) == ("1 fault ended",)
         until(lambda: isinstance(pair[1].next_event(20), Rejoined))
 
 
@@ -153,7 +151,7 @@ def test_a_restart_of_the_sm_resets_the_memberships(
 def test_a_removed_device_comes_back_by_its_mend(onlooker: ServedBackend) -> None:
     onlooker.control(["remove-device", "ib1"])
     assert [device.name for device in onlooker.devices()] == ["ib0", "ib2"]
-    assert onlooker.control(["mend", "remove-device"]) == ("1 fault ended",)
+    assert onlooker.control(["undo", "remove-device"]) == ("1 fault ended",)
     assert len(onlooker.devices()) == 3
 
 
@@ -166,9 +164,9 @@ def test_a_fault_ends_by_itself_at_until(onlooker: ServedBackend, server: Fabric
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        ([], "give a command: `list`, `mend`, or a fault: drop, "),
-        (["mend", "ib1"], "no active fault matches 'ib1'; active faults: none"),
-        (["mend", "ib1", "ib2"], '"mend" takes one argument'),
+        ([], "give a command: `list`, `undo`, or a fault: drop, "),
+        (["undo", "ib1"], "no active fault matches 'ib1'; active faults: none"),
+        (["undo", "ib1", "ib2"], '"undo" takes one argument'),
         (["stop-querier"], "needs IGMP: the fabric must be"),
         (["cut-cable", "switch=3"], "the leaves are 1..2"),
         (["cut-cable"], "the fields of 'cut-cable' are at, until, switch"),
@@ -192,7 +190,7 @@ def test_the_faults_that_last_or_wait_are_bounded(onlooker: ServedBackend, serve
             onlooker.control(words)
     with pytest.raises(McastError, match=f"{MAX_FAULTS} faults are active or scheduled"):
         onlooker.control(["drop"])
-    assert onlooker.control(["mend"]) == (f"{MAX_FAULTS // 2} faults ended",)
+    assert onlooker.control(["undo"]) == (f"{MAX_FAULTS // 2} faults ended",)
     assert len(server.fabric.rules.deliveries) == 0
 
 
@@ -209,9 +207,10 @@ def test_the_command_says_what_it_did_or_why_not(server: FabricServer, here: Run
     assert "no fabric is served at" in done.stderr
 
 
-def test_serve_plays_the_faults_of_a_scenario_on_the_wall_clock(
+def test_serve_injects_scenario_faults_in_real_time(
     here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Serve plays the faults of a scenario on the wall clock."""
     (tmp_path / "late.toml").write_text(
         'name = "late"\nseconds = 60\nseed = 5\nfabric = {ports = 2}\n'
         f'members = [{{group = "{GROUP}", ports = [0]}}]\n'
@@ -219,7 +218,7 @@ def test_serve_plays_the_faults_of_a_scenario_on_the_wall_clock(
         '[[faults]]\nkind = "link-down"\nport = 1\nat = 0.01\n'
     )
     path = tmp_path / "fabric.sock"
-    played: list[str] = []
+    simulated: list[str] = []
 
     def is_served() -> bool:
         try:
@@ -233,7 +232,7 @@ def test_serve_plays_the_faults_of_a_scenario_on_the_wall_clock(
             until(is_served)
             with attach("sim", socket=path, host="all") as backend:
                 until(lambda: len(backend.control(["list"])) == 2)
-                played.extend(backend.control(["list"]))
+                simulated.extend(backend.control(["list"]))
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -242,7 +241,10 @@ def test_serve_plays_the_faults_of_a_scenario_on_the_wall_clock(
     done = here("sim", "serve", "--scenario", "late.toml", "--socket", path)
     thread.join()
     assert done.returncode == 0, done.stderr
-    assert played == ["drop rate=0.5", "link-down at=0.01 port=1"]
+    assert simulated == ["drop rate=0.5", "link-down at=0.01 port=1"]
     said = [line for line in done.stdout.splitlines() if line.startswith(("fault", "ended"))]
-    assert said == [*(f"fault: {one}" for one in played), *(f"ended: {one}" for one in reversed(played))]
+    assert said == [
+        *(f"fault: {one}" for one in simulated),
+        *(f"ended: {one}" for one in reversed(simulated)),
+    ]
     assert not path.exists()

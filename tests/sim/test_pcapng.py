@@ -139,7 +139,8 @@ def test_every_packet_is_there_and_none_is_malformed(either: Capture) -> None:
     assert all("infiniband" in packet or "igmp" in packet for packet in either.decoded)
 
 
-def test_time_is_virtual_and_each_port_has_an_interface(either: Capture) -> None:
+def test_capture_has_virtual_time_and_interfaces(either: Capture) -> None:
+    """Time is virtual and each port has an interface."""
     rows = either.rows(every, "frame.time_epoch", "frame.interface_name", "frame.packet_flags_direction")
     for row, packet in zip(rows, either.frames(), strict=True):
         assert nanoseconds(row["frame.time_epoch"]) == packet.t
@@ -202,7 +203,8 @@ def test_a_lost_message_says_who_lost_it_and_why(either: Capture) -> None:
 # --- RoCEv2 ------------------------------------------------------------------------------
 
 
-def test_a_line_of_losses_costs_no_more_than_the_messages_that_were_sent() -> None:
+def test_losses_cost_no_more_than_sends() -> None:
+    """A line of losses costs no more than the messages that were sent."""
     made = exchange(Fabric.roce)
     (t, lost), *_ = [(t, event) for t, event in made if isinstance(event, MessagesLost)]
     claims = [lost.model_copy(update={"first": 0, "count": (1 << 24) - 1, "qp": qp}) for qp in range(2_000)]
@@ -216,7 +218,8 @@ def test_a_line_of_losses_costs_no_more_than_the_messages_that_were_sent() -> No
     assert len(file.getvalue()) < 100_000
 
 
-def test_a_comment_that_is_too_long_for_the_format_loses_its_end() -> None:
+def test_long_comment_is_cut() -> None:
+    """A comment that is too long for the format loses its end."""
     file = io.BytesIO()
     packet = CapturedPacket(0, "roce0", Direction.OUT, b"x" * 64, "\u00fc" * 40_000)
     write_packets(LinkLayer.ETHERNET, ["roce0"], [packet], file)
@@ -225,7 +228,8 @@ def test_a_comment_that_is_too_long_for_the_format_loses_its_end() -> None:
     assert read.data == packet.data
 
 
-def test_a_group_message_on_roce_is_addressed_to_the_group(roce: Capture) -> None:
+def test_roce_message_is_addressed_to_the_group(roce: Capture) -> None:
+    """A group message on RoCE is addressed to the group."""
     fields = ("eth.dst", "eth.src", "ip.src", "ip.dst", "ip.ttl", "ip.checksum.status", "ip.flags.df")
     rows = roce.rows(has("ip.dst", GROUP), *fields, "udp.dstport", "udp.srcport", "udp.length", "ip.len")
     assert len(rows) == len(PAYLOADS) + 2
@@ -298,7 +302,8 @@ def test_scapy_computes_the_same_icrc_on_roce(roce: Capture) -> None:
     assert [int(text, 0).to_bytes(4) for text in shown] == [f[-4:] for f in frames if len(f) > 66]
 
 
-def test_scapy_computes_the_same_icrc_over_ipv6_and_varying_fields() -> None:
+def test_scapy_computes_the_same_icrc() -> None:
+    """Scapy computes the same ICRC over IPv6 and varying fields."""
     source, dest = Gid("fd00::1"), Gid("fd00::2")
     for payload in (b"", b"abc", b"x" * 257):
         message = packets.Datagram(
@@ -314,7 +319,8 @@ def test_scapy_computes_the_same_icrc_over_ipv6_and_varying_fields() -> None:
 # --- InfiniBand --------------------------------------------------------------------------
 
 
-def test_a_group_message_on_infiniband_goes_to_the_mlid(infiniband: Capture) -> None:
+def test_infiniband_message_goes_to_the_mlid(infiniband: Capture) -> None:
+    """A group message on InfiniBand goes to the MLID."""
     mlid = next(event.lid for _, event in infiniband.trace if isinstance(event, Attach))
     lrh = ("lnh", "dlid", "slid", "vl", "lver", "pktlen")
     grh = ("ipver", "paylen", "nxthdr", "sgid", "dgid")
@@ -357,10 +363,10 @@ def test_sa_mads_carry_the_records_to_and_from_qp_1(infiniband: Capture) -> None
         *(f"infiniband.mad.{field}" for field in common),
         *(f"infiniband.mcmemberrecord.{field}" for field in record),
     )
-    told = [event for _, event in infiniband.trace if isinstance(event, SaAsked | SaAnswered)]
-    assert len(rows) == len(told)
+    sa_events = [event for _, event in infiniband.trace if isinstance(event, SaAsked | SaAnswered)]
+    assert len(rows) == len(sa_events)
     asked: dict[int, SaAsked] = {}
-    for row, event in zip(rows, told, strict=True):
+    for row, event in zip(rows, sa_events, strict=True):
         seen = {name.rpartition(".")[2]: text for name, text in row.items()}
         lids = infiniband.ports[event.port].lid, packets.SA_LID
         if isinstance(event, SaAsked):
@@ -393,7 +399,7 @@ def test_sa_mads_carry_the_records_to_and_from_qp_1(infiniband: Capture) -> None
         }
         assert int(row["infiniband.deth.q_key"], 0) == 0x80010000
         assert (Gid(seen["mgid"]), Gid(seen["portgid"])) == (record_sent.mgid, record_sent.port_gid)
-    statuses = [event.status for event in told if isinstance(event, SaAnswered)]
+    statuses = [event.status for event in sa_events if isinstance(event, SaAnswered)]
     # the member that is refused looks the group up, to say why; there is none
     assert statuses == ["OK"] * 4 + ["REQ_INVALID", "NO_RECORDS"] + ["OK"] * 2
     methods = [event.method for event in asked.values()]

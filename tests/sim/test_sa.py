@@ -520,7 +520,7 @@ MISMATCHES = {
 @pytest.mark.parametrize(("mask", "fields", "who"), MISMATCHES.values(), ids=MISMATCHES)
 @BOTH
 def test_join_mismatch(quirks: Quirks, mask: McMask, fields: dict[str, Any], who: Any) -> None:
-    """What the specification compares and OpenSM does not is refused only by the former."""
+    """A field that only the specification compares is not refused by OpenSM."""
     sa = Sa(quirks)
     sa.add_port(SaPort(B, pkeys=(0xFFFF, 0x8001)))
     sa.create()
@@ -812,7 +812,8 @@ def test_a_self_joined_record_is_its_ports_own(quirks: Quirks) -> None:
 
 
 @BOTH
-def test_a_proxied_record_is_closed_to_other_partitions(quirks: Quirks) -> None:
+def test_proxied_record_is_closed_to_other_pkeys(quirks: Quirks) -> None:
+    """A proxied record is closed to other partitions."""
     sa = Sa(quirks)
     for guid in (A, B):
         sa.add_port(SaPort(guid, pkeys=(0xFFFF, 0x8001)))
@@ -1141,8 +1142,11 @@ def test_the_same_requests_get_the_same_answers(steps: list[Any]) -> None:
     assert answers[0] == answers[1]
 
 
-def test_a_partition_without_ports_loses_its_groups_on_opensm() -> None:
-    """The next group gets the MLID that became free; the partition's own comes back with its first port."""
+def test_empty_partition_loses_its_groups() -> None:
+    """A partition without ports loses its groups on OpenSM.
+
+    The next group gets the MLID that became free; the partition's own comes back with its first port.
+    """
     for quirks, first, second in ((SPEC, 0xC002, 0xC003), (OPENSM, 0xC001, 0xC002)):
         sa = Sa(quirks, well_known=[WellKnownGroup(), WellKnownGroup(pkey=0x8001)])
         sa.add_port(SaPort(0xD1, pkeys=(0xFFFF, 0x8001)))

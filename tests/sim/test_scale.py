@@ -28,7 +28,7 @@ MAKE = {"sim-roce": Fabric.roce, "sim-ib": Fabric.infiniband}
 
 
 def calls(work: Callable[[], Any]) -> int:
-    """How many functions, of Python and of C, `work` calls."""
+    """Return the number of functions, of Python and of C, that `work` calls."""
     count = 0
 
     def counted(frame: FrameType, event: str, argument: Any) -> None:
@@ -76,7 +76,7 @@ def test_a_port_costs_the_same_to_find_in_any_fabric(backend: str) -> None:
         last = fabric.ports[-1].interfaces[0].ipv4
         assert last is not None
 
-        def look() -> None:
+        def read() -> None:
             with open_fabric(fabric, host=ports - 1) as program:
                 assert [device.name for device in program.devices()] == [fabric.ports[-1].name]
                 program.event_channel().create_id().bind_addr(last)
@@ -84,14 +84,16 @@ def test_a_port_costs_the_same_to_find_in_any_fabric(backend: str) -> None:
             observer.port_memberships(last)
             observer.group_ports(GROUP)
 
-        look()
-        return calls(look)
+        read()
+        return calls(read)
 
     assert cost(2000) == pytest.approx(cost(20), rel=0.1)
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_events_that_nobody_read_are_taken_back_in_linear_time(order: int) -> None:
+def test_unread_events_are_removed_in_linear_time(order: int) -> None:
+    """Events that nobody read are taken back in linear time."""
+
     def cost(groups: int) -> int:
         channel, cm_id = on_port(Fabric.roce(), 0)
         names = [f"239.1.{n // 256}.{n % 256}" for n in range(groups)]
@@ -125,8 +127,11 @@ def destination(channel: EventChannel) -> Destination:
 
 
 @pytest.mark.parametrize("backend", MAKE)
-def test_what_is_known_of_a_route_follows_every_attach_and_detach(backend: str) -> None:
-    """AT-1, DT-1: also when the sender has sent to the group before."""
+def test_routes_follow_attach_and_detach(backend: str) -> None:
+    """Cached routes follow every attach and detach.
+
+    AT-1, DT-1: also when the sender has sent to the group before.
+    """
     fabric = MAKE[backend](ports=2)
     (there, sender), (here, receiver) = (on_port(fabric, number) for number in range(2))
     sender.join_multicast("239.1.1.1")
@@ -142,7 +147,8 @@ def test_what_is_known_of_a_route_follows_every_attach_and_detach(backend: str) 
             assert len(batch) == (step != receiver.qp.detach_mcast)
 
 
-def test_a_change_in_one_group_leaves_the_routes_of_others_alone() -> None:
+def test_change_of_a_group_keeps_other_routes() -> None:
+    """A change in one group leaves the routes of others alone."""
     fabric = Fabric.infiniband(ports=3)
     nodes = [on_port(fabric, number) for number in range(3)]
     to = {}
@@ -200,7 +206,8 @@ def test_a_larger_one_is_refused(backend: str) -> None:
         MAKE[backend](ports=65_001)
 
 
-def test_opening_an_endpoint_does_not_describe_every_port_anew() -> None:
+def test_open_endpoint_reuses_port_descriptions() -> None:
+    """Opening an endpoint does not describe every port anew."""
     cost = {}
     for ports in (10, 10, 1000):  # the first one of a process makes what all others find made
         backend = open_fabric(Fabric.roce(ports=ports))

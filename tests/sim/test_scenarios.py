@@ -29,7 +29,7 @@ from mcast.backends.sim.scenario.runner import (
 GROUP = "239.1.1.1"
 
 
-def played(name: str) -> tuple[ScenarioResult, dict[str, MemberResult]]:
+def simulated(name: str) -> tuple[ScenarioResult, dict[str, MemberResult]]:
     result = run(load(name))
     return result, {member.device: member for member in result.members}
 
@@ -72,7 +72,7 @@ def test_there_are_five() -> None:
 
 def test_sm_failover_under_load() -> None:
     """SA-SM-2: -ENETRESET for all; who rejoins goes on, who does not hears no more."""
-    result, members = played("sm-failover-under-load")
+    result, members = simulated("sm-failover-under-load")
     assert [members[f"ib{port}"].joins for port in range(6)] == [2, 2, 2, 2, 1, 1]
     assert all(members[f"ib{port}"].lost == 0 for port in range(4))
     ignores = members["ib4"]
@@ -86,7 +86,7 @@ def test_sm_failover_under_load() -> None:
 
 def test_flapping_port() -> None:
     """SA-RESET-1: three times -ENETRESET, four joins, and nobody else is touched."""
-    result, members = played("flapping-port")
+    result, members = simulated("flapping-port")
     assert members["ib2"].joins == 4
     assert [seen.at for seen in result.seen if seen.errno == "ENETRESET"] == [2.0, 3.0, 5.0]
     assert 150 < members["ib2"].lost < 190  # down for 1.52 s at 100 messages/s, and up to 0.1 s to join again
@@ -95,7 +95,7 @@ def test_flapping_port() -> None:
 
 def test_late_join() -> None:
     """docs/pitfalls.md, 3: the first messages after a join are lost while the switches are not programmed."""
-    _, members = played("late-join")
+    _, members = simulated("late-join")
     for late in (members["ib2"], members["ib3"]):
         assert late.causes["the fabric does not deliver the group to the port"] == 40  # 0.2 s, one each 5 ms
         assert late.lost == 41
@@ -104,7 +104,7 @@ def test_late_join() -> None:
 
 def test_slow_receiver() -> None:
     """docs/pitfalls.md, 15: the receive queue runs dry in silence; sender and others see nothing of it."""
-    result, members = played("slow-receiver")
+    result, members = simulated("slow-receiver")
     slow = members["roce3"]
     assert slow.causes == {"no receive is free": slow.counters.dropped_no_receive}
     assert slow.lost > 500
@@ -114,7 +114,7 @@ def test_slow_receiver() -> None:
 
 
 def test_lossy_link() -> None:
-    _, members = played("lossy-link")
+    _, members = simulated("lossy-link")
     lossy = members["roce3"]
     assert lossy.causes == {"a fault rule dropped it": lossy.lost}
     assert 15 < lossy.lost < 50  # 2 % of 1 500
@@ -123,7 +123,8 @@ def test_lossy_link() -> None:
     assert all(member.lost == 0 for device, member in members.items() if device != "roce3")
 
 
-def test_the_same_scenario_gives_the_same_result_and_trace() -> None:
+def test_same_scenario_gives_the_same_trace() -> None:
+    """Equal scenarios give equal results and traces."""
     first, second = (run(load("lossy-link")) for _ in range(2))
     assert first.as_json() == second.as_json()
     assert str(first.trace) == str(second.trace)
@@ -172,7 +173,8 @@ def test_a_fault_in_a_scenario(fault: dict[str, Any], causes: dict[str, int]) ->
     assert member.expected == 100
 
 
-def test_faults_show_in_the_counters_and_in_what_is_seen() -> None:
+def test_faults_show_in_the_counters() -> None:
+    """Faults show in the counters and in what is seen."""
     assert faulty(kind="duplicate", copies=2)[1].duplicates == 200
     assert faulty(kind="corrupt-qkey", target=2)[1].counters.dropped_qkey == 100
     for kind, status in (("overrun-cq", "WR_FLUSH_ERR"), ("fail-qp", "LOC_QP_OP_ERR")):
@@ -229,7 +231,8 @@ def test_yaml_without_pyyaml_says_what_to_install(tmp_path: Path, monkeypatch: p
         load(tmp_path / "a.yml")
 
 
-def test_a_ready_made_name_is_a_scenario_and_a_wrong_one_names_them() -> None:
+def test_wrong_scenario_name_lists_the_known() -> None:
+    """A ready made name is a scenario and a wrong one names them."""
     with pytest.raises(
         BadScenario, match=r"sm-failover is neither a file nor a ready-made scenario: choose one of .*lossy"
     ):
@@ -399,7 +402,7 @@ FIELDS: list[tuple[str, dict[str, Any], type[BaseModel]]] = [
 
 
 def refused(where: str, fields: dict[str, Any], name: str, value: object) -> bool:
-    """Whether that field is refused with that value."""
+    """Return True if that field is refused with that value."""
     made = {**fields, name: value}
     asked = made if not where else {where: made if where == "fabric" else [made]}
     with pytest.raises(ValidationError) as raised:
@@ -508,11 +511,12 @@ def mangled(draw: st.DrawFn) -> dict[str, Any]:
 
 @settings(max_examples=200, deadline=None)
 @given(mangled())
-def test_whatever_a_scenario_says_it_is_refused_or_played(made: dict[str, Any]) -> None:
+def test_any_scenario_is_refused_or_simulated(made: dict[str, Any]) -> None:
+    """Whatever a scenario says it is refused or played."""
     with suppress(BadScenario):
-        played = scenario_model._parse("x", json.dumps(made), yaml=True)
-        if scenario_model.steps_of(played) < 10_000:
-            run(played)
+        simulated = scenario_model._parse("x", json.dumps(made), yaml=True)
+        if scenario_model.steps_of(simulated) < 10_000:
+            run(simulated)
 
 
 @settings(max_examples=200, deadline=None)
@@ -535,7 +539,8 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, capture_output=True, text=True, timeout=500, env=environment)
 
 
-def test_the_command_fits_80_columns_and_says_who_lost_what_and_why() -> None:
+def test_report_fits_80_columns() -> None:
+    """The command fits 80 columns and says who lost what and why."""
     done = command("run", "sm-failover-under-load")
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 80

@@ -162,7 +162,8 @@ def test_the_kind_of_fabric_may_be_asked_for(server: FabricServer, path: Path) -
         open_backend(wrong, socket=path)
 
 
-def test_two_endpoints_on_fabrics_of_their_own_are_told_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_separate_fabrics_are_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """Two endpoints on fabrics of their own are told so."""
     with open_endpoint("sim-roce", "10.0.0.1") as one, one.join(GROUP) as group:
         assert one.recv(0.1) is None
         assert not caplog.records
@@ -180,7 +181,8 @@ def test_two_endpoints_on_fabrics_of_their_own_are_told_so(caplog: pytest.LogCap
 # --- the socket -------------------------------------------------------------------------------
 
 
-def test_the_socket_is_the_user_s_alone_and_goes_with_the_server(fabric: Fabric, path: Path) -> None:
+def test_socket_is_private_and_removed(fabric: Fabric, path: Path) -> None:
+    """The socket is the user's alone and goes with the server."""
     with Serving(FabricServer(fabric, path)):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         with pytest.raises(OSError, match="served there already"):
@@ -188,7 +190,8 @@ def test_the_socket_is_the_user_s_alone_and_goes_with_the_server(fabric: Fabric,
     assert not path.exists()
 
 
-def test_a_killed_server_s_socket_is_replaced_and_a_file_is_not(fabric: Fabric, path: Path) -> None:
+def test_stale_socket_is_replaced(fabric: Fabric, path: Path) -> None:
+    """A killed server's socket is replaced and a file is not."""
     left = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     left.bind(str(path))
     left.close()
@@ -204,9 +207,8 @@ def test_a_killed_server_s_socket_is_replaced_and_a_file_is_not(fabric: Fabric, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_process_that_ends_leaves_as_the_kernel_makes_it_leave(
-    server: FabricServer, path: Path, number: signal.Signals
-) -> None:
+def test_ended_process_leaves_its_groups(server: FabricServer, path: Path, number: signal.Signals) -> None:
+    """A process that ends leaves as the kernel makes it leave."""
     observer = SimObserver(server.fabric)
     with member(path) as process:
         assert observer.leftovers() != ()
@@ -215,7 +217,8 @@ def test_a_process_that_ends_leaves_as_the_kernel_makes_it_leave(
         until(lambda: observer.leftovers() == () and not server.clients)
 
 
-def test_a_stopped_process_loses_its_messages_and_holds_nobody_up(server: FabricServer, path: Path) -> None:
+def test_stopped_process_delays_nobody(server: FabricServer, path: Path) -> None:
+    """A stopped process loses its messages and holds nobody up."""
     with (
         member(path) as process,
         open_endpoint("sim", options={"socket": path}) as sender,
@@ -267,7 +270,8 @@ def test_answers_that_nobody_reads_are_bounded(server: FabricServer, path: Path)
 # --- the server's end -----------------------------------------------------------------------------
 
 
-def test_the_end_of_the_server_is_a_removal_that_endpoints_recover_from(path: Path) -> None:
+def test_endpoints_recover_from_a_server_restart(path: Path) -> None:
+    """The end of the server is a removal that endpoints recover from."""
     with ExitStack() as stack:
         with Serving(FabricServer(Fabric.roce(ports=2, clock="wall"), path)):
             rejoin = RejoinPolicy(first=0.01, maximum=0.05)
@@ -355,7 +359,8 @@ def test_all_clients_return_to_their_hosts_and_groups(path: Path) -> None:
             stack.pop_all().close()
 
 
-def test_a_host_is_kept_as_long_as_its_process_is_there(path: Path) -> None:
+def test_host_is_reserved_for_its_process(path: Path) -> None:
+    """A host is kept as long as its process is there."""
     with ExitStack() as stack:
         with Serving(FabricServer(Fabric.roce(ports=3, clock="wall"), path)):
             _, second, third = (stack.enter_context(opened(path)) for _ in range(3))
@@ -503,10 +508,11 @@ with mcast.open_endpoint("sim", "10.0.0.2", options={"socket": sys.argv[1]}) as 
 """
 
 
-def test_a_process_of_another_network_namespace_is_a_host_like_any_other(
-    server: FabricServer, path: Path
-) -> None:
-    """As a container is that shares a volume: the socket has a path, and a path belongs to no network."""
+def test_process_in_another_netns_is_a_host(server: FabricServer, path: Path) -> None:
+    """A process of another network namespace is a host like any other.
+
+    As a container is that shares a volume: the socket has a path, and a path belongs to no network.
+    """
     command = ["unshare", "-rn", sys.executable, "-c", ELSEWHERE, str(path)]
     with (
         open_endpoint("sim", "10.0.0.1", options={"socket": path}) as endpoint,

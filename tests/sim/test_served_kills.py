@@ -85,7 +85,7 @@ print("over", flush=True)
 
 
 def tables(fabric: Fabric) -> dict[str, object]:
-    """How much is in each table that clients fill."""
+    """Return the size of each table that clients fill."""
     parts, clients = fabric.core, {} if fabric.core.subnet is None else fabric.core.subnet.clients
     return {
         "leftovers": sorted(SimObserver(fabric).leftovers()),
@@ -99,7 +99,7 @@ def tables(fabric: Fabric) -> dict[str, object]:
 
 
 def memory() -> int:
-    """What is allocated, without what is cached, of which there is never more than so much."""
+    """Return the memory allocated, without caches, of which there is never more than so much."""
     for module in [module for name, module in sys.modules.items() if name.startswith("mcast.")]:
         for one in vars(module).values():
             if isinstance(one, functools._lru_cache_wrapper):
@@ -126,8 +126,11 @@ def grown_by(work: Callable[[], None], most: int) -> int:
 
 
 @pytest.mark.parametrize("kind", ["roce", "infiniband"])
-def test_clients_that_are_killed_under_load_leave_nothing(tmp_path: Path, kind: str, long: bool) -> None:
-    """A thousand on each fabric with --long. Two bystanders lose no message."""
+def test_killed_clients_leave_nothing(tmp_path: Path, kind: str, long: bool) -> None:
+    """Clients that are killed under load leave nothing.
+
+    A thousand on each fabric with --long. Two bystanders lose no message.
+    """
     path, wanted = tmp_path / "fabric.sock", 1000 if long else 12
     bound = wanted * BYTES_OF_A_CLIENT + 131_072
     fabric = (

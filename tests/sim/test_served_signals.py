@@ -80,11 +80,14 @@ def works(one: End) -> bool:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # of a handler in a finalizer
 @pytest.mark.parametrize("name", ["send", "join", "recv", "get_event", "counters"])
-def test_an_interrupted_call_leaves_all_usable_or_broken(
+def test_interrupted_call_is_usable_or_broken(
     server: FabricServer, path: Path, name: str, long: bool
 ) -> None:
-    """Where it waits for a message or an event, always usable; amid a request, the connection may be broken,
-    which is like the server's end. Other threads go on, and `close` leaves nothing."""
+    """An interrupted call leaves all usable or broken.
+
+    Where it waits for a message or an event, always usable; amid a request, the connection may be broken,
+    which is like the server's end. Other threads go on, and `close` leaves nothing.
+    """
     random, broken = Random(name), 0
     before = descriptors()
     for _ in range(400 if long else 40):
@@ -209,19 +212,19 @@ def test_handler_amid_a_request_breaks_nothing(
             "next_event": partial(endpoint.next_event, 0.001),
             "ready": partial(group.ready, timeout=0.001),
         }
-        told: list[str] = []
+        errors: list[str] = []
 
         def handler() -> None:
             endpoint.stats()
             try:
                 calls[call]()
             except (RuntimeError, TimedOut) as error:
-                told.append(str(error))
+                errors.append(str(error))
 
         group.send(b"first")
         after_sending(monkeypatch, handler)
         group.send(b"second")
-        assert len(told) == 1 or call in ("recv", "next_event")
+        assert len(errors) == 1 or call in ("recv", "next_event")
         assert endpoint.groups == (group,)
         group.send(b"third")
         for payload in (b"first", b"second", b"third"):

@@ -69,7 +69,7 @@ def stopped(server: subprocess.Popen[str]) -> Iterator[None]:
 
 
 def check_seconds(call: Callable[[], object]) -> float:
-    """How long the call takes; of what it raises an McastError or BackendUnavailable is in order."""
+    """Return the seconds that the call takes; it may raise McastError or BackendUnavailable."""
     begun = time.monotonic()
     try:
         call()
@@ -202,7 +202,7 @@ def descriptors() -> list[int]:
 
 
 def descriptors_without_a_client(served: FabricServer, path: Path) -> int:
-    """How many this process has once what is made once is there, and nobody is on the fabric."""
+    """Number in this process after a first use, with nobody on the fabric."""
     with open_backend("sim", socket=path):
         pass
     until(lambda: not served.clients)
@@ -223,8 +223,11 @@ def in_a_fork(action: Callable[[], object]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-def test_a_fork_can_close_what_is_open_and_harms_nobody(served: FabricServer, path: Path) -> None:
-    """Whatever lock another thread held when the process forked."""
+def test_fork_closes_without_harm(served: FabricServer, path: Path) -> None:
+    """A fork can close what is open and harms nobody.
+
+    Whatever lock another thread held when the process forked.
+    """
     with open_backend("sim", socket=path) as backend, backend.event_channel() as channel:
         assert isinstance(backend, ServedBackend)
         cm_id = channel.create_id()
@@ -292,7 +295,8 @@ def test_a_fork_that_closes_wakes_nobody(served: FabricServer, path: Path) -> No
         assert getattr(event, "type", None) is CmEventType.MULTICAST_JOIN
 
 
-def test_an_executed_program_has_none_of_the_descriptors(served: FabricServer, path: Path) -> None:
+def test_exec_inherits_no_descriptor(served: FabricServer, path: Path) -> None:
+    """An executed program has none of the descriptors."""
     before = descriptors()
     with open_backend("sim", socket=path) as backend, backend.event_channel() as channel:
         cm_id = channel.create_id()
@@ -303,7 +307,8 @@ def test_an_executed_program_has_none_of_the_descriptors(served: FabricServer, p
             assert not any(map(os.get_inheritable, found))
 
 
-def test_the_descriptors_of_a_server_that_has_ended_are_closed_with_the_channel(path: Path) -> None:
+def test_channel_closes_descriptors_of_a_dead_server(path: Path) -> None:
+    """The descriptors of a server that has ended are closed with the channel."""
     before = len(descriptors())
     with Serving(FabricServer(Fabric.roce(ports=3, clock="wall"), path)):
         backend = open_backend("sim", socket=path)
@@ -319,9 +324,8 @@ def test_the_descriptors_of_a_server_that_has_ended_are_closed_with_the_channel(
     assert len(descriptors()) == before
 
 
-def test_a_thread_that_sleeps_while_the_backend_is_closed_leaves_nothing(
-    served: FabricServer, path: Path
-) -> None:
+def test_sleeping_thread_leaves_nothing_at_close(served: FabricServer, path: Path) -> None:
+    """A thread that sleeps while the backend is closed leaves nothing."""
     before = descriptors_without_a_client(served, path)
     backend = open_backend("sim", socket=path)
     channel = backend.event_channel()

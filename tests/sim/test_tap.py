@@ -49,7 +49,7 @@ def exchange(onlooker: ServedBackend, pair: tuple[Endpoint, Endpoint], *payloads
         onlooker.control(["drop", "10.0.0.2"])
         here.send(b"lostlost")
         pair[0].flush()  # the fault must not end while the message is on its way to the server
-        onlooker.control(["mend"])
+        onlooker.control(["undo"])
 
 
 def test_what_happens_comes_while_the_fabric_runs(
@@ -68,9 +68,10 @@ def test_what_happens_comes_while_the_fabric_runs(
         assert any(isinstance(event, IgmpReport | SaAsked) for event in seen)
 
 
-def test_wireshark_reads_it_and_a_lost_message_says_where_it_was_lost(
+def test_wireshark_reads_a_tap(
     onlooker: ServedBackend, pair: tuple[Endpoint, Endpoint], tmp_path: Path
 ) -> None:
+    """Wireshark reads it and a lost message says where it was lost."""
     path = tmp_path / "live.pcapng"
     with onlooker.tap() as tapped, path.open("wb") as file:
         exchange(onlooker, pair, b"first", b"second")
@@ -85,9 +86,10 @@ def test_wireshark_reads_it_and_a_lost_message_says_where_it_was_lost(
     assert min(nanoseconds(row["frame.time_epoch"]) for row in messages) > 1.5e9 * NS
 
 
-def test_a_reader_that_does_not_read_loses_packets_and_holds_nobody_up(
+def test_slow_reader_loses_packets(
     onlooker: ServedBackend, pair: tuple[Endpoint, Endpoint], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A reader that does not read loses packets and holds nobody up."""
     monkeypatch.setattr(tap, "MAX_QUEUED_BYTES", 20_000)
     monkeypatch.setattr(tap, "PIPE_BYTES", 4096)
     with onlooker.tap() as tapped, pair[0].sender(GROUP) as sender:

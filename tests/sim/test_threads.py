@@ -68,7 +68,7 @@ class World:
         return event.ud.destination
 
     def leftovers(self) -> list[object]:
-        """What is there when the backend is closed, and should not be."""
+        """Return the objects left when the backend is closed."""
         self.batch.release()
         self.backend.close()
         self.fabric.clock.run_until_idle()
@@ -123,11 +123,11 @@ CHANGES = [
     "channel.close",
     "backend.close",
 ]
-"""What one thread does while the other is in the midst of any call."""
+"""Calls of one thread while the other is inside of a call."""
 
 
 def outcome(world: World, name: str) -> str:
-    """What kind of answer the call gives, or which error."""
+    """Return the kind of the call's answer, or its error."""
     try:
         answer: Any = CALLS[name](world)
     except McastError as error:
@@ -180,7 +180,8 @@ def in_turn(make: Callable[..., Fabric], first: str, second: str) -> tuple[str, 
 
 @pytest.mark.parametrize("other", CHANGES)
 @pytest.mark.parametrize("make", [Fabric.roce, Fabric.infiniband])
-def test_calls_that_meet_end_as_if_one_came_after_the_other(make: Callable[..., Fabric], other: str) -> None:
+def test_concurrent_calls_are_serializable(make: Callable[..., Fabric], other: str) -> None:
+    """Calls that meet end as if one came after the other."""
     before, wrong = descriptors(), []
     for name in CALLS:
         allowed = {in_turn(make, name, other), in_turn(make, other, name)[::-1]}

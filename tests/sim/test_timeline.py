@@ -56,13 +56,13 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def played() -> ScenarioResult:
+def simulated() -> ScenarioResult:
     return run(load("sm-failover-under-load"))
 
 
 @pytest.fixture(scope="module")
-def failover(played: ScenarioResult) -> Trace:
-    return played.trace
+def failover(simulated: ScenarioResult) -> Trace:
+    return simulated.trace
 
 
 def words(html: str) -> str:
@@ -116,18 +116,19 @@ def test_the_page_says_what_was_lost_and_why(failover: Trace) -> None:
         assert f"{count:,} {reason}" in text
 
 
-def test_the_page_of_a_scenario_has_the_numbers_of_the_terminal(played: ScenarioResult) -> None:
-    text = words(played.page())
-    lost, expected = (sum(getattr(m, name) for m in played.members) for name in ("lost", "expected"))
-    fabrics = sum(event.count for _, event in played.trace if isinstance(event, MessagesLost))
+def test_page_has_the_numbers_of_the_terminal(simulated: ScenarioResult) -> None:
+    """The page of a scenario has the numbers of the terminal."""
+    text = words(simulated.page())
+    lost, expected = (sum(getattr(m, name) for m in simulated.members) for name in ("lost", "expected"))
+    fabrics = sum(event.count for _, event in simulated.trace if isinstance(event, MessagesLost))
     assert 0 < fabrics < lost
     said = f"{lost:,} lost", f"{expected:,} copies expected", f"{lost:,} copies lost"
     assert [one for one in said if one not in text] == []
-    assert f"{fabrics:,} lost" not in text.replace(f"{max(m.lost for m in played.members):,} lost", "")
-    assert f"{played.scenario.seconds:g} s of virtual time" in text
-    for row in played.table():
+    assert f"{fabrics:,} lost" not in text.replace(f"{max(m.lost for m in simulated.members):,} lost", "")
+    assert f"{simulated.scenario.seconds:g} s of virtual time" in text
+    for row in simulated.table():
         assert " ".join(row) in text
-    for member in played.members:
+    for member in simulated.members:
         for why, count in member.causes.items():
             assert re.search(rf"{why} .*{member.device} QP {member.qp} {member.group} {count:,}", text)
 
@@ -147,7 +148,8 @@ def test_each_fault_has_its_name_on_the_time_line(failover: Trace) -> None:
     assert names == [fault.text for fault in faults] != []
 
 
-def test_names_of_faults_that_are_near_stand_above_each_other() -> None:
+def test_near_fault_names_are_stacked() -> None:
+    """Names of faults that are near stand above each other."""
     fabric = Fabric.roce(ports=2, trace=True)
     for _ in range(3):
         fabric.set_link(fabric.ports[0], up=False)
@@ -187,7 +189,8 @@ def test_a_quiet_run_says_that_nothing_was_lost() -> None:
     assert "Every copy that was due arrived." in text
 
 
-def test_more_members_than_a_page_draws_are_counted_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_beyond_the_page_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More members than a page draws are counted and said."""
     monkeypatch.setattr(timeline, "MAX_LANES", 2)
     text = " ".join(" ".join(Page(page(members(5), "many")).text).split())
     assert "3 more members are not drawn" in text
@@ -235,22 +238,23 @@ def test_a_member_goes_through_its_states() -> None:
         assert failed.errno
         lost = clock.now
     assert fabric.trace is not None
-    told = timeline_data(fabric.trace)
-    receiver, send_only = told.lanes
+    drawn = timeline_data(fabric.trace)
+    receiver, send_only = drawn.lanes
     assert receiver.spans[:6] == [
         Span(State.ASKING, 0, joined),
         Span(State.JOINED, joined, joined),
         Span(State.RECEIVING, joined, left),
         Span(State.JOINED, left, left),
         Span(State.ASKING, asked, lost),
-        Span(State.FAILED, lost, told.end),
+        Span(State.FAILED, lost, drawn.end),
     ]
     assert [span.state for span in send_only.spans] == [State.ASKING, State.SEND_ONLY]
-    assert told.names[Gid(receiver.group)] == "239.1.1.1"
-    assert any(note.kind == "bad" and "no answer" in note.text for note in told.control)
+    assert drawn.names[Gid(receiver.group)] == "239.1.1.1"
+    assert any(note.kind == "bad" and "no answer" in note.text for note in drawn.control)
 
 
-def test_a_qp_attached_by_hand_has_the_lane_of_its_membership() -> None:
+def test_attached_qp_shares_its_members_lane() -> None:
+    """A QP attached by hand has the lane of its membership."""
     fabric = Fabric.roce(trace=True)
     with open_fabric(fabric) as backend, backend.event_channel() as channel:
         cm_id = channel.create_id()
@@ -341,7 +345,7 @@ def test_the_command_writes_page_packets_and_trace(tmp_path: Path) -> None:
     options = ["--html", str(html), "--pcap", str(pcap), "--trace", str(trace)]
     done = CliRunner().invoke(app, ["sim", "run", "late-join", *options])
     assert done.exit_code == 0, done.output
-    played = run(load("late-join"))
-    assert html.read_text() == played.page()
-    assert page(Trace.load(trace.read_text()), "same") == page(played.trace, "same")
+    simulated = run(load("late-join"))
+    assert html.read_text() == simulated.page()
+    assert page(Trace.load(trace.read_text()), "same") == page(simulated.trace, "same")
     assert pcap.read_bytes()[:4] == b"\x0a\x0d\x0d\x0a"

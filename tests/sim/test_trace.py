@@ -63,7 +63,7 @@ class Scene:
         assert self.fabric.trace is not None
         return self.fabric.trace
 
-    def told(self, kind: type) -> list[dict[str, object]]:
+    def events(self, kind: type) -> list[dict[str, object]]:
         """The events of a kind, as in their lines, without `what`."""
         found = [event for _, event in self.trace if isinstance(event, kind)]
         return [event.model_dump(mode="json", exclude={"what"}) for event in found]
@@ -160,7 +160,8 @@ def test_a_record_that_does_not_fit_is_refused(field: str, value: object) -> Non
         Trace.load(json.dumps(asked))
 
 
-def test_a_field_that_an_event_does_not_have_is_refused() -> None:
+def test_unknown_field_of_an_event_is_refused() -> None:
+    """A field that an event does not have is refused."""
     fabric = Fabric.roce(trace=True)
     with pytest.raises(ValidationError, match="Extra inputs"):
         fabric.core.log.note(Link, port="roce0", up=True, why="so")  # type: ignore[call-arg]
@@ -185,9 +186,9 @@ def test_a_membership_from_join_to_leave(scene: Scene) -> None:
     port, number = scene.fabric.ports[1].name, 2
     group = "::ffff:239.1.1.1" if scene.fabric.sa is None else "ff12:4001:ffff::f01:101"
     common = {"port": port, "id": number, "group": group}
-    assert scene.told(JoinAccepted) == [{**common, "qp": 17, "address": GROUP, "send_only": False}]
-    assert scene.told(EventQueued) == [{**common, "type": "MULTICAST_JOIN", "status": 0, "errno": 0}]
-    assert scene.told(Leave) == [common]
+    assert scene.events(JoinAccepted) == [{**common, "qp": 17, "address": GROUP, "send_only": False}]
+    assert scene.events(EventQueued) == [{**common, "type": "MULTICAST_JOIN", "status": 0, "errno": 0}]
+    assert scene.events(Leave) == [common]
     order = [event.what for _, event in scene.trace]
     assert order.index("join") < order.index("event") < order.index("attach")
     assert order.index("attach") < order.index("detach") < order.index("leave")
@@ -196,23 +197,27 @@ def test_a_membership_from_join_to_leave(scene: Scene) -> None:
 def test_a_send_only_join_sends_no_igmp() -> None:
     scene = Scene("roce")
     scene.join(0, JoinAttrEx.send_only(GROUP))
-    assert scene.told(IgmpReport) == []
+    assert scene.events(IgmpReport) == []
     scene.join(1)
-    assert scene.told(IgmpReport) == [{"port": "roce1", "source": "10.0.0.2", "group": "::ffff:239.1.1.1"}]
+    assert scene.events(IgmpReport) == [{"port": "roce1", "source": "10.0.0.2", "group": "::ffff:239.1.1.1"}]
 
 
-def test_messages_are_numbered_over_the_fabric_and_psns_over_the_qp(scene: Scene) -> None:
+def test_messages_and_psns_are_numbered(scene: Scene) -> None:
+    """Messages are numbered over the fabric and PSNs over the QP."""
     to = scene.join(0)
     scene.qp(0).send(to, [b"a", b"b"])
     scene.qp(1).send(to, [b"c"])
     scene.qp(0).send(to, [b"d"])
-    sends = scene.told(Send)
+    sends = scene.events(Send)
     assert [(s["qp"], s["first"], s["psn"]) for s in sends] == [(16, 0, 0), (17, 2, 0), (16, 3, 2)]
     assert [s["payloads"] for s in sends] == [["61", "62"], ["63"], ["64"]]
 
 
-def test_each_message_is_delivered_or_lost_with_a_reason(scene: Scene) -> None:
-    """Four receives are posted: of six messages the last two are lost."""
+def test_each_message_is_delivered_or_has_a_reason(scene: Scene) -> None:
+    """Each message is delivered or lost with a reason.
+
+    Four receives are posted: of six messages the last two are lost.
+    """
     to = scene.join(0)
     scene.join(1)
     scene.qp(1).send(to, [b"x"] * 6)
@@ -224,7 +229,7 @@ def test_each_message_is_delivered_or_lost_with_a_reason(scene: Scene) -> None:
             for index in (0, 1)
         )
     ]
-    assert scene.told(Deliver) + scene.told(MessagesLost) == fates
+    assert scene.events(Deliver) + scene.events(MessagesLost) == fates
 
 
 @pytest.mark.parametrize("kind", SCENES)
@@ -260,7 +265,7 @@ def test_why_a_message_was_lost(kind: str, cause: str, reason: str) -> None:
     elif cause == "rule":
         fabric.rules.on_delivery(lambda d: Drop() if d.target == port.name else None)
     scene.qp(0).send(to, [b"x"])
-    lost = [event for event in scene.told(MessagesLost) if event["port"] == port.name]
+    lost = [event for event in scene.events(MessagesLost) if event["port"] == port.name]
     group = str(to.gid)
     expected = {"port": port.name, "qp": 17, "group": group, "first": 0, "count": 1, "reason": reason}
     assert lost == [expected]
@@ -268,11 +273,12 @@ def test_why_a_message_was_lost(kind: str, cause: str, reason: str) -> None:
 
 def test_what_never_left_its_port_says_so() -> None:
     for kind, reason in (("roce", "LOC_QP_OP_ERR"), ("infiniband", "the sender's link is down")):
-        unsent = eventful(kind).told(Unsent)
+        unsent = eventful(kind).events(Unsent)
         assert [(event["count"], event["reason"]) for event in unsent] == [(1, reason)]
 
 
-def test_an_sa_that_says_nothing_is_given_up_after_its_timeout() -> None:
+def test_silent_sa_is_given_up() -> None:
+    """An SA that says nothing is given up after its timeout."""
     scene = Scene("infiniband")
     with scene.fabric.rules.on_sa_request(lambda _: Drop()):
         scene.ids[0].join_multicast(GROUP)

@@ -1,4 +1,4 @@
-"""What programs of others say of packets: tshark's fields, scapy's ICRC."""
+"""Packets in the eyes of other programs: tshark's fields, scapy's ICRC."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Shown = Callable[[dict[str, list[str]]], bool]
 
 
 class Decoded:
-    """What tshark reads in a file: for each packet, field -> its values as text."""
+    """Return the fields that tshark reads in a file: for each packet, field -> its values as text."""
 
     def __init__(self, file: Path) -> None:
         command = [_tshark(), "-r", str(file), "-T", "json", "--no-duplicate-keys"]

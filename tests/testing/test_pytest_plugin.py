@@ -60,7 +60,8 @@ def output(result: pytest.RunResult) -> str:
 # --- the fabric -----------------------------------------------------------------------------------
 
 
-def test_an_application_reaches_the_fabric_of_its_test_by_name(suite: Suite) -> None:
+def test_application_opens_the_tests_fabric_by_name(suite: Suite) -> None:
+    """An application reaches the fabric of its test by name."""
     result = suite("""
 @pytest.mark.mcast(fabric=["roce", "infiniband"], ports=3)
 def test_each(mcast_fabric):
@@ -83,7 +84,7 @@ def test_options_are_the_fabrics(mcast_fabric, caplog):
     caplog.set_level(logging.INFO)
     with open_backend("sim", ports=9) as backend:
         assert len(backend.devices()) == 4
-    assert "the options ports are passed over" in caplog.text
+    assert "the options ports are ignored" in caplog.text
 
 def test_without_the_fixture_the_name_is_as_ever():
     with open_backend("sim-ib", ports=2) as backend:
@@ -161,7 +162,8 @@ def test_threads(mcast_fabric):
 # --- endpoints ------------------------------------------------------------------------------------
 
 
-def test_endpoints_have_ports_of_their_own_and_are_closed(suite: Suite) -> None:
+def test_endpoints_have_own_ports(suite: Suite) -> None:
+    """Endpoints have ports of their own and are closed."""
     result = suite("""
 kept = []
 
@@ -182,7 +184,8 @@ def test_then():
     result.assert_outcomes(passed=2)
 
 
-def test_endpoints_of_coroutines_are_closed_after_their_loop(suite: Suite, pytester: pytest.Pytester) -> None:
+def test_async_endpoints_close_after_their_loop(suite: Suite, pytester: pytest.Pytester) -> None:
+    """Endpoints of coroutines are closed after their loop."""
     pytester.makeconftest(COROUTINES)
     suite("""
 kept = []
@@ -301,7 +304,7 @@ def test_sync(mcast_aio_endpoints, mcast_fabric):
 
 
 def test_endpoints_whose_loop_goes_on_are_closed_in_it(suite: Suite) -> None:
-    """As one that several tests share, at rest or in another thread; or was closed while a task waited."""
+    """A loop that several tests share, idle or in another thread, or closed while a task waited."""
     result = suite(
         """
 import threading
@@ -343,7 +346,8 @@ def test_then():
     result.assert_outcomes(passed=4)
 
 
-def test_a_port_on_which_no_endpoint_was_opened_stays_free(suite: Suite) -> None:
+def test_failed_open_frees_its_port(suite: Suite) -> None:
+    """A port on which no endpoint was opened stays free."""
     result = suite(
         """
 @pytest.mark.mcast(ports=2)
@@ -460,7 +464,8 @@ LEAKS = {
 
 
 @pytest.mark.parametrize("leak", LEAKS)
-def test_what_is_left_open_is_an_error_in_words_with_its_place(suite: Suite, leak: str) -> None:
+def test_open_object_is_an_error_with_its_line(suite: Suite, leak: str) -> None:
+    """An object that is left open is an error that names its line."""
     body, says = LEAKS[leak]
     result = suite(f"kept = []\ndef test_leak(mcast_fabric, mcast_endpoints):\n    {body}\n")
     result.assert_outcomes(passed=1, errors=1)
@@ -487,7 +492,8 @@ def test_leak(mcast_fabric):
     )
 
 
-def test_a_thread_that_waits_on_what_was_left_open_wakes(suite: Suite) -> None:
+def test_thread_waiting_on_a_leftover_wakes(suite: Suite) -> None:
+    """A thread that waits on what was left open wakes."""
     suite("""
 from threading import Thread
 
@@ -591,7 +597,8 @@ def test_a_seed_follows_from_the_run_and_the_test(suite: Suite) -> None:
     assert "mcast: --mcast-seed=5\n" in output(other)
 
 
-def test_what_an_application_draws_follows_from_the_seed(suite: Suite) -> None:
+def test_random_numbers_follow_the_seed(suite: Suite) -> None:
+    """Random numbers of an application follow from the seed."""
     tests = """
 @pytest.mark.mcast(fabric="infiniband")
 def test_drawn(mcast_fabric):
@@ -712,8 +719,8 @@ def test_a_mark_implies_the_fabric(suite: Suite) -> None:
 MISTAKES = {
     "@pytest.mark.mcast(prots=4)": "mcast(prots=…): the options of a roce fabric are ports, hosts, switches",
     "@pytest.mark.mcast(ports=0)": "mcast: ports is 0: allowed are 1..65000",
-    '@pytest.mark.mcast(fabric="ether")': "the fabric is 'ether': there are roce and infiniband",
-    "@pytest.mark.mcast(fabric=5)": "the fabric is 5: there are roce and infiniband",
+    '@pytest.mark.mcast(fabric="ether")': "the fabric is 'ether': give roce or infiniband",
+    "@pytest.mark.mcast(fabric=5)": "the fabric is 5: give roce or infiniband",
     "@pytest.mark.mcast(faults=5)": "mcast(faults=5): give a list of faults",
     "@pytest.mark.mcast(faults={'kind': 'drop'})": "mcast(faults={'kind': 'drop'}): give a list of faults",
     "@pytest.mark.mcast(shared='no')": "mcast(shared='no'): give True or False",
@@ -768,7 +775,7 @@ def test_a_mistake_has_its_place(suite: Suite, tests: str) -> None:
 def test_a_wrong_ini_is_named(suite: Suite) -> None:
     result = suite("def test_it(mcast_fabric): pass\ndef test_other(): pass", "-o", "mcast_fabric=ether")
     result.assert_outcomes(passed=1, errors=1)
-    assert "the ini's mcast_fabric: the fabric is 'ether': there are roce and infiniband" in output(result)
+    assert "the ini's mcast_fabric: the fabric is 'ether': give roce or infiniband" in output(result)
 
 
 def test_a_seed_that_is_none_is_a_usage_error(suite: Suite) -> None:
@@ -789,7 +796,8 @@ def test_it():
     pytester.runpytest_subprocess().assert_outcomes(passed=1)
 
 
-def test_it_lives_beside_the_plugin_of_the_conformance_suite(suite: Suite) -> None:
+def test_works_beside_the_conformance_plugin(suite: Suite) -> None:
+    """It lives beside the plugin of the conformance suite."""
     result = suite(
         "def test_bed(bed): pass\ndef test_fabric(mcast_fabric): pass\n", "-p", "mcast.conformance.plugin"
     )
@@ -837,9 +845,8 @@ def listener(**more):
 )
 
 
-def test_a_shared_fabric_is_that_of_subprocesses_and_each_process_left_is_named_and_killed(
-    suite: Suite, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shared_fabric_kills_processes_left_over(suite: Suite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shared fabric is that of subprocesses and each process left is named and killed."""
     monkeypatch.delenv("MCAST_SIM", raising=False)
     result = suite(
         PROGRAM
@@ -903,4 +910,4 @@ def test_clock(mcast_fabric):
     assert "backend sim-roce on the shared fabric\n    opened at test_it.py:" in text
     alone = "the fabric is in this process alone: mark the test @pytest.mark.mcast(shared=True)"
     assert result.stdout.lines.count(alone) == 2, "where CI is set, the summary has both, too"
-    assert "processes share real time: leave out clock" in text
+    assert "a fabric for several processes runs in real time: leave out clock" in text

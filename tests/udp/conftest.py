@@ -27,7 +27,7 @@ class Host:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """What runs a command there."""
+        """Command line in front of a command, which runs it there."""
         return ("nsenter", f"--net=/proc/{self.pid}/ns/net")
 
     def run(self, *command: str) -> str:

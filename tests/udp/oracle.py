@@ -1,4 +1,4 @@
-"""What becomes of a datagram: the rules of mcast/backends/udp/csrc/ring.c once more, by other means."""
+"""Fate of a datagram: the rules of mcast/backends/udp/csrc/ring.c once more, by other means."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Receiver:
 def masked(
     data: bytes, source: IPv4Address, source_port: int, dest: IPv4Address, dest_port: int, identification: int
 ) -> bytes:
-    """What the ICRC of a datagram covers, without the ICRC itself."""
+    """Return the bytes that the ICRC of a datagram covers, without the ICRC itself."""
     size = len(data) + 8
     ip = b"\x45\xff" + (20 + size).to_bytes(2) + identification.to_bytes(2) + b"\x40\x00\xff\x11\xff\xff"
     ip += source.packed + dest.packed
@@ -79,7 +79,7 @@ def masked(
 
 @cache
 def _basis(behind: int) -> list[int]:
-    """What each bit of two bytes, with others behind them, changes in a CRC; a reduced basis."""
+    """Return the change of a CRC by each bit of two bytes, with others behind them; a reduced basis."""
     zero, found = zlib.crc32(bytes(behind + 2)), list[int]()
     for bit in range(16):
         one = zlib.crc32((1 << bit).to_bytes(2) + bytes(behind)) ^ zero

@@ -1,4 +1,4 @@
-"""What `mcast doctor --backend udp` finds, and what an endpoint that heard nobody is told."""
+"""Findings of `mcast doctor --backend udp`, and the hints to an endpoint that received nothing."""
 
 from __future__ import annotations
 
@@ -106,9 +106,9 @@ def test_answers_of_cards_that_are_lost_are_named(hosts: tuple[Host, Host]) -> N
     host.run("ip", "link", "set", "lo", "down")
     (found,) = problems(host)
     assert (found["subject"], found["fix"]) == ("lo", "ip link set lo up")
-    (told,) = set(host.run(sys.executable, "-c", ANSWERED.replace("OTHER", str(hosts[1].pid))).splitlines())
-    assert told.startswith("loopback is down")
-    assert told.endswith("ip link set lo up {'not_forwarded': 1}")
+    (hint,) = set(host.run(sys.executable, "-c", ANSWERED.replace("OTHER", str(hosts[1].pid))).splitlines())
+    assert hint.startswith("loopback is down")
+    assert hint.endswith("ip link set lo up {'not_forwarded': 1}")
 
 
 ANSWERED = """

@@ -44,7 +44,7 @@ def test_a_switch_knows_the_group_again(bridge: Testbed) -> None:
 
 
 def test_a_sender_without_a_link_rejoins(bridge: Testbed) -> None:
-    """As on a device, a send that cannot leave ends the queue pair, and the endpoint gets it back."""
+    """A send that cannot leave ends the queue pair, as on a device, and the endpoint restores it."""
     with pair(bridge) as (sender, receiver), receiver.join(GROUP) as there, sender.join(GROUP) as group:
         with bridge.link_down(bridge.ports[0]):
             with pytest.raises(QpError):

@@ -25,7 +25,7 @@ WAITS = (
 
 @needs_namespaces
 def test_another_network_is_not_heard() -> None:
-    """The same group on the same address, in two network namespaces."""
+    """One group on one address, in two network namespaces."""
     with open_endpoint("udp", bind="127.0.0.1") as endpoint, endpoint.join(GROUP) as group:
         with private_network(), open_endpoint("udp", bind="127.0.0.1") as stranger:
             stranger.sender(GROUP).send(b"from elsewhere")

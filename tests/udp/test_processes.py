@@ -106,7 +106,7 @@ def answers(endpoint: Endpoint, count: int) -> list[bytes]:
 
 
 def test_unicast_to_4791_is_passed_on() -> None:
-    """As a card answers, which knows no other port; the door may be another process's."""
+    """Answer as a card, which knows no other port; its socket may be another process's."""
     with open_backend("udp") as backend, backend.event_channel() as channel, channel.create_id() as id_:
         id_.bind_addr("127.0.0.1")
         qp = id_.create_qp()
@@ -174,7 +174,7 @@ def test_a_group_is_ready_when_another_process_answers() -> None:
 
 @needs_namespaces
 def test_a_port_that_is_taken_names_rdma(hosts: tuple[Host, Host]) -> None:
-    """As the kernel takes it for Soft-RoCE: without SO_REUSEADDR."""
+    """Bind the port as the kernel does for Soft-RoCE: without SO_REUSEADDR."""
     program = (
         "import socket\n"
         "taken = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
@@ -205,7 +205,8 @@ def test_a_host_without_an_address_says_so() -> None:
         host.close()
 
 
-def test_an_ipv6_group_is_refused_as_the_kernel_refuses_it() -> None:
+def test_ipv6_group_is_refused_as_by_the_kernel() -> None:
+    """An IPv6 group is refused as the kernel refuses it."""
     with open_endpoint("udp", bind="127.0.0.1") as endpoint:
         with pytest.raises(McastError) as caught:
             endpoint.join("ff0e::1")

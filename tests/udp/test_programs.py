@@ -1,4 +1,4 @@
-"""What is made of endpoints works on `udp`: top, replay, objects through loss, collectives, awaiting ends."""
+"""Programs made of endpoints work on `udp`: top, replay, objects through loss, collectives, awaiting ends."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_top_shows_a_source() -> None:
 
 
 def test_a_capture_is_replayed(tmp_path: Path, mcast: Run) -> None:
-    """What was recorded from one process is sent again by another, payload by payload."""
+    """A recording of one process is sent again by another, payload by payload."""
     taken, sent = tmp_path / "taken.pcapng", [b"message %d" % number for number in range(50)]
     command: list[str | Path] = [MCAST, "record", GROUP, "-o", taken, "-C", str(len(sent)), *UDP, *LO]
     with subprocess.Popen(command) as recording, open_endpoint("udp", bind="127.0.0.1") as endpoint:

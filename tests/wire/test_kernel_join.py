@@ -37,9 +37,10 @@ PATTERN = McMemberRecord(
     ("space", "mask", "qkey"), [(PortSpace.UDP, 0x130C7, 0x01234567), (PortSpace.IPOIB, 0x173F7, 0xB1B)]
 )
 @pytest.mark.parametrize("join_state", [1, 8])
-def test_all_but_four_fields_are_those_of_the_broadcast_group(
+def test_other_fields_equal_the_broadcast_group(
     space: PortSpace, mask: int, qkey: int, join_state: int
 ) -> None:
+    """All but four fields are those of the broadcast group."""
     mgid, port_gid = Gid("ff12:4001:ffff::f01:101"), Gid("fe80::2")
     own = {"mgid": mgid, "port_gid": port_gid, "qkey": qkey, "proxy_join": False}
     wanted = PATTERN._asdict() | own | {"join_state": join_state}

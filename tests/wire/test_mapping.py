@@ -57,9 +57,8 @@ def test_an_address_leads_to_its_mgid(
 
 
 @given(groups_v4, scopes, pkeys)
-def test_ipv4_keeps_28_bits_and_takes_scope_and_pkey_of_the_broadcast_group(
-    address: IPv4Address, scope: int, pkey: int
-) -> None:
+def test_ipv4_keeps_28_bits(address: IPv4Address, scope: int, pkey: int) -> None:
+    """IPv4 keeps 28 bits and takes scope and P_Key of the broadcast group."""
     mgid = infiniband_mgid(address, PortSpace.UDP, ipoib_broadcast_mgid(pkey, scope))
     assert mgid[:2] == bytes((0xFF, 0x10 | scope))
     assert mgid[2:4] == b"\x40\x01"

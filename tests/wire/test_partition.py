@@ -18,7 +18,8 @@ def test_one_of_two_in_a_partition_is_a_full_member(one: int, other: int) -> Non
     assert (one in matching_pkeys(other)) == (other in matching_pkeys(one)) == (same and full)
 
 
-def test_a_full_membership_is_found_before_a_limited_one() -> None:
+def test_full_pkey_is_preferred() -> None:
+    """A full membership is found before a limited one."""
     table = (0, 0x0001, 0x7FFF, 0x8001, 0xFFFF, 0x8001)
     assert [find_pkey(table, pkey) for pkey in (0x0001, 0x8001, 0x7FFF, 0xFFFF, 0x8002)] == [3, 3, 4, 4, None]
     assert find_pkey(table[:3], 0x8001) == 1

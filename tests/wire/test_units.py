@@ -19,7 +19,8 @@ def test_the_codes_are_those_of_the_headers() -> None:
     assert set(RATE.value) == set(range(2, 25))
 
 
-def test_rates_are_in_the_order_of_what_is_left_for_data() -> None:
+def test_rates_are_in_order_of_data_rate() -> None:
+    """Rates are in the order of what is left for data."""
     left = {c: gbps * 8 / 10 if c in OLD_RATES else gbps * 64 / 66 for c, gbps in RATE.value.items()}
     assert list(left.values()) == sorted(left.values())
     assert sorted(RATE.value, key=RATE.rank.__getitem__) == list(RATE.value)
@@ -31,7 +32,8 @@ def test_codes_that_ascend_are_their_own_rank() -> None:
     assert PACKET_LIFE.value[18] == pytest.approx(1.07e6, rel=0.01)  # OpenSM's, about a second
 
 
-def test_links_have_the_code_of_the_rate_they_are_named_after() -> None:
+def test_links_have_the_code_of_their_rate() -> None:
+    """Links have the code of the rate they are named after."""
     speeds = {2.5: 2, 10: 3, 40: 7, 56.25: 12, 103.125: 16, 212.5: 17, 425.0: 21, 850.0: 23}
     assert {gbps: RATE.nearest(gbps) for gbps in speeds} == speeds
 

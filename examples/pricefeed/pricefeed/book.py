@@ -1,4 +1,4 @@
-"""What a subscriber knows of the publisher's book. Pure: no clock and no network."""
+"""A subscriber's copy of the publisher's book. Pure: no clock and no network."""
 
 from __future__ import annotations
 

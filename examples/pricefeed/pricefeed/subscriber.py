@@ -34,7 +34,7 @@ class Subscriber:
 
     @property
     def stats(self) -> mcast.EndpointStats:
-        """What the endpoint has counted; `gaps` by the sequence numbers that mcast adds to messages."""
+        """Counters of the endpoint; `gaps` by the sequence numbers that mcast adds to messages."""
         return self._endpoint.stats()
 
     async def until(self, wanted: Callable[[Book], bool]) -> Book:

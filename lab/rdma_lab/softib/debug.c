@@ -23,8 +23,8 @@
 
 #define LINE 64
 #define WORD 16
-#define MOST_DROP_OF 1000000
-#define MOST_DELAY_MS (60 * 60 * 1000)
+#define MAX_DROP_OF 1000000
+#define MAX_DELAY_MS (60 * 60 * 1000)
 
 static struct dentry *folder;
 
@@ -75,7 +75,7 @@ static int change_drop(const char *who, const char *what)
 	} else if (!of) {
 		return -EINVAL;
 	}
-	if (!port || drop > of || of > MOST_DROP_OF)
+	if (!port || drop > of || of > MAX_DROP_OF)
 		return -EINVAL;
 	port->drop = drop;
 	port->drop_of = of;
@@ -96,12 +96,12 @@ static int change_gsi(const char *who, const char *what)
 
 static int change_tables(const char *who, const char *what)
 {
-	u32 number, delay_ms = SOFTIB_UNTIL_TOLD;
+	u32 number, delay_ms = SOFTIB_HELD;
 	char more;
 
 	if (sscanf(who, "switch%u%c", &number, &more) != 1 || number >= softib.switches)
 		return -EINVAL;
-	if (strcmp(what, "hold") && (kstrtou32(what, 10, &delay_ms) || delay_ms > MOST_DELAY_MS))
+	if (strcmp(what, "hold") && (kstrtou32(what, 10, &delay_ms) || delay_ms > MAX_DELAY_MS))
 		return -EINVAL;
 	softib_tables_delay(softib.sw[number], delay_ms);
 	return 0;
@@ -271,7 +271,7 @@ static int tables_show(struct seq_file *file, void *unused)
 	for (i = 0; i < softib.switches; i++) {
 		u32 delay_ms = READ_ONCE(softib.sw[i]->delay_ms);
 
-		if (delay_ms == SOFTIB_UNTIL_TOLD)
+		if (delay_ms == SOFTIB_HELD)
 			seq_printf(file, "switch%u hold\n", i);
 		else
 			seq_printf(file, "switch%u %u\n", i, delay_ms);

@@ -211,7 +211,7 @@ static void quiesce_qp(struct rvt_qp *qp)
 	wait_event(priv->idle, !(READ_ONCE(qp->s_flags) & RVT_S_BUSY));
 }
 
-/* What waited in SQD is sent in RTS, and flushed in ERR and SQE. */
+/* Work that waited in SQD is sent in RTS, and flushed in ERR and SQE. */
 static void modify_qp(struct rvt_qp *qp, struct ib_qp_attr *attr, int mask, struct ib_udata *udata)
 {
 	if (mask & IB_QP_STATE && qp->s_last != qp->s_head)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-/* What an HCA checks of every packet: the address, the P_Key, the Q_Key; and what it counts where they are wrong. */
+/* Checks of an HCA on every packet: the address, the P_Key, the Q_Key; and the counters of violations. */
 #include "softib.h"
 
 /* IBA 10.9.3: the same partition, and one of the two a full member. */
@@ -54,7 +54,7 @@ bool softib_match_qkey(struct softib_hca *hca, struct rvt_qp *qp, u32 qkey)
 	return false;
 }
 
-/* Whether a message to one port is to this one. */
+/* True if a message to one port is to this one. */
 bool softib_is_mine(struct softib_hca *hca, const struct softib_packet *packet)
 {
 	struct softib_port *port = &hca->port[1];

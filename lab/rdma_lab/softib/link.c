@@ -146,7 +146,7 @@ void softib_disconnect(struct softib_port *port)
 	spin_unlock_irqrestore(&softib.lock, flags);
 }
 
-/* Whether a port takes part in what the message is: management from INIT on, all else when ACTIVE. */
+/* True if a port takes messages of this kind: management from INIT on, all else when ACTIVE. */
 static bool usable(const struct softib_port *port, const struct softib_packet *packet)
 {
 	return softib_state(port) >= (packet->vl == SOFTIB_SMI_VL ? IB_PORT_INIT : IB_PORT_ACTIVE);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-/* What a change starts elsewhere: an event for the kernel's users of an HCA, a trap for the subnet manager. */
+/* Notices of a change: an event for the kernel's users of an HCA, a trap for the subnet manager. */
 #include "softib.h"
 
 /* The caller has softib.lock. Once the device leaves, nothing would wait for the event before it is freed. */

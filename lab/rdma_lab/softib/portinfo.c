@@ -18,7 +18,7 @@ static struct softib_port *named(struct softib_port *at, const struct ib_smp *sm
 	return number <= at->node->ports ? &at->node->port[number] : NULL;
 }
 
-/* Whether a Set leads from the port's state to one that it may be led to (IBA 7.2.7). */
+/* True if a Set may change the port's state in this way (IBA 7.2.7). */
 static bool may_change(const struct softib_port *port, u8 state, u8 phys)
 {
 	if (phys > IB_PORT_PHYS_STATE_DISABLED)
@@ -49,7 +49,7 @@ static bool is_valid(const struct softib_port *port, const struct ib_port_info *
 	return true;
 }
 
-/* What belongs to the node rather than to a link: told to its only port, or to port 0 of a switch. */
+/* Apply attributes of the node, not of a link: a Set on its only port, or on port 0 of a switch. */
 static void set_management(struct softib_port *port, const struct ib_port_info *new)
 {
 	struct ib_port_info *info = &port->info;
@@ -83,7 +83,7 @@ static void set_link(struct softib_port *port, const struct ib_port_info *new)
 	info->localphyerrors_overrunerrors = new->localphyerrors_overrunerrors;
 }
 
-/* What rdmavt and its users hear of a Set. */
+/* Report a Set to rdmavt and its users. */
 static void tell_host(struct softib_hca *hca, const struct ib_port_info *before, const struct ib_port_info *asked)
 {
 	struct ib_port_info *info = &hca->port[1].info;

@@ -171,7 +171,7 @@ static int not_ready(struct rvt_qp *qp, u32 aeth)
 	return status;
 }
 
-/* So many more packets are with the responder. */
+/* Note that so many more packets reached the responder. */
 static int progress(struct rvt_qp *qp, u32 packets, bool done)
 {
 	struct softib_qp *priv = qp->priv;
@@ -190,7 +190,7 @@ static int progress(struct rvt_qp *qp, u32 packets, bool done)
 	return status;
 }
 
-/* What an ACK or NAK says of the message that is sent. */
+/* Handle an ACK or NAK of the message that is sent. */
 static int acknowledged(struct journey *on)
 {
 	u32 aeth = be32_to_cpu(on->response->extension.aeth);
@@ -317,7 +317,7 @@ int softib_rc_send(struct softib_hca *hca, struct rvt_qp *qp, struct rvt_swqe *w
 }
 
 /* After the message's completion, or after the packet that its answer is missing for: the other end may learn of it. */
-void softib_rc_settle(struct rvt_qp *qp)
+void softib_rc_notify(struct rvt_qp *qp)
 {
 	struct softib_hca *responder;
 

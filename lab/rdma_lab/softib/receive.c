@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0 OR BSD-3-Clause
-/* What an HCA makes of a message that arrived: which queue pairs take it, and what is checked before. */
+/* Receive side of an HCA: which queue pairs get a message, and the checks before. */
 #include "softib.h"
 
 /* No receive was posted: the message is lost, silently but for this. */
@@ -13,7 +13,7 @@ static void count_dropped(struct softib_hca *hca, struct rvt_qp *qp)
 	spin_unlock_irqrestore(&softib.lock, flags);
 }
 
-/* Whether the keys let the message in; `index` becomes the P_Key's. QP 0 has none (IBA 9.6.1.4, 9.6.1.5). */
+/* True if the keys let the message in; `index` becomes the P_Key's. QP 0 has none (IBA 9.6.1.4, 9.6.1.5). */
 static bool keys_match(struct softib_hca *hca, struct rvt_qp *qp, struct softib_packet *packet, u16 *index)
 {
 	*index = 0;
@@ -23,7 +23,7 @@ static bool keys_match(struct softib_hca *hca, struct rvt_qp *qp, struct softib_
 	return *index != SOFTIB_PKEYS && softib_match_qkey(hca, qp, packet->qkey);
 }
 
-/* Whether the message may reach this queue pair at all (IBA 9.6.1, 13.5.3.1). */
+/* True if the message may reach this queue pair at all (IBA 9.6.1, 13.5.3.1). */
 static bool well_formed(struct rvt_qp *qp, const struct softib_packet *packet)
 {
 	bool smi = packet->vl == SOFTIB_SMI_VL;

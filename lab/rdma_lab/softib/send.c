@@ -68,7 +68,7 @@ static void send_rc(struct softib_hca *hca, struct rvt_qp *qp, struct rvt_swqe *
 
 	if (status != SOFTIB_WAIT)
 		complete_send(qp, wqe, status);
-	softib_rc_settle(qp);
+	softib_rc_notify(qp);
 	if (status != SOFTIB_WAIT && status != IB_WC_SUCCESS)
 		break_connection(qp);
 }

@@ -87,10 +87,10 @@
 #define SOFTIB_MFT_PORTS 16		/* ports in one position of it */
 #define SOFTIB_MCAST_QPN 0xFFFFFF
 #define SOFTIB_SMI_VL 15
-#define SOFTIB_UNTIL_TOLD U32_MAX	/* as a delay */
+#define SOFTIB_HELD U32_MAX	/* as a delay */
 #define SOFTIB_GSI_QKEY 0x80010000
 
-/* What the PMA of a port tells; IBA 16.1.3.5. Data are counted in words of 4 bytes. */
+/* Counters of a port's PMA; IBA 16.1.3.5. Data are counted in words of 4 bytes. */
 struct softib_counters {
 	u64 link_downed, rcv_errors, relay_errors, xmit_discards, vl15_dropped;
 	u64 xmit_data, rcv_data, xmit_packets, rcv_packets;
@@ -111,7 +111,7 @@ struct softib_port {
 	struct softib_counters counters;
 };
 
-/* What has a subnet management agent: an HCA or a switch. */
+/* A node, which has a subnet management agent: an HCA or a switch. */
 struct softib_node {
 	u8 type;			/* RDMA_NODE_IB_CA, RDMA_NODE_IB_SWITCH */
 	u8 index;			/* in softib.hca or softib.sw */
@@ -220,7 +220,7 @@ struct softib {
 
 extern struct softib softib;
 
-/* What became of an RC request. */
+/* Result of an RC request. */
 enum softib_outcome {
 	SOFTIB_LOST,			/* it, or its answer, did not arrive */
 	SOFTIB_TAKEN,			/* it arrived, and wants no answer */
@@ -325,7 +325,7 @@ bool softib_sma(struct softib_port *at, struct ib_smp *smp, bool trusted);
 
 /* switch.c */
 struct softib_switch *softib_switch_create(unsigned int index, u8 ports);
-void softib_switch_silence(struct softib_switch *sw);
+void softib_switch_cancel_work(struct softib_switch *sw);
 void softib_switch_destroy(struct softib_switch *sw);
 void softib_carry(struct softib_port *from, struct softib_packet *packet, unsigned long *reached);
 
@@ -356,7 +356,7 @@ void softib_announce(struct softib_hca *hca, u32 qpn);
 /* rc_requester.c */
 void softib_rc_begin(struct rvt_qp *qp, struct rvt_swqe *wqe);
 int softib_rc_send(struct softib_hca *hca, struct rvt_qp *qp, struct rvt_swqe *wqe);
-void softib_rc_settle(struct rvt_qp *qp);
+void softib_rc_notify(struct rvt_qp *qp);
 void softib_rc_timeout(struct rvt_qp *qp, u32 psn, int wait);
 
 /* send.c */

@@ -21,7 +21,7 @@ void softib_subnet_destroy(void)
 	/* A trap of one switch goes through the others: all are silent before the first is freed. */
 	for (i = 0; i < softib.switches; i++)
 		if (softib.sw[i])
-			softib_switch_silence(softib.sw[i]);
+			softib_switch_cancel_work(softib.sw[i]);
 	for (i = 0; i < softib.switches; i++)
 		if (softib.sw[i])
 			softib_switch_destroy(softib.sw[i]);

@@ -28,7 +28,7 @@ struct softib_switch *softib_switch_create(unsigned int index, u8 ports)
 }
 
 /* Before any switch is freed: this one sends nothing more, and changes nothing by itself. */
-void softib_switch_silence(struct softib_switch *sw)
+void softib_switch_cancel_work(struct softib_switch *sw)
 {
 	cancel_delayed_work_sync(&sw->node.trap_work);
 	cancel_delayed_work_sync(&sw->late);
@@ -49,7 +49,7 @@ static struct softib_port *linear_port(struct softib_switch *sw, u16 lid)
 	return number <= sw->node.ports ? &sw->port[number] : NULL;
 }
 
-static void turn_round(struct softib_switch *sw, struct softib_packet *packet)
+static void swap_addresses(struct softib_switch *sw, struct softib_packet *packet)
 {
 	u32 asked = packet->dest_qpn;
 
@@ -113,7 +113,7 @@ static struct softib_port *to_itself(struct softib_port *in, struct softib_packe
 		answers = softib_pma(&sw->node, (struct ib_pma_mad *)packet->payload);
 	if (!answers)
 		return NULL;
-	turn_round(sw, packet);
+	swap_addresses(sw, packet);
 	return linear_port(sw, packet->dlid);
 }
 
@@ -185,7 +185,7 @@ static void arrive(struct softib_port *in, struct softib_packet *packet, unsigne
 		__set_bit(in->node->index, reached);
 }
 
-/* Whether an HCA hands the message to itself: all of it, or a copy (IBA 11.4.1.1 wants it for multicast). */
+/* True if an HCA hands the message to itself: all of it, or a copy (IBA 11.4.1.1 wants it for multicast). */
 static bool loops_back(struct softib_port *from, struct softib_packet *packet)
 {
 	return softib_state(from) == IB_PORT_ACTIVE &&

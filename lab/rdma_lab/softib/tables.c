@@ -31,7 +31,7 @@ static void late_work(struct work_struct *work)
 	unsigned long flags;
 
 	spin_lock_irqsave(&softib.lock, flags);
-	if (sw->delay_ms != SOFTIB_UNTIL_TOLD)
+	if (sw->delay_ms != SOFTIB_HELD)
 		take_effect(sw);
 	spin_unlock_irqrestore(&softib.lock, flags);
 }
@@ -41,7 +41,7 @@ void softib_tables_written(struct softib_switch *sw)
 {
 	if (!sw->delay_ms)
 		take_effect(sw);
-	else if (sw->delay_ms != SOFTIB_UNTIL_TOLD)
+	else if (sw->delay_ms != SOFTIB_HELD)
 		mod_delayed_work(softib.work, &sw->late, msecs_to_jiffies(sw->delay_ms));
 }
 

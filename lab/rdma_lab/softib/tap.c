@@ -17,8 +17,8 @@
 
 #define ROOM BIT(20)			/* bytes; a power of 2, so that the counts of bytes wrap with it */
 #define PAYLOAD 2048
-#define MOST_PACKET (SOFTIB_LRH + SOFTIB_GRH + SOFTIB_BTH + sizeof(union ib_ehdrs) + PAYLOAD + 4 + SOFTIB_VCRC)
-#define MOST_BLOCK (MOST_PACKET + 128)	/* with the ERF header, the block's own, and its options */
+#define MAX_PACKET (SOFTIB_LRH + SOFTIB_GRH + SOFTIB_BTH + sizeof(union ib_ehdrs) + PAYLOAD + 4 + SOFTIB_VCRC)
+#define MAX_BLOCK (MAX_PACKET + 128)	/* with the ERF header, the block's own, and its options */
 
 /* draft-ietf-opsawg-pcapng: blocks, options; Endace ERF */
 #define SECTION 0x0A0D0D0A
@@ -34,9 +34,9 @@ enum { END, NAME = 2, FLAGS = 2, DROPPED = 4, ALL_DROPPED = 5, RESOLUTION = 9 };
 static unsigned long taken_by;		/* bit 0: there is a reader */
 static DECLARE_WAIT_QUEUE_HEAD(more);
 
-/* What is given to the reader: a block, of which so much has been read. */
+/* The block that the reader gets, and how much of it was read. */
 static DEFINE_MUTEX(reading);
-static u8 given[MOST_BLOCK];
+static u8 given[MAX_BLOCK];
 static u32 given_at, given_length;
 
 /* Under softib.lock: */
@@ -44,7 +44,7 @@ static u8 *ring;			/* NULL while nobody reads */
 static u32 written, taken;
 static u64 dropped[SOFTIB_HCAS];	/* since the last packet that had room */
 static u64 all_dropped[SOFTIB_HCAS], shown_dropped[SOFTIB_HCAS];
-static u8 block[MOST_BLOCK];		/* the one that is made */
+static u8 block[MAX_BLOCK];		/* the one that is made */
 static u32 block_length;
 
 static void add(const void *from, u32 length)
@@ -81,7 +81,7 @@ static void ring_put(const void *from, u32 length)
 	written += length;
 }
 
-/* Whether the block had room in the ring. */
+/* True if the block had room in the ring. */
 static bool end_block(void)
 {
 	u32 total = block_length + 4;

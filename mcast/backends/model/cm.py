@@ -471,8 +471,10 @@ class CmaId:
         self.channel.put(QueuedEvent(_JOINED, self, membership, ud))
 
     def attach_on_retrieval(self, event: QueuedEvent) -> QueuedEvent:
-        """Do what librdmacm does when a JOIN is fetched: attach the queue pair; if that fails, the event
-        becomes an error."""
+        """Attach the queue pair when a JOIN event is fetched, as librdmacm does.
+
+        If that fails, the event becomes an error.
+        """
         membership, ud = event.membership, event.ud
         assert membership is not None
         assert ud is not None

@@ -347,8 +347,11 @@ class Qp:
                 self.on_readable()
 
     def _deliver_singly(self, burst: Burst, start: int, stop: int) -> None:
-        """Deliver one by one, because a message without room in its receive puts the queue pair into ERR
-        (K-DATA-7)."""
+        """Deliver one message after another.
+
+        A message without room in its receive puts the queue pair into ERR (K-DATA-7), so the rest must see
+        that.
+        """
         for index in range(start, stop):
             size = len(burst.payloads[index])
             if size > self.room:

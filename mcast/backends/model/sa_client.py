@@ -155,8 +155,10 @@ class _Group:
         self.waiting.append(member)
 
     def advance(self) -> None:
-        """Serve the members that wait; then give back bits that no member has any more; one request at a
-        time."""
+        """Serve the members that wait, then give back bits that no member has any more.
+
+        One request is under way at a time.
+        """
         while self.joining is None and not self.leaving:
             if self.waiting:
                 member = self.waiting.popleft()
@@ -297,8 +299,10 @@ class SaClient:
         )
 
     def reset(self, why: ResetReason, lost: Callable[[McMemberRecord], bool] = lambda record: True) -> None:
-        """A port event ends the memberships in the groups that are `lost`: ENETRESET for every active member,
-        no Delete, and no join by itself (SA-RESET-2)."""
+        """End the memberships in the groups that are `lost` by a port event.
+
+        ENETRESET for every active member, no Delete, and no join by itself (SA-RESET-2).
+        """
         known = list(self.groups.values())
         ended: dict[_Group, list[SaMember]] = {
             g: [] for g in known if g.record is not None and lost(g.record)

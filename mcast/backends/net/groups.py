@@ -86,8 +86,8 @@ def group_table(
         for netdev in netdevs_of(device, port)
     }
     if ethernet:
-        _look_at_igmp(ethernet, table)
-        _look_at_bridges(ethernet, table)
+        _read_igmp(ethernet, table)
+        _read_bridges(ethernet, table)
         table.unseen |= dict.fromkeys((NO_IGMP_TABLE, SOCKETS))
     infiniband = [
         (device, port.port_num)
@@ -96,17 +96,17 @@ def group_table(
     ]
     names = {gid: f"{device}/{port.port_num}" for device, port in ports for gid in port.gids.values()}
     for device, number in infiniband:
-        _look_at_sa(device, number, names, table)
+        _read_sa(device, number, names, table)
     return table.done()
 
 
-def _look_at_igmp(ports: dict[str, str], table: _Table) -> None:
+def _read_igmp(ports: dict[str, str], table: _Table) -> None:
     for netdev, groups in hostnet.igmp_memberships().items():
         for group in groups if netdev in ports else ():
             table.member(Gid(group), ports[netdev], GroupSource.HOST)
 
 
-def _look_at_bridges(ports: dict[str, str], table: _Table) -> None:
+def _read_bridges(ports: dict[str, str], table: _Table) -> None:
     """A bridge's port leads to a port of this host, or to others behind it."""
     ours = {hostnet.bridge_port_of(netdev): port for netdev, port in ports.items()}
     try:
@@ -123,7 +123,7 @@ def _look_at_bridges(ports: dict[str, str], table: _Table) -> None:
             table.member(Gid(entry.group), name, GroupSource.SWITCH)
 
 
-def _look_at_sa(device: str, number: int, names: dict[Gid, str], table: _Table) -> None:
+def _read_sa(device: str, number: int, names: dict[Gid, str], table: _Table) -> None:
     try:
         records = ask_sa(device, number)
     except FileNotFoundError:

@@ -13,8 +13,9 @@ _CURRENT = "/proc/thread-self/ns/net"
 
 
 class Namespace:
-    """A new network namespace, in which nothing is up. It lives until `close`, and as long as a thread or a
-    socket is in it.
+    """A new network namespace, in which no interface is up.
+
+    It lives until `close`, and as long as a thread or a socket is in it.
 
     Raises PermissionError without CAP_SYS_ADMIN.
     """

@@ -48,8 +48,10 @@ _TYPE = 0x3FFF
 
 
 class SnoopingEntry(NamedTuple):
-    """One entry of a bridge's multicast database: `bridge` sends `group` to its `port`, on the VLAN
-    `vlan`."""
+    """One entry of a bridge's multicast database.
+
+    `bridge` sends `group` to its `port`, on the VLAN `vlan`.
+    """
 
     bridge: str
     port: str
@@ -93,10 +95,10 @@ def links() -> dict[int, Link]:
     found = {}
     for message in _ask(_ROUTE, _GETLINK, _DUMP, _LINK.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
         _, _, number, _, _ = _LINK.unpack_from(message)
-        told = message[_LINK.size :]
-        fields = dict(_attributes(told))
+        payload = message[_LINK.size :]
+        fields = dict(_attributes(payload))
         peer = int.from_bytes(fields.get(_IFLA_LINK, b""), sys.byteorder)
-        kinds = [_text(kind) for kind in _nested(told, _LINKINFO, _SLAVE_KIND)]
+        kinds = [_text(kind) for kind in _nested(payload, _LINKINFO, _SLAVE_KIND)]
         found[number] = Link(_text(fields.get(_IFNAME, b"")), peer, kinds == ["bridge"])
     return found
 

@@ -52,8 +52,11 @@ def _ud_param(raw: bytes) -> UdParam:
 
 @lru_cache(maxsize=64)
 def _path(raw: bytes) -> Destination:
-    """All but the MGID, kept because the groups of an Ethernet port have the same: a copy of a checked value
-    takes half the time of a new one."""
+    """Path record of a group, except the MGID.
+
+    Cached because the groups of an Ethernet port have the same: a copy of a checked value takes half the time
+    of a new one.
+    """
     fields = Ud.unpack(raw + ZERO_GID)._asdict()
     gid, is_global = Gid(fields.pop("dgid")), bool(fields.pop("is_global"))
     return Destination(gid=gid, is_global=is_global, **fields)

@@ -49,8 +49,10 @@ _LONGEST_MS = 0x7FFFFFFF
 
 
 class RdmaJoin:
-    """One membership of an id. `token` finds the membership when its event comes; `sockaddr` is its
-    address."""
+    """One membership of an id.
+
+    `token` finds the membership when its event arrives; `sockaddr` is its address.
+    """
 
     __slots__ = ("address", "attachment", "context", "receives", "sockaddr", "token")
 
@@ -257,8 +259,10 @@ class RdmaCmId(OwnedByProcess, CmId):
         return qp
 
     def note_attached(self, gid: Gid, lid: int) -> None:
-        """Note that the queue pair, if there is one, was attached when librdmacm read the join's event; under
-        `tables`."""
+        """Note that librdmacm attached the queue pair, if there is one, when it read the join's event.
+
+        Called under `tables`.
+        """
         if (qp := self._qp) is not None:
             qp.ever_attached.add((gid, lid))
             qp.attached[gid] = lid

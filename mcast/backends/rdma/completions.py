@@ -17,18 +17,20 @@ _FOREVER = (1 << 63) - 1
 _LONGEST = 1e9
 """Seconds; longer is without end."""
 
-_turns: defaultdict[str, Iterator[int]] = defaultdict(count)
+_next_vector: defaultdict[str, Iterator[int]] = defaultdict(count)
 """Device -> the queue pairs of this process that took the next vector."""
 
 
 def with_completion_queues(plan: QpPlan, init: QpInit, device: str, vectors: int) -> QpPlan:
-    """The plan with the completion queues that `init` asks for, on a device with that many completion
-    vectors."""
+    """Return the plan with the completion queues that `init` asks for.
+
+    `vectors` is the number of completion vectors of the device.
+    """
     try:
         require_comp_vector(init.comp_vector, vectors, device)
     except McastError as error:
         raise Refused(error) from None
-    vector = next(_turns[device]) % vectors if init.comp_vector is None else init.comp_vector
+    vector = next(_next_vector[device]) % vectors if init.comp_vector is None else init.comp_vector
     endless = init.busy_poll > _LONGEST
     return plan._replace(
         comp_vector=vector,
@@ -40,8 +42,10 @@ def with_completion_queues(plan: QpPlan, init: QpInit, device: str, vectors: int
 
 
 def refusal(device: str, refused: RefusedFeature, error: int) -> str:
-    """Why the device refused the queue pair, and what to do; "" if it refused nothing that has to do with
-    completions."""
+    """Return why the device refused the queue pair, and what to do.
+
+    "" if the refusal has nothing to do with completions.
+    """
     if refused is RefusedFeature.TIMESTAMPS:
         return f"{device} cannot stamp completions with the time: do without timestamps"
     if refused is not RefusedFeature.MODERATION:

@@ -37,7 +37,7 @@ from mcast.wire.addresses import needs_interface
 
 _MAX_LOOKS = 3
 """Devices may come, go or be renamed during a survey; then it is done again, but not for ever."""
-_LOOK = "look at `ibv_devinfo -v` and `dmesg`"
+_INSPECT = "look at `ibv_devinfo -v` and `dmesg`"
 
 
 class _Netdevs:
@@ -105,14 +105,20 @@ def _judge_all(
             unusable.append(UnusableDevice(shown, *about_it, _addresses_in_sysfs(name, host)))
             continue
         about = known.get(name)
-        lack = _lack(name, about, name in listed, host)
-        if lack is not None and lack.reason is UnavailableReason.NO_PROVIDER and old_names:
+        unusable_device = _why_unusable(name, about, name in listed, host)
+        if (
+            unusable_device is not None
+            and unusable_device.reason is UnavailableReason.NO_PROVIDER
+            and old_names
+        ):
             # libibverbs keeps the name that a device had when this process listed it first
             detail = f"renamed since this process has listed it: libibverbs lists {', '.join(old_names)}"
             fix = "start the process again"
-            lack = lack._replace(reason=UnavailableReason.BROKEN, detail=detail, fix=fix)
-        if lack is not None:
-            unusable.append(lack)
+            unusable_device = unusable_device._replace(
+                reason=UnavailableReason.BROKEN, detail=detail, fix=fix
+            )
+        if unusable_device is not None:
+            unusable.append(unusable_device)
             continue
         try:
             usable.append(_read_device(native, name, host, about))
@@ -120,7 +126,12 @@ def _judge_all(
             if error.errno in OF_THE_PROCESS:
                 raise
             if name in native.device_names():  # else it has gone since it was listed
-                about_it = UnavailableReason.BROKEN, str(error).splitlines()[0], _LOOK, error.errno or E.EIO
+                about_it = (
+                    UnavailableReason.BROKEN,
+                    str(error).splitlines()[0],
+                    _INSPECT,
+                    error.errno or E.EIO,
+                )
                 unusable.append(UnusableDevice(name, *about_it, _addresses_in_sysfs(name, host)))
     return usable, unusable, len(usable) == len(names)
 
@@ -131,7 +142,9 @@ def no_multicast(name: str) -> str:
     return "" if about is None or about.driver is None else about.driver.no_multicast
 
 
-def _lack(name: str, about: KernelDevice | None, listed: bool, host: _Netdevs) -> UnusableDevice | None:
+def _why_unusable(
+    name: str, about: KernelDevice | None, listed: bool, host: _Netdevs
+) -> UnusableDevice | None:
     """Return the first reason why libibverbs cannot use a device; None if none is known."""
 
     def left_out(
@@ -166,7 +179,7 @@ def _lack(name: str, about: KernelDevice | None, listed: bool, host: _Netdevs) -
     if closed.errno in (E.EACCES, E.EPERM):
         fix = f"give the process read and write access to {file} (docker: --device={file})"
         return left_out(UnavailableReason.NO_PERMISSION, detail, fix, closed.errno)
-    return left_out(UnavailableReason.BROKEN, detail, _LOOK, closed.errno)
+    return left_out(UnavailableReason.BROKEN, detail, _INSPECT, closed.errno)
 
 
 def read_port_counters(device: str, port: int) -> dict[str, int]:

@@ -32,8 +32,10 @@ def _status(name: str) -> str:
 
 
 def with_memlock_cause(refused: Refused, needed: int) -> Refused:
-    """Return the refusal of a call that was to lock `needed` bytes: ENOMEM says whether the limit was in the
-    way."""
+    """Return the refusal of a call that was to lock `needed` bytes.
+
+    For ENOMEM it states whether the limit on locked memory was the reason.
+    """
     error = refused.error
     if isinstance(error, McastError) and error.errno == E.ENOMEM:
         error.found = shortage(needed, pinned(), limit())

@@ -82,8 +82,10 @@ _UD = Struct("=IIIHBBBBBBB16s")
 
 
 class NativeFailure(NamedTuple):
-    """Why a QP is in ERR: ibv_wc_status; 0, or the asynchronous event plus 1, GONE or IMPOSSIBLE; sends that
-    it cost."""
+    """Reason why a QP is in ERR.
+
+    ibv_wc_status; 0, or the asynchronous event plus 1, GONE or IMPOSSIBLE; number of sends lost by it.
+    """
 
     status: int
     reason: int
@@ -385,8 +387,9 @@ class Native:
         return self._lib.mcast_clock(qp)
 
     def close_qp(self, qp: NativeQp, linger: float) -> None:
-        """End all calls on the queue pair, give the device `linger` seconds for posted sends, and free
-        everything.
+        """End all calls on the queue pair, and free everything.
+
+        The device has `linger` seconds for sends that are posted.
 
         A step that fails is tried again the next time. The struct itself is freed with `Calls`.
         """
@@ -496,8 +499,10 @@ class Native:
         return int(self._ffi.cast("uintptr_t", handle))
 
     def recv_fd(self, qp: NativeQp) -> int:
-        """A descriptor that is readable when a receive would find something; a receive that found nothing
-        arms it."""
+        """Return a descriptor that is readable when a receive would find something.
+
+        A receive that found nothing arms it.
+        """
         return self._check(self._lib.mcast_recv_fd(qp), "fileno", Phase.RECV)
 
     def send_fd(self, qp: NativeQp) -> int:

@@ -1,5 +1,6 @@
-"""One protection domain for each device, shared by the queue pairs of a backend, and freed with the last of
-them.
+"""One protection domain for each device, shared by the queue pairs of a backend.
+
+It is freed with the last of them.
 
 A queue pair cannot use the protection domain of another device (K-DATA-23).
 """
@@ -22,8 +23,11 @@ class _ProtectionDomain:
 
 
 class ProtectionDomains:
-    """Holds a lock for each call, and no flag: an owner is noted before and forgotten after, so what was
-    interrupted is freed with the owner, or by `sweep`."""
+    """The protection domains of a backend, with a lock for each call.
+
+    No flag marks a change: an owner is noted before and forgotten after, so what was interrupted is freed
+    with the owner, or by `sweep`.
+    """
 
     def __init__(self, native: Native) -> None:
         self._native = native.guarded

@@ -46,7 +46,7 @@ from mcast.backends.rdma.region import AnyRegion, DeviceAddresses, RdmaDeviceReg
 LINGER = 1.0
 """Maximum number of seconds that a close waits for posted sends, which take microseconds."""
 
-_LOOK_EVERY = 0.1
+_MTU_INTERVAL = 0.1
 """Seconds between two checks for a new MTU, while messages longer than the smallest MTU are sent."""
 
 _UNBOUNDED = 0xFFFFFFFF
@@ -123,11 +123,17 @@ class RdmaQueuePair(Calls, OwnedByProcess, QueuePair):
         """Of the queue pair in C; 0 before there is one."""
         self._memories: dict[int, memoryview | RdmaDeviceRegion] = {}
         self.attached: dict[Gid, int] = {}
-        """By MGID the MLID; also by joins, because librdmacm attaches when a join event is read, and detaches
-        at a leave. Changed under the channel's `tables`."""
+        """MGID -> MLID of the attachments.
+
+        Changed by joins too, because librdmacm attaches when a join event is read, and detaches at a leave.
+        Changed under the channel's `tables`.
+        """
         self.ever_attached: set[tuple[Gid, int]] = set()
-        """Attachments that a close undoes if the device says that the queue pair is in use: librdmacm does
-        not say whether a leave did, and an exception may hide whether an attach did."""
+        """Attachments that a close undoes if the device says that the queue pair is in use.
+
+        librdmacm does not report whether a leave detached, and an exception may hide whether an attach was
+        done.
+        """
         self._regions: list[AnyRegion] = []
         self._receiving: AnyRegion | None = None
         """Where messages arrive, if that is memory of the user."""
@@ -200,8 +206,10 @@ class RdmaQueuePair(Calls, OwnedByProcess, QueuePair):
                 before, mtu = self._mtu
                 if changes != before:  # asking the port takes longer than sending a message
                     mtu = self.native.query_port(self._context, self._port).active_mtu
-                self._limit(mtu, _LOOK_EVERY)  # set first, because a send that finds the rest uses this limit
-                self._mtu, self._mtu_until = (changes, mtu), now + _LOOK_EVERY
+                self._limit(
+                    mtu, _MTU_INTERVAL
+                )  # set first, because a send that finds the rest uses this limit
+                self._mtu, self._mtu_until = (changes, mtu), now + _MTU_INTERVAL
         return self._mtu[1]
 
     @property
@@ -405,8 +413,10 @@ class RdmaQueuePair(Calls, OwnedByProcess, QueuePair):
             raise Refused(mcast_error(E.EBUSY, call, Phase.REGISTER, None, detail))
 
     def _use(self, region: AnyRegion, recv_slot: int | None, memory: memoryview | RdmaDeviceRegion) -> None:
-        """Send from the region, and with `recv_slot` receive into it; `memory` is the memory that batches
-        lease."""
+        """Send from the region, and with `recv_slot` receive into it.
+
+        `memory` is the memory that batches lease.
+        """
         try:
             if recv_slot is not None:
                 self._receiving = region  # from here on its close goes back to the QP's own memory

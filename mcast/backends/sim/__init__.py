@@ -50,8 +50,10 @@ def open_fabric(fabric: Fabric, host: int | None = None) -> Backend:
 
 
 def _open(name: str, make: Callable[..., Fabric], **options: Any) -> Backend:
-    """Make a fabric for this backend alone, and open it; the options are those of `Fabric.roce` or
-    `.infiniband`."""
+    """Make a fabric for this backend alone, and open it.
+
+    The options are those of `Fabric.roce` or `.infiniband`.
+    """
     return SimBackend(make(**options), name, owns_fabric=True)
 
 

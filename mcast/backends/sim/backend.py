@@ -1,5 +1,6 @@
-"""The contract over a simulated fabric: each call is a change under the fabric's guard, and turns errnos into
-errors.
+"""The contract over a simulated fabric.
+
+Each call is a change under the fabric's guard, and turns errnos into errors.
 
 All objects of a fabric share its guard. An object is closed under it, and each call checks under it whether
 its object is open, so no call meets an object that is half closed. On a fabric that an interrupted change has
@@ -103,8 +104,9 @@ def _call(
 
 
 class SimBackend(Backend):
-    """The backend of programs on some hosts of a fabric (by default on all), which see these hosts' devices
-    as theirs.
+    """The backend of programs on some hosts of a fabric, by default on all.
+
+    They see these hosts' devices as theirs.
 
     With `owns_fabric` closing the backend closes the fabric.
     """

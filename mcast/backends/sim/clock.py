@@ -11,6 +11,9 @@ as a rule of the user's that fails, breaks the fabric, as any exception in the m
 
 `with clock:` is for threads that no exception interrupts, such as those of a server: it holds the lock, and
 sets no flag. Times are ints, nanoseconds since the fabric was made.
+
+Deliberately not handled: a real-time step that is due while the lock is held is late, and a trace is
+not deterministic if several threads share virtual time: the order of their calls decides it.
 """
 
 from __future__ import annotations
@@ -78,8 +81,9 @@ class Clock(ABC):
         """Run `action` `delay` ns from now, as a step. Called with the lock held."""
 
     def wait(self, ready: Callable[[], bool], timeout: float | None, call: str, phase: Phase) -> bool:
-        """Let time pass until `ready()` or until `timeout` seconds have passed; return what `ready()` says
-        then.
+        """Let time pass until `ready()` or until `timeout` seconds have passed.
+
+        Returns the last value of `ready()`.
 
         `ready` is called with the lock held, and changes nothing.
         """
@@ -190,8 +194,10 @@ class VirtualClock(Clock):
 
 
 class WallClock(Clock):
-    """Real time, for several threads and for asyncio: a thread of the clock does the steps when they are
-    due."""
+    """Real time, for several threads and for asyncio.
+
+    A thread of the clock carries out the steps when they are due.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -212,8 +218,10 @@ class WallClock(Clock):
         self._alert()
 
     def drive(self, driver: Callable[[], None] | None) -> None:
-        """Leave the steps to a loop that calls `run_due`, and has `driver` called when there are more of
-        them; None: no longer."""
+        """Leave the steps to a loop that calls `run_due`.
+
+        `driver` is called when steps are added; None: the clock's thread does the steps again.
+        """
         self._driver = driver
         if driver is None and self._due:
             self._alert()
@@ -280,8 +288,10 @@ class WallClock(Clock):
         return None
 
     def thread_step(self, waiter: Any) -> tuple[Any, float | None] | None:
-        """Do what is due, in the clock's thread, which has slept on `waiter`; return what it sleeps on next,
-        and how long, None to end it."""
+        """Do the steps that are due, in the clock's thread.
+
+        The thread has slept on `waiter`. Returns what it sleeps on next, and how long; None to end it.
+        """
         with self.guard.lock:
             self._alarm.discard(waiter)
             left = self.run_due()

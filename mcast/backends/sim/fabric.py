@@ -159,8 +159,11 @@ class Fabric:
 
     @contextmanager
     def starved(self, qp: Qp) -> Iterator[None]:
-        """Inside the `with`, the queue pair has no free receive: messages to it are lost in silence, and only
-        its counter `no_receive` says so. Messages after the `with` arrive again (K-DATA-8)."""
+        """Leave the queue pair without a free receive inside the `with`.
+
+        Messages to it are lost in silence, and only its counter `no_receive` counts them. Messages after the
+        `with` arrive again (K-DATA-8).
+        """
         run = self.clock.guard.run
         feed = run("starved", Phase.EVENT, incidents.starve, self.core, qp)
         try:

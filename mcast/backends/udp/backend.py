@@ -89,39 +89,39 @@ class UdpBackend(Backend):
         self.waiters: Waiters = Waiters()
         self._guard.after_change = lambda call: self.waiters.wake()
         self._channels: dict[UdpEventChannel, None] = {}
-        self._watcher = Watcher(self._turn)
+        self._watcher = Watcher(self._on_readable)
         self.network: UdpNetwork = UdpNetwork()
         try:
-            self.network.queue_pairs.on_door = self._open_door
+            self.network.queue_pairs.on_new_source = self._open_roce
             self._watcher.add(self.network.hosts.netlink.fileno())
             self._watcher.start()
         except BaseException:
             self._close()
             raise
 
-    def _open_door(self, address: IPv4Address) -> None:
+    def _open_roce(self, address: IPv4Address) -> None:
         """Take unicast to port 4791 of the address, for queue pairs of any process."""
-        if address not in self.network.doors:
-            door = self.network.doors[address] = sockets.open_door(address)
-            self._watcher.add(door.fileno())
+        if address not in self.network.roce_sockets:
+            roce_socket = self.network.roce_sockets[address] = sockets.open_roce(address)
+            self._watcher.add(roce_socket.fileno())
 
-    def _turn(self, readable: list[int]) -> None:
+    def _on_readable(self, readable: list[int]) -> None:
         """Do the thread's part."""
         self._guard.run("a report of the kernel", Phase.EVENT, self._hear, readable)
 
     def _hear(self, readable: list[int]) -> None:
         if self._closed:
             return
-        self.network.look()
-        for address, door in self.network.doors.items():
-            if door.fileno() in readable:
-                self.network.pass_on(door, address)
+        self.network.poll_changes()
+        for address, roce_socket in self.network.roce_sockets.items():
+            if roce_socket.fileno() in readable:
+                self.network.pass_on(roce_socket, address)
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         return self._change("devices", Phase.OPEN, self._devices)
 
     def _devices(self) -> tuple[DeviceInfo, ...]:
-        self.network.look()
+        self.network.poll_changes()
         return tuple(port.info() for port in self.network.hosts.ports)
 
     def _port_counters(self, device: str, port_num: int) -> Mapping[str, int]:
@@ -129,7 +129,7 @@ class UdpBackend(Backend):
         found = dict(pairs.counted.get(device, {}))
         for path in list(pairs.paths.values()):
             if path.port.name == device:
-                path.look_for_overflow()
+                path.check_overflow()
                 for name, count in path.counts()[4].items():
                     found[name] = found.get(name, 0) + count
         return found | dict(self.network.passed_on)
@@ -259,14 +259,14 @@ class UdpCmId(CmId):
         return self._qp
 
     def _bind_addr(self, src: IPv4Address | IPv6Address) -> None:
-        self.channel.backend.network.look()
+        self.channel.backend.network.poll_changes()
         detail = ""
         if isinstance(src, IPv6Address):
             detail = "a RoCEv2 group is an IPv4 group here: bind to an IPv4 address of the interface"
         _check(self.core.bind(src), "bind_addr", Phase.BIND, detail, src=src)
 
     def _resolve_addr(self, dst: McastAddress, src: IPv4Address | IPv6Address | None, timeout: float) -> None:
-        self.channel.backend.network.look()
+        self.channel.backend.network.poll_changes()
         _check(self.core.resolve(dst, src), "resolve_addr", Phase.RESOLVE, dst=dst, src=src)
 
     def _create_qp(self, init: QpInit) -> QueuePair:
@@ -316,7 +316,7 @@ class UdpCmId(CmId):
         mask: int = _JOIN_MASK,
         flags: int = _FULL_MEMBER,
     ) -> None:
-        self.channel.backend.network.look()
+        self.channel.backend.network.poll_changes()
         failed, detail, at = 0, "", self.core.interface
         if at is not None and not at.port.multicast and self.core.port_space is not PortSpace.TCP:
             name = at.port.name
@@ -369,7 +369,7 @@ class UdpQueuePair(QueuePair):
     @property
     def state(self) -> QpState:
         self._require_open("state", Phase.MODIFY)
-        self._look()  # a message may have come that puts the queue pair into ERR
+        self._poll_sockets()  # a message may have come that puts the queue pair into ERR
         return self.core.state
 
     @property
@@ -385,7 +385,7 @@ class UdpQueuePair(QueuePair):
     @property
     def counters(self) -> QpCounters:
         core, path = self.core, self.path
-        self._look()
+        self._poll_sockets()
         received, free, low, empty, fates = path.counts()
         return QpCounters(
             core.sent,
@@ -400,7 +400,7 @@ class UdpQueuePair(QueuePair):
             dropped_reset=core.dropped_reset,
         )
 
-    def _look(self) -> None:
+    def _poll_sockets(self) -> None:
         """Receive what has come, and count; on a broken backend, all stays as it was left."""
         guard, path = self._guard, self.path
         with guard.lock:
@@ -408,7 +408,7 @@ class UdpQueuePair(QueuePair):
                 guard.amid = "counters"
                 path.pump()
                 path.reclaim()
-                path.look_for_overflow()
+                path.check_overflow()
                 guard.amid = ""
 
     def _on_release(self) -> None:
@@ -429,7 +429,7 @@ class UdpQueuePair(QueuePair):
 
     def _port_events(self) -> tuple[PortEvent, ...]:
         core = self.core
-        self._owner.channel.backend.network.look()
+        self._owner.channel.backend.network.poll_changes()
         found, core.port_events, core.port_changed = core.port_events, (), False
         self.path.readiness.show()
         return found

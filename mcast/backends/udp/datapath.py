@@ -108,7 +108,7 @@ class DataPath:
         for one in self.groups.sockets:
             found = max(found, ring.receive(one.fileno(), True, ROCE_UDP_PORT, receives))
         if found >= _MANY:
-            self.look_for_overflow()
+            self.check_overflow()
         if ring.is_failed and self.core.error is None:
             self.core.fail(WcStatus.LOC_QP_OP_ERR)
 
@@ -136,8 +136,10 @@ class DataPath:
         self.core.dropped_reset += self.ring.drop()
 
     def modify(self, state: QpState) -> int:
-        """Take a step of the state machine; the errno. What has come before is received, or dropped, in the
-        state of before."""
+        """Take a step of the state machine; return the errno.
+
+        Messages that arrived before are received, or dropped, in the state of before.
+        """
         self.pump()
         failed = self.core.modify(state)
         if not failed and state is QpState.RESET:
@@ -160,7 +162,7 @@ class DataPath:
 
     # --- counters ------------------------------------------------------------------------
 
-    def look_for_overflow(self) -> None:
+    def check_overflow(self) -> None:
         """Count the datagrams that found a socket's buffer full, and say once how to have more room."""
         self._overflow = sum(map(sockets.drops, (self.own, *self.groups.sockets)))
         if self._overflow and not self._warned:

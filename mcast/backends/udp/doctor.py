@@ -44,7 +44,7 @@ def _container() -> list[Finding]:
     kind = hostnet.container()
     if not kind:
         return []
-    fix = "if members on other hosts are not heard, run it with --network=host"
+    fix = "if messages of other hosts do not arrive, run it with --network=host"
     return [Finding("container", "", Level.WARNING, f"this is {kind}: {CONTAINER}", fix)]
 
 
@@ -63,12 +63,12 @@ def _queriers(listen: float) -> list[Finding]:
     found = []
     for name in names:
         if heard is None:
-            seen = "what the switch does cannot be seen: --listen 130, as root, hears a querier"
+            seen = "what the switch does cannot be seen: --listen 130, as root, detects a querier"
             found.append(Finding("querier", name, Level.OK, seen))
         elif name in heard:
             found.append(Finding("querier", name, Level.OK, f"{heard[name]} asks"))
         else:
-            seen = f"none was heard in {listen:g} s: {NO_QUERIER}"
+            seen = f"none was detected in {listen:g} s: {NO_QUERIER}"
             fix = "switch on an IGMP querier in that network"
             found.append(Finding("querier", name, Level.WARNING, seen, fix))
     return found

@@ -21,8 +21,10 @@ _RTMGRP_LINK, _RTMGRP_IPV4_IFADDR = 0x1, 0x10
 _NEWLINK = 16
 _HEADER, _LINK = struct.Struct("@IHHII"), struct.Struct("@BxHiII")
 _BESIDE = 96
-"""Bytes that an Ethernet MTU has beside a RoCE MTU, as the kernel counts them (iboe_get_mtu): the longest
-headers of any RoCE packet."""
+"""Bytes of an Ethernet MTU beside a RoCE MTU, as the kernel counts them (iboe_get_mtu).
+
+These are the longest headers of any RoCE packet.
+"""
 _DEPTH = 1 << 16
 _RATE = 10.0
 """Gbit/s, where the kernel knows no speed."""
@@ -124,9 +126,11 @@ class Host:
         """Those that are there, and have an address."""
         return [port for port in self._ports.values() if port.interfaces]
 
-    def look(self, at_once: bool = False) -> Iterator[Change]:
-        """Read what the kernel reports, and return what has changed; without a report nothing is looked at,
-        unless `at_once`."""
+    def poll(self, at_once: bool = False) -> Iterator[Change]:
+        """Read what the kernel reports, and return what has changed.
+
+        Without a report nothing is read, unless `at_once`.
+        """
         flags = list(self._reports())
         if not flags and not at_once:
             return

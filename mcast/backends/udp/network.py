@@ -56,7 +56,7 @@ class UdpQueuePairs(QueuePairs):
         """Name of a device -> what queue pairs have counted that are gone."""
         self.source: IPv4Address | None = None
         """The address that the next queue pair sends from."""
-        self.on_door: Callable[[IPv4Address], None] = lambda address: None
+        self.on_new_source: Callable[[IPv4Address], None] = lambda address: None
         """Called with the address of each new queue pair."""
 
     def create(self, port: Port, init: QpInit, qkey: int, pkey_index: int) -> Qp:
@@ -64,7 +64,7 @@ class UdpQueuePairs(QueuePairs):
         assert self.source is not None
         while len(self._attached) <= port.index:
             self._attached.append({})
-        self.on_door(self.source)
+        self.on_new_source(self.source)
         own, self._number = sockets.open_own(self.source, self._by_number)
         try:
             qp = super().create(port, init, qkey, pkey_index)
@@ -99,7 +99,7 @@ class UdpQueuePairs(QueuePairs):
 
     def destroy(self, qp: Qp) -> None:
         super().destroy(qp)
-        self.paths[qp].look_for_overflow()
+        self.paths[qp].check_overflow()
         self._end(qp)
 
     def forget(self, qp: Qp) -> None:
@@ -193,25 +193,25 @@ class UdpNetwork:
         self.igmp: UdpIgmp = UdpIgmp()
         self.queue_pairs: UdpQueuePairs = UdpQueuePairs(self.igmp.is_member)
         self.igmp.queue_pairs = self.queue_pairs
-        self.doors: dict[IPv4Address, socket.socket] = {}
+        self.roce_sockets: dict[IPv4Address, socket.socket] = {}
         self.passed_on: Counter[str] = Counter()
         self._warned = False
-        list(self.hosts.look(at_once=True))
+        list(self.hosts.poll(at_once=True))
 
     def sa_client(self, port: Port) -> NoReturn:
         raise NotImplementedError("an Ethernet port has no SA")
 
-    def look(self) -> None:
+    def poll_changes(self) -> None:
         """Take notice of what the kernel reports of its interfaces."""
-        for change in self.hosts.look():
+        for change in self.hosts.poll():
             self._tell(change)
 
-    def pass_on(self, door: socket.socket, address: IPv4Address) -> None:
+    def pass_on(self, roce_socket: socket.socket, address: IPv4Address) -> None:
         """Pass unicast of port 4791 on to its queue pairs' own sockets, over loopback.
 
         Where loopback is down the kernel drops it, and reports success all the same.
         """
-        passed, lost = _native.forward(door.fileno(), int(address))
+        passed, lost = _native.forward(roce_socket.fileno(), int(address))
         if not self.hosts.loopback_up:
             passed, lost = 0, passed + lost
             if not self._warned:
@@ -233,7 +233,7 @@ class UdpNetwork:
         """Close all sockets."""
         self.queue_pairs.drop()
         self.igmp.close()
-        for door in self.doors.values():
-            door.close()
-        self.doors.clear()
+        for roce_socket in self.roce_sockets.values():
+            roce_socket.close()
+        self.roce_sockets.clear()
         self.hosts.close()

@@ -17,10 +17,10 @@ class Readiness:
     `look` says whether something is there in this process; sockets are watched besides.
     """
 
-    def __init__(self, look: Callable[[], bool]) -> None:
+    def __init__(self, poll_sockets: Callable[[], bool]) -> None:
         self._epoll = select.epoll()
         self.fd: int = self._epoll.fileno()
-        self._look = look
+        self._poll_sockets = poll_sockets
         self._shown = False
 
     def watch(self, descriptor: int) -> None:
@@ -29,7 +29,7 @@ class Readiness:
 
     def show(self) -> None:
         """Look, and make the descriptor readable or not."""
-        readable = self._look()
+        readable = self._poll_sockets()
         if readable != self._shown and not self._epoll.closed:
             self._shown = readable
             with suppress(FileExistsError, FileNotFoundError):  # where the last call was interrupted here

@@ -4,7 +4,7 @@ own     bound to an address and a port that the kernel has chosen. It sends all 
         unicast. The port is the upper 16 bits of the queue pair's number; peers that know it answer there.
 group   bound to port 4791 of every address, with the memberships of the groups that the queue pair is
         attached to (IP_MULTICAST_ALL 0: of these alone). Each process has its own, and gets each message.
-door    bound to port 4791 of one address. The kernel gives unicast to the door that was bound last, so its
+roce    bound to port 4791 of one address. The kernel gives unicast to the one that was bound last, so its
         process passes on what is for other queue pairs, whoever's these are, to their own sockets. Cards and
         Soft-RoCE send there always.
 
@@ -69,7 +69,7 @@ def open_group() -> socket.socket:
     return found
 
 
-def open_door(address: IPv4Address) -> socket.socket:
+def open_roce(address: IPv4Address) -> socket.socket:
     """Open the socket that takes unicast to port 4791 of the address."""
     return _open_shared(str(address))
 

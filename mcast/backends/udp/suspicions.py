@@ -19,8 +19,8 @@ def suspicions(device: str) -> tuple[str, ...]:
     return (
         "if others are there, perhaps a firewall, here or there, drops UDP: nft list ruleset shows whether a "
         f"rule drops port {ROCE_UDP_PORT}",
-        f"or {NO_QUERIER}: mcast doctor --backend udp --listen 130, as root, hears a querier",
-        f"or {CONTAINER}: run both with --network=host, and see whether they hear each other",
+        f"or {NO_QUERIER}: mcast doctor --backend udp --listen 130, as root, detects a querier",
+        f"or {CONTAINER}: run both with --network=host, and check that they receive each other's messages",
         "or a RoCE card takes the packets before sockets see them: rdma link shows whether a device has the "
         f"netdev {device}",
     )

@@ -31,7 +31,7 @@ BED = "MCAST_UDP_BED"
 LOOPBACK = IPv4Address("127.0.0.1")
 PORTS = {IPv4Address("10.77.0.0") + number: number for number in range(1, 5)}
 """Address -> number of the interface, which is u1, and of the port of the bridge, which is p1."""
-SETTLE = 60.0
+SETTLE_TIMEOUT = 60.0
 """Seconds that the kernel may take to carry a change through."""
 JUMBO = 4200
 """The MTU of an interface, in bytes, whose RoCE MTU is 4096."""
@@ -65,8 +65,11 @@ FEATURES = frozenset(
 
 
 def _make_bridge() -> None:
-    """Make the bridge of the lab's guest: it floods every group for one query response interval after it
-    became querier, so that is short until then."""
+    """Make the bridge of the lab's guest.
+
+    It floods every group for one query response interval after it became querier, so that is short until
+    then.
+    """
     hostnet.run("ip", "link", "set", "lo", "up")
     bridge = ("type", "bridge")
     short = ("mcast_query_response_interval", "1", "mcast_last_member_interval", "10")
@@ -102,7 +105,7 @@ def _has_carrier(number: int) -> bool:
 
 def eventually(condition: Callable[[], bool], otherwise: str) -> None:
     """Wait until the condition holds; raises TimeoutError."""
-    deadline = monotonic() + SETTLE
+    deadline = monotonic() + SETTLE_TIMEOUT
     while not condition():
         if monotonic() > deadline:
             raise TimeoutError(otherwise)

@@ -1,5 +1,8 @@
-"""The thread of a backend: it hears what the kernel reports of interfaces, and passes unicast on to the queue
-pairs of this and of other processes. It moves no message that a call of the program could move."""
+"""The thread of a backend that listens to the kernel and forwards unicast.
+
+It reads what the kernel reports of interfaces, and forwards unicast to the queue pairs of this and of other
+processes. It moves no message that a call of the program could move.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,15 @@ from mcast.backends.udp.readiness import ALWAYS
 logger: logging.Logger = logging.getLogger("mcast")
 
 NAME = "mcast-udp"
-_LOOK = 60.0
+_POLL_INTERVAL = 60.0
 """Seconds after which the thread looks whether its backend still exists."""
 
 
 class Watcher:
-    """Calls `turn` with the descriptors that are readable, from `start` on, for as long as its object exists
-    and it is not closed."""
+    """Thread that calls `on_readable` with the descriptors that are readable.
+
+    From `start` on, while its object exists and is not closed.
+    """
 
     def __init__(self, turn: Callable[[list[int]], None]) -> None:
         self._epoll = select.epoll()
@@ -47,16 +52,16 @@ class Watcher:
 
 
 def _run(
-    epoll: select.epoll, closing: threading.Lock, turn_of: WeakMethod[Callable[[list[int]], None]]
+    epoll: select.epoll, closing: threading.Lock, callback_ref: WeakMethod[Callable[[list[int]], None]]
 ) -> None:
     try:
         while True:
-            found = [descriptor for descriptor, _ in epoll.poll(_LOOK)]
-            turn = turn_of()
-            if turn is None or ALWAYS in found:
+            found = [descriptor for descriptor, _ in epoll.poll(_POLL_INTERVAL)]
+            callback = callback_ref()
+            if callback is None or ALWAYS in found:
                 return
-            turn(found)
-            del turn
+            callback(found)
+            del callback
     except Exception:  # the backend was broken by an interrupted change, and its calls say so
         logger.debug("the thread of a udp backend has ended", exc_info=True)
     finally:

@@ -1,9 +1,9 @@
-/* Every call passes here first: whether it fails by the script, or stands still. */
+/* Entry of every call: it may fail by the script, or stall. */
 #include "inside.h"
 
 #include <time.h>
 
-enum { MOST_FAULTS = 64, MOST_SECONDS = 30 };
+enum { MAX_FAULTS = 64, STALL_SECONDS = 30 };
 
 pthread_mutex_t card_lock = PTHREAD_MUTEX_INITIALIZER;
 
@@ -24,7 +24,7 @@ struct fault {
 	int nth, times, error, take;
 };
 
-static struct fault faults[CALL_COUNT][MOST_FAULTS];
+static struct fault faults[CALL_COUNT][MAX_FAULTS];
 static int fault_counts[CALL_COUNT];
 static uint64_t call_counts[CALL_COUNT];
 
@@ -82,7 +82,7 @@ int card_fail(const char *name, int nth, int times, int error, int take)
 	if (call < 0)
 		return -1;
 	pthread_mutex_lock(&card_lock);
-	if (fault_counts[call] < MOST_FAULTS) {
+	if (fault_counts[call] < MAX_FAULTS) {
 		faults[call][fault_counts[call]++] = (struct fault){ nth, times, error, take };
 		ret = 0;
 	}
@@ -116,7 +116,7 @@ int card_stall(const char *name, int nth)
 	return 0;
 }
 
-/* How many calls stand still. */
+/* Return the number of calls that are stalled. */
 int card_stalled(const char *name)
 {
 	int call = number_of(name), count;
@@ -148,16 +148,16 @@ static void stand_still(enum call call)
 	int goes = stalls[call].goes, late = 0;
 
 	clock_gettime(CLOCK_REALTIME, &until);
-	until.tv_sec += MOST_SECONDS;
+	until.tv_sec += STALL_SECONDS;
 	stalls[call].inside++;
 	while (goes == stalls[call].goes && !late)
 		late = pthread_cond_timedwait(&go_on, &card_lock, &until);
 	stalls[call].inside--;
 	if (late)
-		report("%s stood still for %d seconds, and nobody let it go on", calls[call].name, MOST_SECONDS);
+		report("%s stood still for %d seconds, and nobody let it go on", calls[call].name, STALL_SECONDS);
 }
 
-/* What is kept there is released as a call begins. */
+/* Work that is held at a stage, to be released as a call begins. */
 static struct {
 	int nth, stage;
 	uint32_t qp_num;
@@ -186,7 +186,7 @@ static void release_now(enum call call)
 		release_work(qp, (enum stage)releases[call].stage, -1);
 }
 
-/* How often a call was made; -1: there is no such call. */
+/* Return how often a call was made; -1: there is no such call. */
 int64_t card_count(const char *name)
 {
 	int call = number_of(name);
@@ -235,7 +235,7 @@ void leave(void)
 	pthread_mutex_unlock(&card_lock);
 }
 
-/* What a call that makes something returns. */
+/* Return from a call that makes an object. */
 void *made(void *object, int error)
 {
 	leave();
@@ -244,7 +244,7 @@ void *made(void *object, int error)
 	return error ? NULL : object;
 }
 
-/* What a call that returns its errno returns. */
+/* Return from a call that returns its errno. */
 int done(int error)
 {
 	leave();

@@ -1,5 +1,5 @@
-/* A card made of memory: what librdmacm and libibverbs offer, played to a script. This is what a test sets, sees and
- * calls; card.py has the same structs, and says what each call does. */
+/* A scripted card: librdmacm and libibverbs without hardware, whose answers follow a script. Here is all that a test
+ * sets, reads and calls; card.py has the same structs, and explains each call. */
 #ifndef CARD_H
 #define CARD_H
 
@@ -36,7 +36,7 @@ struct card_port {
 	uint32_t group_hop_limit;
 	uint32_t group_flow_label;
 	uint32_t group_qkey;	/* 0: the port space's */
-	uint32_t ethernet_slid; /* what the driver leaves in wc.slid on Ethernet */
+	uint32_t ethernet_slid; /* value that the driver leaves in wc.slid on Ethernet */
 	uint32_t grh;		/* enum grh_form of what arrives here */
 	uint32_t any_address;	/* any address may be bound: it becomes one of the port's */
 	uint32_t ifindex;
@@ -82,7 +82,7 @@ struct card_message {
 	uint8_t grh[GRH_BYTES];
 };
 
-/* What a test sees of a queue pair. */
+/* State of a queue pair for a test. */
 struct card_qp {
 	uint32_t qp_num;
 	uint32_t state;

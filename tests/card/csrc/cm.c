@@ -43,7 +43,7 @@ static void add_address(struct card_port *port, const uint8_t *key)
 /* The port that has the address; without one, the first port there is. */
 static struct device *find_port(const uint8_t *key, uint8_t *number)
 {
-	for (int i = 0; i < MOST_DEVICES; i++)
+	for (int i = 0; i < MAX_DEVICES; i++)
 		for (uint8_t port = 1; devices[i].used && !devices[i].gone && port <= devices[i].is.ports; port++) {
 			struct card_port *one = port_of(&devices[i], port);
 
@@ -394,11 +394,11 @@ int rdma_init_qp_attr(struct rdma_cm_id *target, struct ibv_qp_attr *attr, int *
 struct ibv_context **rdma_get_devices(int *count)
 {
 	int error = enter(CALL_rdma_get_devices, KIND_COUNT, NULL);
-	struct ibv_context **list = error ? NULL : calloc(MOST_DEVICES + 1, sizeof(*list));
+	struct ibv_context **list = error ? NULL : calloc(MAX_DEVICES + 1, sizeof(*list));
 	int found = 0;
 
 	close_dead_contexts();
-	for (int i = 0; list && i < MOST_DEVICES; i++) {
+	for (int i = 0; list && i < MAX_DEVICES; i++) {
 		if (!devices[i].used || devices[i].gone)
 			continue;
 		if (!devices[i].cm_context) {
@@ -500,7 +500,7 @@ int card_restore(int number)
 	int found = -1;
 
 	pthread_mutex_lock(&card_lock);
-	for (int i = 0; i < MOST_DEVICES && found < 0; i++)
+	for (int i = 0; i < MAX_DEVICES && found < 0; i++)
 		if (!devices[i].used) {
 			devices[i] = devices[number];
 			devices[i].gone = devices[i].disassociated = 0;

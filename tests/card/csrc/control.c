@@ -1,9 +1,9 @@
-/* What a test lets be, and lets happen: devices, asynchronous events, what is late. */
+/* Control of the card by a test: devices, asynchronous events, delays. */
 #include "inside.h"
 
 #include <stdio.h>
 
-struct device devices[MOST_DEVICES];
+struct device devices[MAX_DEVICES];
 struct qp *all_qps;
 int64_t delays[STAGES];
 
@@ -29,10 +29,10 @@ int card_add_device(const struct card_device *wanted, const struct card_port *po
 	int number = -1;
 
 	pthread_mutex_lock(&card_lock);
-	for (int i = 0; i < MOST_DEVICES && number < 0; i++) {
+	for (int i = 0; i < MAX_DEVICES && number < 0; i++) {
 		struct device *device = &devices[i];
 
-		if (device->used || wanted->ports > MOST_PORTS)
+		if (device->used || wanted->ports > MAX_PORTS)
 			continue;
 		memset(device, 0, sizeof(*device));
 		device->ibv.node_type = IBV_NODE_CA;

@@ -3,7 +3,7 @@
 
 #include <time.h>
 
-enum { MOST_BYTES = 4096 };
+enum { MAX_PAYLOAD = 4096 };
 
 static int64_t next_due = INT64_MAX;
 static int armed_queues, clock_runs;
@@ -110,7 +110,7 @@ int req_notify_cq(struct ibv_cq *target, int solicited)
 	return done(error);
 }
 
-/* What was not polled of a queue pair that is gone, or was reset. */
+/* Remove the completions of a queue pair that is gone, or was reset, which were not polled. */
 void forget_entries(struct cq *cq, const struct qp *qp)
 {
 	unsigned kept = cq->tail;
@@ -238,7 +238,7 @@ static void copy_inline(struct work *work)
 {
 	size_t at = 0;
 
-	work->copied = malloc(MOST_BYTES);
+	work->copied = malloc(MAX_PAYLOAD);
 	for (int i = 0; i < work->sge_count; i++) {
 		memcpy(work->copied + at, (void *)(uintptr_t)work->sges[i].addr, work->sges[i].length);
 		work->sges[i].addr = (uintptr_t)work->copied + at;
@@ -312,7 +312,7 @@ static void tell_if_due(struct cq *cq, int64_t now)
 		next_due = cq->tell_at;
 }
 
-/* What is due takes its next step; when the next is due. */
+/* Let all work that is due take its next step; return when the next is due. */
 static int64_t run_due(void)
 {
 	int64_t now = now_ns();

@@ -12,10 +12,10 @@ static int fork_initialised;
 struct ibv_device **ibv_get_device_list(int *count)
 {
 	int error = enter(CALL_ibv_get_device_list, KIND_COUNT, NULL);
-	struct ibv_device **list = calloc(MOST_DEVICES + 1, sizeof(*list));
+	struct ibv_device **list = calloc(MAX_DEVICES + 1, sizeof(*list));
 	int found = 0;
 
-	for (int i = 0; i < MOST_DEVICES; i++)
+	for (int i = 0; i < MAX_DEVICES; i++)
 		if (devices[i].used && !devices[i].gone)
 			list[found++] = &devices[i].ibv;
 	if (error) {
@@ -87,7 +87,7 @@ static void fill_device(const struct device *device, struct ibv_device_attr *att
 	attr->node_guid = htobe64(device->is.guid);
 	attr->max_qp_wr = (int)device->is.max_qp_wr;
 	attr->max_cqe = 1 << 20;
-	attr->max_sge = MOST_SGES;
+	attr->max_sge = MAX_SGES;
 	attr->phys_port_cnt = (uint8_t)device->is.ports;
 	attr->max_mcast_grp = (int)device->is.max_mcast_grp;
 	attr->max_mcast_qp_attach = (int)device->is.max_mcast_qp_attach;

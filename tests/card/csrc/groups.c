@@ -3,11 +3,11 @@
 
 #include <infiniband/ib.h>
 
-enum { MOST_ANSWERS = 64, MOST_GROUPS = 4096, FIRST_MLID = 0xc000 };
+enum { MAX_ANSWERS = 64, MAX_GROUPS = 4096, FIRST_MLID = 0xc000 };
 
 /* --- the script: how a join, or resolving an address, is answered --- */
 
-static struct answer answers[2][MOST_ANSWERS];
+static struct answer answers[2][MAX_ANSWERS];
 static int answer_counts[2];
 
 /* The `nth` resolve (0) or join (1) from now on ends with this event (-1: with none) and status. */
@@ -16,7 +16,7 @@ int card_answer(int join, int nth, int event, int status)
 	int ret = -1;
 
 	pthread_mutex_lock(&card_lock);
-	if (answer_counts[join] < MOST_ANSWERS) {
+	if (answer_counts[join] < MAX_ANSWERS) {
 		answers[join][answer_counts[join]++] = (struct answer){ nth, event, status };
 		ret = 0;
 	}
@@ -46,18 +46,18 @@ struct answer answer_to(int join, int usual)
 
 static uint16_t mlid_of(const uint8_t *mgid)
 {
-	static uint8_t mgids[MOST_GROUPS][KEY];
+	static uint8_t mgids[MAX_GROUPS][KEY];
 	static int count;
 	int place = 0;
 
 	while (place < count && memcmp(mgids[place], mgid, KEY))
 		place++;
-	if (place == count && count < MOST_GROUPS)
+	if (place == count && count < MAX_GROUPS)
 		memcpy(mgids[count++], mgid, KEY);
 	return (uint16_t)(FIRST_MLID + place);
 }
 
-/* As the kernel maps them: RoCE takes the address itself; IPoIB's mapping has the P_Key in it, and for the port
+/* Map as the kernel does: RoCE takes the address itself; IPoIB's mapping has the P_Key in it, and for the port
  * space UDP another signature. */
 static void mgid_of(const struct id *id, const struct card_port *port, const struct sockaddr *address, uint8_t *mgid)
 {

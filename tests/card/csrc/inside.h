@@ -1,4 +1,4 @@
-/* What the card's parts share.
+/* Declarations that the parts of the scripted card share.
  *
  * control.c   what a test lets be and happen          calls.c     each call, first: does it fail, stand still
  * objects.c   what lives, what is gone, the reports   bells.c     descriptors that can be slept on
@@ -27,7 +27,7 @@
 #undef ibv_reg_mr
 #undef ibv_query_port
 
-enum { MOST_SGES = 4, MOST_DEVICES = 16, MOST_PORTS = 2 };
+enum { MAX_SGES = 4, MAX_DEVICES = 16, MAX_PORTS = 2 };
 enum { KEY = 16, NO_EVENT = -1 };
 enum { MULTICAST_QP = 0xffffff, UDP_QKEY = 0x01234567 };
 
@@ -133,7 +133,7 @@ struct object {
 	unsigned serial;
 	int uses;    /* by other objects: its destroy answers EBUSY */
 	int unacked; /* events of it that were read and not acked */
-	int refused; /* whether a destroy of it failed by the script, or because the device is gone */
+	int refused; /* a destroy of it failed by the script, or because the device is gone */
 	size_t size;
 	struct device *device;
 	struct object *next, **back; /* the living */
@@ -156,9 +156,9 @@ struct queue {
 };
 
 struct device {
-	struct ibv_device ibv; /* what a list of devices points to */
+	struct ibv_device ibv; /* a list of devices points to this */
 	struct card_device is;
-	struct card_port ports[MOST_PORTS];
+	struct card_port ports[MAX_PORTS];
 	struct context *cm_context;
 	int used;
 	int gone;	   /* in no list of devices */
@@ -178,7 +178,7 @@ struct pd {
 
 struct mr {
 	struct ibv_mr mr;
-	uint64_t iova; /* what addresses in work requests start from */
+	uint64_t iova; /* addresses in work requests start from this */
 	uint8_t *base; /* where that is in memory */
 	unsigned int access;
 	void *mapped;
@@ -201,7 +201,7 @@ struct entry {
 struct cq {
 	struct ibv_cq_ex cq; /* starts as an ibv_cq */
 	struct entry *ring;
-	struct entry now; /* what the ex interface reads */
+	struct entry now; /* the entry that the ex interface reads */
 	unsigned head, tail, size, mask; /* the ring has a power of two of places */
 	int armed, is_polled;
 	struct ibv_moderate_cq moderation;
@@ -212,7 +212,7 @@ struct cq {
 
 struct receive {
 	uint64_t wr_id;
-	struct ibv_sge sges[MOST_SGES];
+	struct ibv_sge sges[MAX_SGES];
 	int count;
 };
 
@@ -280,7 +280,7 @@ struct id {
 
 /* --- control.c --- */
 
-extern struct device devices[MOST_DEVICES];
+extern struct device devices[MAX_DEVICES];
 extern struct qp *all_qps;
 extern int64_t delays[STAGES];
 struct card_port *port_of(struct device *device, uint8_t port);
@@ -296,7 +296,7 @@ const char *name_of(enum call call);
 int hold(enum call call, enum kind kind, const void *object);
 /* The errno that the script, or the device, has for this call; 0 for none. The lock is held. */
 int fault(enum call call, const struct object *object, int *take);
-/* What the script lets the device say instead of the truth, if it does. The lock is held. */
+/* Return the value that the script makes the device report instead of the true one, if any. The lock is held. */
 int64_t said(enum call call, int64_t truth);
 /* Both. A destroy is refused while the object is in use. */
 int enter(enum call call, enum kind kind, const void *object);
@@ -311,7 +311,7 @@ void forget_script(void);
 
 extern struct object *first_object;
 void *make(enum kind kind, size_t size, struct device *device);
-/* What the object is left with: its rings and lists are freed by the caller. */
+/* End the object; its rings and lists are freed by the caller. */
 void end(enum kind kind, void *object);
 struct object *object_of(enum kind kind, const void *object);
 struct device *device_of(enum kind kind, const void *object);
@@ -371,7 +371,7 @@ struct work {
 	unsigned int flags;
 	__be32 imm;
 	int sge_count;
-	struct ibv_sge sges[MOST_SGES];
+	struct ibv_sge sges[MAX_SGES];
 	uint8_t *copied; /* an inline payload that has to wait */
 };
 
@@ -410,7 +410,7 @@ struct answer {
 	int nth, event, status;
 };
 
-/* How the script has a resolve (0) or a join (1) answered; the usual way, if it says nothing. */
+/* Return the scripted answer to a resolve (0) or a join (1); the usual one, if there is none. */
 struct answer answer_to(int join, int usual);
 void forget_answers(void);
 

@@ -1,4 +1,4 @@
-/* What was made and lives, what is gone, and what was done wrong with either. */
+/* Objects that live, objects that are gone, and reports of wrong uses of either. */
 #include "inside.h"
 
 #include <stdarg.h>
@@ -11,7 +11,7 @@
 #define ASAN_UNPOISON_MEMORY_REGION(address, size) ((void)(address), (void)(size))
 #endif
 
-enum { KEPT_DEAD = 256, REPORT_BYTES = 16384 };
+enum { MAX_DEAD = 256, REPORT_BYTES = 16384 };
 
 #define KIND_NAME(name, text) text,
 static const char *const kind_names[] = { KINDS(KIND_NAME) };
@@ -53,7 +53,7 @@ int card_reports(char *out, int size)
 /* --- objects --- */
 
 struct object *first_object;
-static struct object *dead[KIND_COUNT][KEPT_DEAD];
+static struct object *dead[KIND_COUNT][MAX_DEAD];
 static unsigned deaths[KIND_COUNT];
 static unsigned last_serial;
 
@@ -95,7 +95,7 @@ void *make(enum kind kind, size_t size, struct device *device)
 void end(enum kind kind, void *target)
 {
 	struct object *object = object_of(kind, target);
-	struct object **place = &dead[kind][deaths[kind]++ % KEPT_DEAD];
+	struct object **place = &dead[kind][deaths[kind]++ % MAX_DEAD];
 
 	*object->back = object->next;
 	if (object->next)

@@ -13,7 +13,7 @@ static int refuses(const struct device *device, const struct ibv_qp_init_attr_ex
 
 	if (cap->max_send_wr > device->is.max_qp_wr || cap->max_recv_wr > device->is.max_qp_wr ||
 	    cap->max_inline_data > device->is.max_inline || cap->max_send_sge > device->is.max_send_sge ||
-	    cap->max_recv_sge > MOST_SGES)
+	    cap->max_recv_sge > MAX_SGES)
 		return EINVAL;
 	if (init->comp_mask & IBV_QP_INIT_ATTR_CREATE_FLAGS && init->create_flags &&
 	    device->is.block_loopback == BLOCK_REFUSED)

@@ -3,9 +3,9 @@
 
 #include <sys/mman.h>
 
-enum { MOST_MRS = 4096 };
+enum { MAX_MRS = 4096 };
 
-static struct mr *mrs[MOST_MRS];
+static struct mr *mrs[MAX_MRS];
 static unsigned last_mr;
 
 /* --- protection domains and memory --- */
@@ -37,8 +37,8 @@ int ibv_dealloc_pd(struct ibv_pd *pd)
 /* An lkey has the place in the table and how often it was taken before: one that is gone is known. */
 static int place_mr(struct mr *mr)
 {
-	for (unsigned tries = 0; tries < MOST_MRS; tries++) {
-		unsigned number = ++last_mr, place = number % MOST_MRS;
+	for (unsigned tries = 0; tries < MAX_MRS; tries++) {
+		unsigned number = ++last_mr, place = number % MAX_MRS;
 
 		if (mrs[place])
 			continue;
@@ -51,12 +51,12 @@ static int place_mr(struct mr *mr)
 
 struct mr *find_mr(uint32_t lkey)
 {
-	struct mr *mr = mrs[lkey % MOST_MRS];
+	struct mr *mr = mrs[lkey % MAX_MRS];
 
 	return mr && mr->mr.lkey == lkey ? mr : NULL;
 }
 
-/* What the device may do with the memory of that key: enum ibv_access_flags; -1: there is none. */
+/* Return the access that the device has to the memory of that key: enum ibv_access_flags; -1: there is none. */
 int64_t card_access(uint32_t lkey)
 {
 	const struct mr *mr;
@@ -135,7 +135,7 @@ int ibv_dereg_mr(struct ibv_mr *target)
 	struct mr *mr = (struct mr *)target;
 
 	if (!error) {
-		mrs[target->lkey % MOST_MRS] = NULL;
+		mrs[target->lkey % MAX_MRS] = NULL;
 		if (mr->mapped)
 			munmap(mr->mapped, mr->mapped_bytes);
 		object_of(KIND_PD, target->pd)->uses--;

@@ -1,16 +1,16 @@
-/* What a message is on its way from one memory to others: who gets it, with which header, into which receive. */
+/* Delivery of a message: which queue pairs get it, with which header, into which receive. */
 #include "inside.h"
 
 #include <arpa/inet.h>
 
-enum { MOST_BYTES = 4096 };
+enum { MAX_PAYLOAD = 4096 };
 
 /* The bytes of a message, where they lie. */
 struct payload {
 	struct {
 		const uint8_t *from;
 		uint32_t length;
-	} parts[MOST_SGES];
+	} parts[MAX_SGES];
 	int count;
 	uint32_t length;
 };
@@ -262,7 +262,7 @@ static enum ibv_wc_status gather(const struct work *work, struct payload *payloa
 
 		if (!from)
 			return IBV_WC_LOC_PROT_ERR;
-		if (payload->length + sge->length > MOST_BYTES)
+		if (payload->length + sge->length > MAX_PAYLOAD)
 			return IBV_WC_LOC_LEN_ERR;
 		payload->parts[payload->count].from = from;
 		payload->parts[payload->count++].length = sge->length;

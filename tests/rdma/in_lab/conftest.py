@@ -69,5 +69,5 @@ def mgid_of(bed: Testbed, group: McastAddress) -> Gid:
 
 
 def source_of(bed: Testbed, port: IPv4Address) -> str:
-    """How commands name the port that a message came from: by its address, or else by its GID."""
+    """Name of the port that a message came from, in commands: by its address, or else by its GID."""
     return str(bed._where[port].gid if isinstance(bed, InfinibandTestbed) else port)

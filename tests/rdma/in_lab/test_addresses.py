@@ -44,12 +44,12 @@ def test_a_link_local_ipv4_address_sends() -> None:
         member, sender = other.join(GROUP), endpoint.sender(GROUP)
         heard: list[Message] = []
 
-        def hears() -> bool:  # not before the bridge has learnt of the member
+        def receives() -> bool:  # not before the bridge has learnt of the member
             sender.send(b"hello")
             heard.extend(filter(None, [member.recv(timeout=0.5)]))
             return bool(heard)
 
-        until(hears, "nothing arrives")
+        until(receives, "nothing arrives")
         assert (bytes(heard[0].payload), heard[0].source.ipv4) == (b"hello", ip_address(at))
 
 

@@ -26,7 +26,7 @@ from mcast.backends.rdma import PROVIDER
 from .conftest import sh
 
 CONF = Path("/proc/sys/net/ipv4/conf")
-SETTLE = 60.0
+SETTLE_TIMEOUT = 60.0
 CLONE_NEWNET = 0x40000000
 MCAST = f"{sys.executable} -m mcast doctor --backend rdma --json"
 
@@ -37,20 +37,20 @@ def wrong(findings: Sequence[Finding]) -> dict[tuple[str, str], Finding]:
 
 
 def wrong_once(condition: Callable[[dict[tuple[str, str], Finding]], bool]) -> dict[tuple[str, str], Finding]:
-    """What is wrong as soon as the condition holds of that; after SETTLE seconds, in any case."""
-    deadline = monotonic() + SETTLE
+    """Return the findings as soon as the condition holds; after SETTLE_TIMEOUT seconds, in any case."""
+    deadline = monotonic() + SETTLE_TIMEOUT
     while not condition(found := wrong(PROVIDER.checks(0))) and monotonic() < deadline:
         sleep(0.5)  # a look costs an emulated processor as much
     return found
 
 
 def wrong_in_the_end() -> dict[tuple[str, str], Finding]:
-    """What stays wrong: {} on a healthy host."""
+    """Findings that stay: {} on a healthy host."""
     return wrong_once(lambda found: not found)
 
 
 class Defect(NamedTuple):
-    """How to plant it and to undo it (shell); what must be found, and nothing else; its fix mends it."""
+    """A defect: shell commands that plant and undo it, and the findings; the fix removes it."""
 
     plant: str
     undo: str
@@ -179,19 +179,21 @@ def test_a_process_that_lacks_something_is_told(name: str) -> None:
     assert answer["problems"] == problems
 
 
-def test_a_network_namespace_without_the_interfaces_is_told() -> None:
-    def look() -> dict[tuple[str, str], Finding]:
+def test_netns_without_interfaces_is_reported() -> None:
+    """A network namespace without the interfaces is told."""
+
+    def findings_there() -> dict[tuple[str, str], Finding]:
         assert ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0  # of this thread alone
         return wrong(PROVIDER.checks(0))
 
     with ThreadPoolExecutor(1) as elsewhere:
-        found = elsewhere.submit(look).result(timeout=60)
+        found = elsewhere.submit(findings_there).result(timeout=60)
     assert set(found) == {("namespace", name) for name in ALL}
 
 
 def test_a_querier_is_heard_where_there_is_one() -> None:
     with ThreadPoolExecutor(1) as beside:
-        heard = beside.submit(hear_queriers, {"e1", "e2"}, SETTLE)
+        heard = beside.submit(hear_queriers, {"e1", "e2"}, SETTLE_TIMEOUT)
         while not heard.done():  # a bridge asks when it becomes querier
             sh(f"{NO_QUERIER}; {QUERIER}")
     assert set(heard.result()) == {"e1", "e2"}
@@ -202,7 +204,7 @@ MEMLOCK, NOBODY = 6_144_000, 65534
 
 
 def create_qps_until_memory_is_short() -> str:
-    """What the error says, to a user who may lock MEMLOCK bytes."""
+    """Return the text of the error, for a user who may lock MEMLOCK bytes."""
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (MEMLOCK, MEMLOCK))
     os.setuid(NOBODY)
     with PROVIDER.open() as backend, backend.event_channel() as channel:

@@ -29,7 +29,8 @@ _ALL_PACKETS = 3
 """ETH_P_ALL."""
 
 
-def test_the_traffic_class_stands_in_the_ip_header_on_the_wire(lab_bed: Testbed) -> None:
+def test_traffic_class_is_in_the_ip_header(lab_bed: Testbed) -> None:
+    """The traffic class stands in the ip header on the wire."""
     assert isinstance(lab_bed, RdmaTestbed)
     ours, theirs, *_ = lab_bed.ports
     group = "239.77.4.9"
@@ -108,14 +109,16 @@ def test_members_hear_each_other(lab_bed: Testbed, pool: ThreadPoolExecutor) -> 
         endpoint.close()
 
 
-def test_a_sender_that_nobody_answers_is_told_why_that_may_be(lab_bed: Testbed) -> None:
+def test_unanswered_sender_gets_suspicions(lab_bed: Testbed) -> None:
+    """A sender that nobody answers is told why that may be."""
     with open_endpoint(lab_bed.backend, str(lab_bed.ports[0])) as endpoint:
         with pytest.raises(TimedOut, match="unicast") as caught:
             endpoint.sender("239.70.2.1").ready(timeout=0.1)
         assert "Membership" in str(caught.value)
 
 
-def test_own_messages_are_filtered_where_the_device_cannot_keep_them_back(lab_bed: Testbed) -> None:
+def test_own_messages_are_filtered_in_software(lab_bed: Testbed) -> None:
+    """Own messages are filtered where the device cannot keep them back."""
     port, there = map(str, lab_bed.ports[:2])
     with (
         open_endpoint(lab_bed.backend, port, loopback="off") as endpoint,
@@ -136,9 +139,8 @@ def test_own_messages_are_filtered_where_the_device_cannot_keep_them_back(lab_be
         assert dict(group.stats().dropped) == {"own message": 1}
 
 
-def test_one_sleep_serves_messages_and_a_join_of_another_thread(
-    lab_bed: Testbed, pool: ThreadPoolExecutor
-) -> None:
+def test_one_sleep_serves_messages_and_a_join(lab_bed: Testbed, pool: ThreadPoolExecutor) -> None:
+    """One sleep serves messages and a join of another thread."""
     with open_endpoint(lab_bed.backend, str(lab_bed.ports[0])) as endpoint:
         group = endpoint.join("239.70.4.1")
         receiving = pool.submit(group.recv, BOUND)
@@ -160,9 +162,8 @@ def test_close_wakes_who_waits(lab_bed: Testbed, pool: ThreadPoolExecutor) -> No
             one.result(BOUND)
 
 
-def test_leaving_wakes_the_thread_that_waits_for_the_group(
-    lab_bed: Testbed, pool: ThreadPoolExecutor
-) -> None:
+def test_leave_wakes_a_waiting_thread(lab_bed: Testbed, pool: ThreadPoolExecutor) -> None:
+    """Leaving wakes the thread that waits for the group."""
     with open_endpoint(lab_bed.backend, str(lab_bed.ports[0])) as endpoint:
         group = endpoint.join("239.70.11.1")
         messages = pool.submit(list, group)
@@ -171,7 +172,8 @@ def test_leaving_wakes_the_thread_that_waits_for_the_group(
         assert messages.result(BOUND) == []
 
 
-def test_a_fork_is_told_to_open_its_own_and_does_the_parent_no_harm(lab_bed: Testbed) -> None:
+def test_fork_is_refused_and_harms_no_parent(lab_bed: Testbed) -> None:
+    """A fork is told to open its own and does the parent no harm."""
     with open_endpoint(lab_bed.backend, str(lab_bed.ports[0])) as endpoint:
         group = endpoint.join("239.70.9.1")
         child = os.fork()
@@ -189,9 +191,8 @@ def test_a_fork_is_told_to_open_its_own_and_does_the_parent_no_harm(lab_bed: Tes
         assert group.recv(BOUND) is not None
 
 
-def test_a_lost_device_is_used_again_as_soon_as_it_is_back(
-    lab_bed: Testbed, pool: ThreadPoolExecutor
-) -> None:
+def test_lost_device_is_used_again(lab_bed: Testbed, pool: ThreadPoolExecutor) -> None:
+    """A lost device is used again as soon as it is back."""
     here, there = lab_bed.ports[:2]
     with (
         open_endpoint(lab_bed.backend, str(there)) as sender,
@@ -258,7 +259,8 @@ def test_asyncio_sleeps_on_the_devices_descriptors(lab_bed: Testbed) -> None:
     asyncio.run(main())
 
 
-def test_asyncio_restores_a_lost_device_in_the_background(lab_bed: Testbed) -> None:
+def test_aio_restores_a_lost_device(lab_bed: Testbed) -> None:
+    """Asyncio restores a lost device in the background."""
     here = lab_bed.ports[0]
 
     async def main() -> None:

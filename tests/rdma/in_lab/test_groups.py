@@ -60,7 +60,8 @@ def test_a_socket_counts_as_the_table_says(lab_bed: Testbed) -> None:
     until_members(lab_bed, group, set())
 
 
-def test_a_member_behind_the_bridge_is_named_by_the_bridges_port(lab_bed: Testbed) -> None:
+def test_member_behind_a_bridge_has_its_port(lab_bed: Testbed) -> None:
+    """A member behind the bridge is named by the bridges port."""
     group, address = IPv4Address("239.78.1.2"), IPv4Address("10.77.0.99")
     (bridge,) = {entry.bridge for entry in snooping_table()}
     with host_behind_the_bridge(bridge, address) as port, member_socket(group, address):
@@ -68,7 +69,8 @@ def test_a_member_behind_the_bridge_is_named_by_the_bridges_port(lab_bed: Testbe
     until_members(lab_bed, group, set())
 
 
-def test_the_kernels_tables_are_read_as_its_tools_show_them(lab_bed: Testbed) -> None:
+def test_tables_equal_the_output_of_tools(lab_bed: Testbed) -> None:
+    """The kernels tables are read as its tools show them."""
     group = IPv4Address("239.78.1.3")
     with member_socket(group, lab_bed.ports[1]):
         until_members(
@@ -86,7 +88,8 @@ def test_the_kernels_tables_are_read_as_its_tools_show_them(lab_bed: Testbed) ->
     assert counts["rxe1", "pd"] > 0, "the kernel's own, for management"
 
 
-def test_what_is_forgotten_is_in_the_bridges_table_no_more(lab_bed: Testbed) -> None:
+def test_forgotten_member_leaves_the_bridge(lab_bed: Testbed) -> None:
+    """A member that is forgotten leaves the bridge's table."""
     group, end = IPv4Address("239.78.1.4"), monotonic() + BOUND
     with member_socket(group, lab_bed.ports[1]):
         until_members(
@@ -97,7 +100,8 @@ def test_what_is_forgotten_is_in_the_bridges_table_no_more(lab_bed: Testbed) -> 
             forget(entries)
 
 
-def test_the_kernel_filters_by_the_mac_addresses_that_we_compute(lab_bed: Testbed) -> None:
+def test_kernel_filters_by_our_mac_addresses(lab_bed: Testbed) -> None:
+    """The kernel filters by the mac addresses that we compute."""
     group = IPv4Address("239.129.1.1")
     channel = lab_bed.backend.event_channel()
     cm_id = channel.create_id()

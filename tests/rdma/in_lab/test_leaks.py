@@ -19,25 +19,25 @@ from ...waiting import descriptors
 JOINS, OPENS = 500, 50
 """The cycles of one turn: they show what grows by a CQ or a slab each time. A short run opens half as often,
 because an emulated open takes long."""
-TURNS = 20
-"""How many turns --long has. Each is a test of its own, so that a slow guest has something to report."""
+ROUNDS = 20
+"""Number of rounds of --long. Each is a test of its own, so that a slow guest has something to report."""
 GROWTH_ALLOWED = 2 << 20
 """Bytes: the allocator's own unrest. One batch record kept by each cycle would be far above in all turns."""
 
 
 def resident() -> int:
-    """What is in use, and nothing that malloc keeps for later."""
+    """Return the memory in use, without what malloc keeps for later."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    metafunc.parametrize("turn", range(TURNS if metafunc.config.getoption("--long") else 1))
+    metafunc.parametrize("turn", range(ROUNDS if metafunc.config.getoption("--long") else 1))
 
 
 class Growth:
-    """What stays behind in all turns together."""
+    """Growth of all rounds together."""
 
     def __init__(self) -> None:
         self._before: tuple[set[tuple[str, str]], int] | None = None

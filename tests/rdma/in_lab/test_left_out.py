@@ -43,14 +43,14 @@ def file_of(device: DeviceInfo) -> Path:
 
 
 class Seen(NamedTuple):
-    """What a process finds: is the provider available, devices that are left out, the error of a bind."""
+    """Findings of a process: is the provider available, devices that are left out, the error of a bind."""
 
     available: bool
     left_out: list[tuple[str, UnavailableReason]]
     error: str
 
 
-def look(left_out: DeviceInfo, other: DeviceInfo) -> Seen:
+def see(left_out: DeviceInfo, other: DeviceInfo) -> Seen:
     """Bind to the one device, and join and send on the other."""
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     for package in (mcast.endpoint, mcast.backends.rdma):  # nobody may not read them in root's home
@@ -88,7 +88,7 @@ def test_one_device_is_left_out_alone(case: str) -> None:
     sh(plant.format(file=file))
     try:
         with ProcessPoolExecutor(1, get_context("spawn")) as apart:
-            seen = apart.submit(look, first, second).result(10 * BOUND)
+            seen = apart.submit(see, first, second).result(10 * BOUND)
     finally:
         sh(undo.format(file=file))
     assert seen.available

@@ -21,13 +21,13 @@ BOUND = 100.0
 GROUP = McastAddress.of("239.77.3.1")
 
 
-def station(bed: Testbed, port: int, qps: int = 1) -> Any:
+def ping_endpoint(bed: Testbed, port: int, qps: int = 1) -> Any:
     return joined(bed.backend, choose(bed.backend, bed.ports[port], None, 1), GROUP, qps)
 
 
 @pytest.mark.parametrize("size", [PROBE_SIZE, 1024])
 def test_another_device_answers(lab_bed: Testbed, size: int) -> None:
-    with station(lab_bed, 0, qps=2) as pinging, station(lab_bed, 1) as answering:
+    with ping_endpoint(lab_bed, 0, qps=2) as pinging, ping_endpoint(lab_bed, 1) as answering:
         for port in (0, 1):
             wait_for_member(lab_bed, port)
         thread = threading.Thread(target=answer_all, args=(answering, 10))
@@ -43,7 +43,10 @@ def test_another_device_answers(lab_bed: Testbed, size: int) -> None:
 @mckey_sends
 def test_what_mckey_sends_is_counted(lab_bed: Testbed) -> None:
     command = ["mckey", "-m", str(GROUP), "-b", str(lab_bed.ports[1]), "-s", "-C", "20", "-S", "300"]
-    with station(lab_bed, 0) as answering, subprocess.Popen(command, stdout=subprocess.DEVNULL) as mckey:
+    with (
+        ping_endpoint(lab_bed, 0) as answering,
+        subprocess.Popen(command, stdout=subprocess.DEVNULL) as mckey,
+    ):
         try:
             outcome = answer_all(answering, 20)
             assert mckey.wait(BOUND) == 0
@@ -57,7 +60,7 @@ def test_what_mckey_sends_is_counted(lab_bed: Testbed) -> None:
 def test_mckey_counts_our_pings_and_answers_none(lab_bed: Testbed) -> None:
     command = ["mckey", "-m", str(GROUP), "-b", str(lab_bed.ports[1]), "-C", "20", "-S", "100"]
     with (
-        station(lab_bed, 0) as pinging,
+        ping_endpoint(lab_bed, 0) as pinging,
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as mckey,
     ):
         wait_for_member(lab_bed, 1)

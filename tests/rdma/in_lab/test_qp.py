@@ -1,4 +1,4 @@
-"""What this provider adds to the contract's sentences: chains, back-pressure, waking, forks, signals."""
+"""Behaviour of this provider beyond the contract: chains, back-pressure, waking, forks, signals."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def drain(qp: QueuePair, count: int, at_once: int = 64) -> list[bytes]:
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3, 8, 128])
-def test_a_batch_larger_than_the_queue_goes_out_whole_and_in_order(lab_bed: Testbed, depth: int) -> None:
+def test_large_batch_is_sent_in_order(lab_bed: Testbed, depth: int) -> None:
+    """A batch larger than the queue goes out whole and in order."""
     qp, group = member(lab_bed, lab_bed.ports[0], QpInit(max_send_wr=depth))
     messages = [bytes([i]) * (i * 4 + 1) for i in range(200)]
     assert qp.send(group, messages) == 200
@@ -214,7 +215,8 @@ def test_a_fork_is_refused_and_harms_nothing(lab_bed: Testbed) -> None:
     assert drain(qp, 1) == [b"still works"]
 
 
-def test_a_qp_with_every_receive_leased_still_notices_its_error(lab_bed: Testbed) -> None:
+def test_qp_without_receives_notices_its_error(lab_bed: Testbed) -> None:
+    """A QP with every receive leased still notices its error."""
     qp, group = member(lab_bed, lab_bed.ports[0], QpInit(max_recv_wr=1))
     qp.send(group, [b"the only one"])
     with qp.recv(1, BOUND) as batch:

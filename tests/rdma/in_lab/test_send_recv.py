@@ -56,9 +56,8 @@ def test_stdin_reaches_a_file_and_a_pipe(lab_bed: Testbed, tmp_path: Path) -> No
     assert [path.name for path in tmp_path.iterdir()] == ["copy"]
 
 
-def test_a_receiver_that_is_killed_is_named_and_one_that_is_interrupted_leaves_what_it_has(
-    lab_bed: Testbed, tmp_path: Path
-) -> None:
+def test_killed_receiver_is_named(lab_bed: Testbed, tmp_path: Path) -> None:
+    """A receiver that is killed is named and one that is interrupted leaves what it has."""
     source, one, other, third, *_ = lab_bed.ports
     (tmp_path / "there").mkdir()
     killed = start("recv", GROUP, "-o", tmp_path / "killed", "-b", one)

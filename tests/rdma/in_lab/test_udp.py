@@ -285,7 +285,7 @@ def roce_mtu(side: Side) -> int:
 
 @DIRECTIONS
 def test_mtus_may_differ(both: tuple[Side, Side]) -> None:
-    """What fits both passes both ways, `ready` says how much that is, and what is larger is lost alone."""
+    """Messages that fit both pass both ways, `ready` reports that size, and larger ones are lost."""
     large, small = both
     with jumbo(large, small), two_members(large, small) as ((big, out), (little, back)):
         assert (out.max_message_size, back.max_message_size) == (4096, 1024)

@@ -1,4 +1,4 @@
-/* Reads the asynchronous events of devices, and tells their QPs; async.h says who wakes whom, and which lock is first. */
+/* Reads the asynchronous events of devices, and passes them to their QPs; async.h explains wake-ups and lock order. */
 #include "async.h"
 
 #include <fcntl.h>
@@ -26,8 +26,8 @@ int mcast_open_async(struct async_events *self, struct qp_state *state, struct i
 {
 	self->state = state;
 	self->fd = context->async_fd;
-	self->news_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	return self->news_fd < 0 ? -errno : 0;
+	self->port_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	return self->port_fd < 0 ? -errno : 0;
 }
 
 static struct device_events *device_of(struct ibv_context *context)
@@ -74,9 +74,9 @@ void mcast_close_async(struct async_events *self)
 	if (self->device)
 		leave(self);
 	pthread_mutex_unlock(&lock);
-	if (self->news_fd >= 0)
-		close(self->news_fd);
-	self->news_fd = -1;
+	if (self->port_fd >= 0)
+		close(self->port_fd);
+	self->port_fd = -1;
 }
 
 static int is_about(const struct ibv_async_event *event, const struct async_events *self)
@@ -116,9 +116,9 @@ static void tell_of_port(struct async_events *self, enum ibv_event_type type)
 	uint32_t place = __atomic_fetch_add(&self->port_changes, 1, __ATOMIC_SEQ_CST);
 
 	self->port_events[place % PORT_EVENTS] = (uint8_t)type;
-	if (!self->has_news)
-		(void)!eventfd_write(self->news_fd, 1);
-	self->has_news = 1;
+	if (!self->port_pending)
+		(void)!eventfd_write(self->port_fd, 1);
+	self->port_pending = 1;
 }
 
 static void tell(const struct ibv_async_event *event, struct async_events *self)
@@ -171,14 +171,14 @@ int mcast_listen(struct async_events *self, struct ibv_context *context, const s
 	return ret;
 }
 
-int mcast_take_news(struct async_events *self)
+int mcast_clear_port_pending(struct async_events *self)
 {
-	int had = self->has_news;
+	int had = self->port_pending;
 	eventfd_t unused;
 
 	if (had)
-		(void)!eventfd_read(self->news_fd, &unused);
-	self->has_news = 0;
+		(void)!eventfd_read(self->port_fd, &unused);
+	self->port_pending = 0;
 	return had;
 }
 
@@ -198,7 +198,7 @@ int mcast_take_port_events(struct async_events *self, uint8_t *out)
 
 	mcast_read_events(self);
 	pthread_mutex_lock(&self->state->lock);
-	mcast_take_news(self);
+	mcast_clear_port_pending(self);
 	if (self->port_changes - self->port_events_read > PORT_EVENTS)
 		self->port_events_read = self->port_changes - PORT_EVENTS;
 	while (self->port_events_read != self->port_changes)

@@ -1,12 +1,15 @@
-/* The asynchronous events of a device, as one QP hears them: failures of the QP, and news of its port.
+/* The asynchronous events of a device, passed on to one QP: failures of the QP, and events of its port.
  *
- * librdmacm opens a device once a process, so all its QPs share one queue of events, whose descriptor every sleeping
- * thread and every loop outside watches. Whichever of them finds it readable reads the queue, and tells all QPs of the
- * device: a failure goes to the QP's state, which wakes its sleepers; news of the port make `news_fd` readable, which
- * ends a wait for events and wakes the loop outside.
+ * librdmacm opens a device once per process, so all its QPs share one queue of events, whose descriptor every sleeping
+ * thread and every event loop outside watches. Whichever of them finds it readable reads the queue, and passes each event
+ * to all QPs of the device: a failure goes to the QP's state, which wakes its sleepers; a port event is stored and makes
+ * `port_fd` readable, which ends a wait for events and wakes the loop outside.
  *
- * One lock of the process guards the lists of devices and their QPs, and is held while a QP is told: so it is taken
- * before the lock of a QP, never after. The lock of the QP guards the news. */
+ * One lock of the process guards the lists of devices and their QPs, and is held while an event is passed to a QP: so it
+ * is taken before the lock of a QP, never after. The lock of the QP guards its port events.
+ *
+ * Not handled: more than PORT_EVENTS port events that nobody reads (the oldest are overwritten), and events that happened
+ * before the QP listened, which are read and dropped. */
 #ifndef MCAST_ASYNC_H
 #define MCAST_ASYNC_H
 
@@ -16,40 +19,40 @@ struct device_events;
 
 struct async_events {
 	struct qp_state *state;
-	struct device_events *device; /* NULL: it does not listen */
+	struct device_events *device; /* NULL: does not listen */
 	struct async_events *next;    /* of the device */
 	const struct ibv_cq *cqs[2];
 	uint8_t port;
 	int fd;	     /* the device's */
-	int news_fd; /* readable while has_news is set */
-	int has_news; /* the port has told of something, and no wait ended for that, nor were its events read */
-	uint8_t port_events[PORT_EVENTS]; /* what the port told of; the newest is the port_changes-th */
+	int port_fd; /* readable while port_pending is set */
+	int port_pending; /* a port event was stored, and neither ended a wait nor was read */
+	uint8_t port_events[PORT_EVENTS]; /* a ring; the newest is the port_changes-th */
 	uint32_t port_events_read;
-	uint32_t port_changes; /* atomic: how often the port or a GID of it changed */
+	uint32_t port_changes; /* atomic: number of port events so far */
 };
 
 int mcast_open_async(struct async_events *self, struct qp_state *state, struct ibv_context *context);
 
-/* Hear what the device tells from now on of the QP, these two queues and this port. */
+/* Receive the device's events about the QP, these two queues and this port, from now on. */
 int mcast_listen(struct async_events *self, struct ibv_context *context, const struct ibv_cq *send,
 		 const struct ibv_cq *recv, uint8_t port);
 
-/* Hear no more, and close what was opened. */
+/* Stop to receive events, and close what was opened. */
 void mcast_close_async(struct async_events *self);
 
-/* In the child of a fork. */
+/* Start without devices in the child of a fork. */
 void mcast_async_after_fork(void);
 
-/* Read what the device tells, without waiting, and tell its QPs; without the lock of one. */
+/* Read the device's events without waiting, and pass them to its QPs. The lock of no QP may be held. */
 void mcast_read_events(struct async_events *self);
 
-/* Whether the port has reported something since the last call; with the lock held. */
-int mcast_take_news(struct async_events *self);
+/* Return 1 if a port event was stored since the last call, and clear that. The lock is held. */
+int mcast_clear_port_pending(struct async_events *self);
 
-/* Whether mcast_take_port_events would find something. */
+/* Return 1 if mcast_take_port_events would find an event. */
 int mcast_holds_events(struct async_events *self);
 
-/* What the port told of since the last time: how many ibv_event_types are in `out`, at most PORT_EVENTS. */
+/* Write the port events since the last call to `out`, as ibv_event_types. Return their number, at most PORT_EVENTS. */
 int mcast_take_port_events(struct async_events *self, uint8_t *out);
 
 #endif

@@ -1,4 +1,4 @@
-/* What Python sees. Read by cffi and by the C compiler alike: declarations only, no directives.
+/* Declarations for Python. Read by cffi and by the C compiler alike: declarations only, no directives.
  *
  * Calls return 0 or a count, or -errno. Times are nanoseconds. Sockaddrs come as the kernel lays them out.
  *
@@ -202,7 +202,7 @@ void mcast_read_failure(struct mcast_qp *qp, struct mcast_failure *out);
 void mcast_read_async(struct mcast_qp *qp);
 uint32_t mcast_port_changes(struct mcast_qp *qp);
 
-/* What the port told of since the last time: how many ibv_event_types are in `out`, at most PORT_EVENTS. Or -errno. */
+/* Write the port events since the last call to `out`. Return their number, at most PORT_EVENTS, or -errno. */
 enum { PORT_EVENTS = 64 };
 int mcast_read_port_events(struct mcast_qp *qp, uint8_t *out);
 
@@ -230,7 +230,7 @@ struct mcast_counters {
 	uint64_t received;
 	uint32_t recv_free;
 	uint32_t recv_low_water;
-	uint64_t recv_empty; /* how often the last free receive was found taken */
+	uint64_t recv_empty; /* number of polls that found no free receive left */
 	uint64_t unsent;     /* sends that were posted, and not carried out */
 	uint64_t dropped_reset;	  /* received, and not yet read at a reset */
 	uint64_t dropped_invalid; /* by a completion that cannot be true */

@@ -119,7 +119,7 @@ static int is_multicast(const struct rdma_cm_event *event)
 	return event->event == RDMA_CM_EVENT_MULTICAST_JOIN || event->event == RDMA_CM_EVENT_MULTICAST_ERROR;
 }
 
-/* What fails in librdmacm (an attach, the look at an address) shows as status -1, its reason in the errno of the
+/* A failure in librdmacm (an attach, the look at an address) shows as status -1, its reason in the errno of the
  * get; else status is -errno. */
 static int32_t reason_of(const struct rdma_cm_event *event, int get_errno)
 {
@@ -192,7 +192,7 @@ int mcast_create_id(struct mcast_channel *channel, uint64_t token, int port_spac
 	return ret;
 }
 
-/* What fails can be tried again. */
+/* A step that fails can be tried again. */
 int mcast_destroy_id(struct mcast_id *self)
 {
 	int ret = self && self->id ? result(mcast_sym.rdma_destroy_id(self->id)) : 0;

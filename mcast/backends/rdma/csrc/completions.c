@@ -1,4 +1,4 @@
-/* Completion queues, and sleeping until they have something; completions.h says who waits, and who wakes whom. */
+/* Completion queues, and sleeping until they have completions; completions.h explains who wakes whom. */
 #include "completions.h"
 
 #include <fcntl.h>
@@ -6,9 +6,9 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-enum { CHANNEL, CALL, WAKE, ASYNC, NEWS, SOURCES };
+enum { CHANNEL, CALL, WAKE, ASYNC, PORT_PENDING, SOURCES };
 
-/* The device's answer; nothing where the driver is too old to be asked. */
+/* Query the device; zeros where the driver is too old. */
 static struct ibv_device_attr_ex attributes_of(struct ibv_context *context)
 {
 	struct verbs_context *extended = verbs_get_ctx_op(context, query_device_ex);
@@ -85,7 +85,7 @@ static uint64_t read_stamp(const struct completions *completions)
 			  completions->clock_khz);
 }
 
-/* What a received message's completion says; of one that failed nothing else is valid (K-DATA-11). */
+/* Read the completion of a receive; of one that failed only wr_id and status are valid (K-DATA-11). */
 static void read_completion(const struct completions *completions, struct ibv_wc *wc, uint64_t *stamp)
 {
 	struct ibv_cq_ex *from = completions->stamped;
@@ -148,7 +148,7 @@ int mcast_close_completions(struct completions *completions)
 	return ret ? ret : other;
 }
 
-/* The channel's descriptor tells of nothing: of a device that is gone it would do so without end. */
+/* Stop to watch the channel: that of a removed device stays readable. */
 static void give_up(struct completions *completions)
 {
 	pthread_mutex_lock(&completions->state->lock);
@@ -159,7 +159,7 @@ static void give_up(struct completions *completions)
 	pthread_mutex_unlock(&completions->state->lock);
 }
 
-/* Take what the channel tells, if it tells something: 0. The queue is armed no more then, for there is one event per arm
+/* Take an event of the channel: 0, or -1 if there is none. The queue is armed no more then, for there is one event per arm
  * (K-DATA-20). */
 static int try_completion_event(struct completions *completions)
 {
@@ -188,7 +188,7 @@ static void call(int fd)
 	(void)!eventfd_write(fd, 1);
 }
 
-/* Make the descriptor of the loop outside readable, until a look finds nothing. */
+/* Make the descriptor of the loop outside readable, until a poll finds nothing. */
 static void call_loop(struct completions *completions)
 {
 	completions->watch = WATCH_UNKNOWN;
@@ -196,7 +196,7 @@ static void call_loop(struct completions *completions)
 		call(completions->call_fd);
 }
 
-/* If nobody leads, the thread that has followed longest shall; it looks before it sleeps. */
+/* If nobody leads, wake the first follower to lead; it polls before it sleeps. */
 static void call_next(struct completions *completions)
 {
 	if (!completions->leader && completions->followers)
@@ -213,9 +213,9 @@ static int is_of_sends(const struct completions *completions)
 static int open_watch(struct completions *completions)
 {
 	int epoll_fd = epoll_create1(EPOLL_CLOEXEC);
-	int call_fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK); /* a look before this one's time has armed nothing */
+	int call_fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK); /* an earlier poll has armed nothing */
 	int fds[SOURCES] = { completions->is_broken ? NO_FD : completions->channel->fd, call_fd, completions->state->gate.wake_fd,
-			     completions->async->fd, is_of_sends(completions) ? NO_FD : completions->async->news_fd };
+			     completions->async->fd, is_of_sends(completions) ? NO_FD : completions->async->port_fd };
 	int ret = epoll_fd < 0 || call_fd < 0 ? -errno : 0;
 
 	for (uint32_t source = 0; source < SOURCES && !ret; source++) {
@@ -247,7 +247,7 @@ int mcast_watch(struct completions *completions)
 	return ret;
 }
 
-static int look_once(struct completions *completions, mcast_work *work, void *what)
+static int poll_locked(struct completions *completions, mcast_work *work, void *what)
 {
 	int ret;
 
@@ -257,19 +257,19 @@ static int look_once(struct completions *completions, mcast_work *work, void *wh
 	return ret;
 }
 
-static void forget_news(struct completions *completions)
+static void clear_port_pending(struct completions *completions)
 {
 	pthread_mutex_lock(&completions->state->lock);
-	mcast_take_news(completions->async);
+	mcast_clear_port_pending(completions->async);
 	pthread_mutex_unlock(&completions->state->lock);
 }
 
-/* Silence the descriptor; what the completion channel has to tell. */
-static uint32_t silence(struct completions *completions)
+/* Clear all that makes the descriptor readable, except the completion channel. Return the channel's epoll events. */
+static uint32_t drain_watch(struct completions *completions)
 {
 	struct epoll_event events[SOURCES];
 	int count = epoll_wait(completions->watch_fd, events, SOURCES, 0);
-	uint32_t told = 0;
+	uint32_t channel_events = 0;
 	eventfd_t unused;
 
 	for (int i = 0; i < count; i++) {
@@ -277,18 +277,18 @@ static uint32_t silence(struct completions *completions)
 			(void)!eventfd_read(completions->call_fd, &unused);
 		else if (events[i].data.u32 == ASYNC)
 			mcast_read_events(completions->async);
-		else if (events[i].data.u32 == NEWS)
-			forget_news(completions);
+		else if (events[i].data.u32 == PORT_PENDING)
+			clear_port_pending(completions);
 		else if (events[i].data.u32 == CHANNEL)
-			told = events[i].events;
+			channel_events = events[i].events;
 	}
-	return told;
+	return channel_events;
 }
 
 /* Nothing was found: arm the descriptor as a leader would, and look again. If a thread leads, it calls as it leaves.
  * After messages the channel mostly tells of them, and of nothing else: then one system call does. What else there is
  * to tell keeps the descriptor readable. */
-static int look_armed(struct completions *completions, mcast_work *work, void *what, int full)
+static int poll_armed(struct completions *completions, mcast_work *work, void *what, int full)
 {
 	static const struct waiter loop = { .fd = NO_FD };
 	int leads, has_found, ret = 0;
@@ -300,10 +300,10 @@ static int look_armed(struct completions *completions, mcast_work *work, void *w
 	has_found = completions->watch == WATCH_FOUND;
 	pthread_mutex_unlock(&completions->state->lock);
 	if (!leads || !has_found || try_completion_event(completions)) {
-		uint32_t told = silence(completions);
+		uint32_t channel_events = drain_watch(completions);
 
-		if (leads && told)
-			take_completion_event(completions, told & (EPOLLERR | EPOLLHUP));
+		if (leads && channel_events)
+			take_completion_event(completions, channel_events & (EPOLLERR | EPOLLHUP));
 	}
 	if (leads)
 		ret = arm(completions);
@@ -313,7 +313,7 @@ static int look_armed(struct completions *completions, mcast_work *work, void *w
 		completions->watch = ret ? WATCH_UNKNOWN : WATCH_ARMED;
 	}
 	ret = ret ? ret : work(completions->owner, what);
-	/* more may have come before it was armed; and who led may have left, and its call been taken above */
+	/* more may have arrived before it was armed; and the leader may have left, and its wake-up been drained above */
 	if (ret == full || (!leads && !completions->leader))
 		call_loop(completions);
 	call_next(completions);
@@ -321,15 +321,15 @@ static int look_armed(struct completions *completions, mcast_work *work, void *w
 	return ret;
 }
 
-int mcast_look(struct completions *completions, mcast_work *work, void *what, int full)
+int mcast_poll_work(struct completions *completions, mcast_work *work, void *what, int full)
 {
 	int ret, is_to_arm;
 
 	pthread_mutex_lock(&completions->state->lock);
 	ret = mcast_is_shut(&completions->state->gate) ? -EBADF : work(completions->owner, what);
 	is_to_arm = !ret && completions->watch_fd >= 0;
-	if (is_to_arm && completions->watch == WATCH_ARMED && !completions->async->has_news) {
-		completions->watch = WATCH_LOOKED;
+	if (is_to_arm && completions->watch == WATCH_ARMED && !completions->async->port_pending) {
+		completions->watch = WATCH_POLLED;
 		is_to_arm = 0;
 	}
 	pthread_mutex_unlock(&completions->state->lock);
@@ -338,16 +338,16 @@ int mcast_look(struct completions *completions, mcast_work *work, void *what, in
 	ret = mcast_enter_gate(&completions->state->gate);
 	if (ret)
 		return ret;
-	ret = look_armed(completions, work, what, full);
+	ret = poll_armed(completions, work, what, full);
 	mcast_leave_gate(&completions->state->gate);
 	return ret;
 }
 
-int mcast_look_often(struct completions *completions, mcast_work *work, void *what, int looks)
+int mcast_poll_often(struct completions *completions, mcast_work *work, void *what, int polls)
 {
 	int ret = 0;
 
-	for (; !ret && looks; looks--) {
+	for (; !ret && polls; polls--) {
 		pthread_mutex_lock(&completions->state->lock);
 		ret = mcast_is_shut(&completions->state->gate) ? -EBADF : work(completions->owner, what);
 		pthread_mutex_unlock(&completions->state->lock);
@@ -363,7 +363,7 @@ int mcast_spin(struct completions *completions, mcast_work *work, void *what, in
 	if (end > deadline)
 		end = deadline;
 	do
-		ret = look_once(completions, work, what);
+		ret = poll_locked(completions, work, what);
 	while (!ret && !mcast_is_shut(&completions->state->gate) && mcast_now() < end);
 	return ret;
 }
@@ -424,8 +424,8 @@ static void leave(struct completions *completions, struct waiter *self)
 		call_loop(completions);
 }
 
-/* What a thread that spins would be woken by, but for completions: 0, or as `sleep_once`. 1: the device is gone. */
-static int look_around(struct completions *completions, const struct mcast_wait *wait)
+/* Check, for a thread that spins, all that would wake a sleeper except completions: 0, or as `sleep_once`. 1: no device. */
+static int poll_interrupts(struct completions *completions, const struct mcast_wait *wait)
 {
 	enum { CHANNEL_FAILED, DEVICE, EVENT, SIGNAL };
 	struct pollfd fds[] = {
@@ -447,15 +447,15 @@ static int look_around(struct completions *completions, const struct mcast_wait 
 	return fds[EVENT].revents ? -EAGAIN : 0;
 }
 
-/* As in a sleep, a call that waits for events ends when the port reports something. */
-static int has_news(struct completions *completions, const struct mcast_wait *wait)
+/* Return 1 if a call that waits for events ends by a port event, as it would in a sleep. */
+static int take_port_pending(struct completions *completions, const struct mcast_wait *wait)
 {
 	int ret;
 
 	if (wait->event_fd < 0)
 		return 0;
 	pthread_mutex_lock(&completions->state->lock);
-	ret = mcast_take_news(completions->async);
+	ret = mcast_clear_port_pending(completions->async);
 	pthread_mutex_unlock(&completions->state->lock);
 	return ret;
 }
@@ -463,21 +463,21 @@ static int has_news(struct completions *completions, const struct mcast_wait *wa
 int mcast_busy_poll(struct completions *completions, mcast_work *work, void *what,
 		    const struct mcast_wait *wait)
 {
-	int told = 0, ret = 0;
+	int interrupted = 0, ret = 0;
 
-	while (!ret && !told && mcast_now() < wait->spin_until && mcast_now() < wait->deadline) {
+	while (!ret && !interrupted && mcast_now() < wait->spin_until && mcast_now() < wait->deadline) {
 		ret = mcast_spin(completions, work, what, wait->deadline);
 		if (!ret)
-			told = mcast_is_shut(&completions->state->gate) ? -EBADF : look_around(completions, wait);
-		if (!ret && !told && has_news(completions, wait))
-			told = -EAGAIN;
+			interrupted = mcast_is_shut(&completions->state->gate) ? -EBADF : poll_interrupts(completions, wait);
+		if (!ret && !interrupted && take_port_pending(completions, wait))
+			interrupted = -EAGAIN;
 	}
-	if (!ret && told < 0)
-		ret = look_once(completions, work, what); /* a completion may have come together with what ended the spin */
-	return ret || told > 0 ? ret : told;
+	if (!ret && interrupted < 0)
+		ret = poll_locked(completions, work, what); /* a completion may have come together with what ended the spin */
+	return ret || interrupted > 0 ? ret : interrupted;
 }
 
-/* 0: look again. -EAGAIN, -EINTR: look again, then end with it. */
+/* 0: poll again. -EAGAIN, -EINTR: poll again, then return it. */
 static int sleep_once(struct completions *completions, int own, int leads,
 		      const struct mcast_wait *wait)
 {
@@ -486,7 +486,7 @@ static int sleep_once(struct completions *completions, int own, int leads,
 		[OWN] = { .fd = own, .events = POLLIN },
 		[GATE] = { .fd = wait->is_last ? NO_FD : completions->state->gate.wake_fd, .events = POLLIN },
 		[DEVICE] = { .fd = completions->async->fd, .events = POLLIN },
-		[PORT] = { .fd = wait->event_fd >= 0 ? completions->async->news_fd : NO_FD, .events = POLLIN },
+		[PORT] = { .fd = wait->event_fd >= 0 ? completions->async->port_fd : NO_FD, .events = POLLIN },
 		[RESET] = { .fd = leads ? completions->reset_fd : NO_FD, .events = POLLIN },
 		[EVENT] = { .fd = wait->event_fd, .events = POLLIN },
 		[SIGNAL] = { .fd = wait->signal_fd, .events = POLLIN },
@@ -524,7 +524,7 @@ int mcast_wait_for(struct completions *completions, mcast_work *work, void *what
 			ret = -EBADF;
 		if (!ret)
 			ret = over;
-		if (!ret && wait->event_fd >= 0 && mcast_take_news(completions->async))
+		if (!ret && wait->event_fd >= 0 && mcast_clear_port_pending(completions->async))
 			ret = -EAGAIN;
 		if (!ret && completions->is_broken && wait->event_fd < 0)
 			ret = mcast_note_gone(completions->state);
@@ -537,11 +537,11 @@ int mcast_wait_for(struct completions *completions, mcast_work *work, void *what
 			break;
 		leads = completions->leader == &self;
 		own = leads ? completions->is_broken ? NO_FD : completions->channel->fd : self.fd;
-		/* it has taken the event that was to tell the loop outside, which may wait for fewer sends */
+		/* it has taken the event that was to wake the loop outside, which may wait for fewer sends */
 		if (end && has_slept && !armed)
 			call_loop(completions);
 		pthread_mutex_unlock(&completions->state->lock);
-		/* armed, then looked once more: only now nothing can slip through */
+		/* arm, then poll once more: a completion in between would wake nobody */
 		if (leads && !armed && own >= 0) {
 			over = arm(completions);
 			armed = 1;

@@ -71,7 +71,7 @@ int mcast_query_device(struct ibv_context *context, struct mcast_device *device)
 
 enum { MAX_GIDS_OF_PORT = 65536 }; /* as many as a GID index has values in the kernel's interface */
 
-/* What a port is asked for. Newer libraries tell of speeds beyond 8 bits behind all that these headers may know. */
+/* Attributes that a port is queried for. Newer libraries write speeds beyond 8 bits behind the fields of these headers. */
 union port_attr {
 	struct ibv_port_attr is;
 	struct {
@@ -159,7 +159,7 @@ static int gids_by_table(struct ibv_context *context, struct mcast_gid *out, uin
 	if (!entries)
 		return -ENOMEM;
 	count = mcast_sym._ibv_query_gid_table(context, entries, max, 0, sizeof(*entries));
-	count = count <= (ssize_t)max ? count : (ssize_t)max; /* what was not written is port 0, which no device has */
+	count = count <= (ssize_t)max ? count : (ssize_t)max; /* an entry that was not written has port 0, which no device has */
 	for (ssize_t i = 0; i < count; i++) {
 		out[i] = (struct mcast_gid){ entries[i].port_num, entries[i].gid_index, entries[i].ndev_ifindex, { 0 } };
 		memcpy(out[i].gid, entries[i].gid.raw, sizeof(out[i].gid));

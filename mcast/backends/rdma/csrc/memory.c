@@ -19,7 +19,7 @@ int mcast_dealloc_pd(struct ibv_pd **pd)
 	return ret;
 }
 
-/* What is optional goes the way of ibv_reg_mr_iova2, which leaves out what the kernel or the device cannot do. */
+/* Register by way of ibv_reg_mr_iova2, which leaves out optional access that the kernel or the device cannot do. */
 int mcast_register(struct ibv_pd *pd, void *address, uint64_t bytes, int writable, int relaxed, struct ibv_mr **mr)
 {
 	int access = writable ? IBV_ACCESS_LOCAL_WRITE : 0;

@@ -221,7 +221,7 @@ static int modify_locked(struct mcast_qp *self, enum ibv_qp_state state)
 	return 0;
 }
 
-/* What the device has told by now is about what a reset has ended. */
+/* Read the events of now: they are about work that a reset has ended. */
 static void forget_failure(struct mcast_qp *self)
 {
 	mcast_read_events(&self->async);
@@ -230,7 +230,7 @@ static void forget_failure(struct mcast_qp *self)
 	pthread_mutex_unlock(&self->state.lock);
 }
 
-/* keeps_failure: why the QP was in ERR is told again when it is there again. */
+/* keeps_failure: the reason why the QP was in ERR is reported again when it is in ERR again. */
 int mcast_modify_qp(struct mcast_qp *self, int state, int keeps_failure)
 {
 	int ret = mcast_enter_gate(&self->state.gate);
@@ -278,7 +278,7 @@ int mcast_detach(struct mcast_qp *self, const uint8_t *gid, uint16_t lid)
 	return ret;
 }
 
-/* What a leave should have detached, of a QP that its close could not destroy. */
+/* Detach what a leave should have detached, of a QP that its close could not destroy. */
 int mcast_detach_late(struct mcast_qp *self, const uint8_t *gid, uint16_t lid)
 {
 	union ibv_gid group = gid_of(gid);
@@ -357,7 +357,7 @@ void mcast_read_failure(struct mcast_qp *self, struct mcast_failure *out)
 	int is_closed = mcast_enter_gate(&self->state.gate);
 
 	if (!is_closed)
-		mcast_read_events(&self->async); /* what the device tells, and what it flushes, may be seen in either order */
+		mcast_read_events(&self->async); /* the device's event and its flushed completions may be seen in either order */
 	pthread_mutex_lock(&self->state.lock);
 	if (!is_closed)
 		mcast_reap(&self->sending); /* a flushed receive may have been seen before the send that is the reason */

@@ -34,7 +34,7 @@ static inline int mcast_is_closed(const struct mcast_qp *self)
 	return mcast_is_shut(&self->state.gate);
 }
 
-/* Whether mcast_read_port_events would find something; or -errno. */
+/* Return 1 if mcast_read_port_events would find an event; or -errno. */
 int mcast_has_port_events(struct mcast_qp *self);
 
 #endif

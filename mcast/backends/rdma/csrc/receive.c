@@ -157,7 +157,7 @@ int mcast_post_free_slots(struct receiving *self)
 	return ret ? ret : post_chain(self, &chain);
 }
 
-/* What mcast_has_messages has looked at comes first. */
+/* Poll; the completion that mcast_has_messages has polled is the first. */
 static int poll_receives(struct receiving *self, int max, struct ibv_wc *wcs, uint64_t *stamps)
 {
 	int polled;
@@ -168,14 +168,14 @@ static int poll_receives(struct receiving *self, int max, struct ibv_wc *wcs, ui
 	stamps[0] = self->seen_stamp;
 	self->has_seen = 0;
 	polled = max > 1 ? mcast_poll(&self->completions, max - 1, wcs + 1, stamps + 1) : 0;
-	return polled < 0 ? 1 : polled + 1; /* what fails does so again, when nothing is lost by it */
+	return polled < 0 ? 1 : polled + 1; /* an error appears again in the next poll, when nothing is lost by it */
 }
 
-enum sight { IS_MESSAGE, IS_FLUSHED, IS_UNUSABLE, IS_IMPOSSIBLE };
+enum verdict { IS_MESSAGE, IS_FLUSHED, IS_UNUSABLE, IS_IMPOSSIBLE };
 
-/* What a completion of a receive says, if that can be true: drivers have been seen to err, and by a wrong number or
+/* Classify a completion of a receive, with its numbers checked: drivers have been seen to err, and by a wrong number or
  * length the reader would take other memory for the message. */
-static enum sight look_at(const struct receive_memory *memory, const struct ibv_wc *wc)
+static enum verdict classify(const struct receive_memory *memory, const struct ibv_wc *wc)
 {
 	if (wc->wr_id >= memory->count || memory->slots[wc->wr_id] != SLOT_POSTED)
 		return IS_IMPOSSIBLE;
@@ -193,14 +193,14 @@ void mcast_drop_received(struct receiving *self)
 	for (uint32_t left = self->init->recv_depth; left; left = mcast_polls_left(left, polled)) {
 		polled = poll_receives(self, POLL_BATCH, wcs, stamps);
 		for (int i = 0; i < polled; i++) {
-			enum sight sight = look_at(self->memory, &wcs[i]);
+			enum verdict verdict = classify(self->memory, &wcs[i]);
 
-			if (sight == IS_IMPOSSIBLE)
+			if (verdict == IS_IMPOSSIBLE)
 				continue;
 			self->memory->slots[wcs[i].wr_id] = SLOT_FREE;
 			self->counters.recv_free--;
-			self->counters.received += sight == IS_MESSAGE;
-			self->counters.dropped_reset += sight == IS_MESSAGE;
+			self->counters.received += verdict == IS_MESSAGE;
+			self->counters.dropped_reset += verdict == IS_MESSAGE;
 		}
 	}
 }
@@ -297,24 +297,24 @@ static int take_completion(struct receiving *self, const struct ibv_wc *wc, uint
 			   struct mcast_message *out)
 {
 	const struct receive_memory *memory = self->memory;
-	enum sight sight = look_at(memory, wc);
+	enum verdict verdict = classify(memory, wc);
 
-	if (sight == IS_IMPOSSIBLE) {
+	if (verdict == IS_IMPOSSIBLE) {
 		self->counters.dropped_invalid += wc->status == IBV_WC_SUCCESS;
 		mcast_note_impossible(self->state);
 		return 0;
 	}
 	self->counters.recv_free--;
-	memory->slots[wc->wr_id] = sight == IS_MESSAGE ? SLOT_HELD : SLOT_FREE;
-	if (sight == IS_MESSAGE)
+	memory->slots[wc->wr_id] = verdict == IS_MESSAGE ? SLOT_HELD : SLOT_FREE;
+	if (verdict == IS_MESSAGE)
 		read_message(self, memory, wc, stamp, out);
-	else if (sight == IS_FLUSHED)
+	else if (verdict == IS_FLUSHED)
 		mcast_note_failure(self->state, wc->status);
 	else
 		self->counters.dropped_invalid++;
-	if (sight == IS_UNUSABLE && self->state->state != IBV_QPS_RESET)
+	if (verdict == IS_UNUSABLE && self->state->state != IBV_QPS_RESET)
 		post_slot(self, again, (uint32_t)wc->wr_id); /* a receive that cannot be posted is not this call's to report */
-	return sight == IS_MESSAGE;
+	return verdict == IS_MESSAGE;
 }
 
 /* One cycle: poll an array of completions, turn them into messages. How many there are, and in `polled` how many
@@ -360,7 +360,7 @@ static int give_back(struct receiving *self, struct receive_memory *memory, cons
 	return ret ? ret : post_chain(self, &chain);
 }
 
-/* As a lease of the message would be read and given back. */
+/* Copy the message, and post its receive again, as a lease would do. */
 static void copy_out(struct receiving *self, struct mcast_message *message, uint8_t *copy)
 {
 	if (self->memory != &self->slab || message->length > COPY_ROOM)
@@ -390,9 +390,11 @@ static int work(void *owner, void *what)
 	return !got && self->state->state == IBV_QPS_ERR ? -EIO : got;
 }
 
-int mcast_receive_now(struct receiving *self, struct mcast_receive_job *job, int looks)
+int mcast_receive_now(struct receiving *self, struct mcast_receive_job *job, int polls)
 {
-	return looks ? mcast_look_often(&self->completions, work, job, LOOKS) : mcast_look(&self->completions, work, job, (int)job->max);
+	if (polls)
+		return mcast_poll_often(&self->completions, work, job, POLLS);
+	return mcast_poll_work(&self->completions, work, job, (int)job->max);
 }
 
 int mcast_receive(struct receiving *self, struct mcast_receive_job *job, const struct mcast_wait *wait)

@@ -1,12 +1,16 @@
 /* Receiving: the slots that messages arrive in, and what has arrived.
  *
- * A slot is free with us, posted with the device, or held by a batch; the lock of the QP guards all slots and all other
+ * A slot is free, posted (the device owns it), or held by a batch; the lock of the QP guards all slots and all other
  * fields, and `struct receiving` is receive.c's alone. A receiver polls, and turns completions into messages whose slots
- * it holds; it sleeps by the completions' scheme until there is one. A batch that ends gives its slots back, which posts
- * them again at once, except in RESET, where INIT posts all that are free.
+ * it holds; it sleeps by the scheme in completions.h until there is one. A batch that ends gives its slots back, which
+ * posts them again at once, except in RESET, where INIT posts all that are free.
  *
  * There are two memories, the slab and the user's; messages arrive in one of them, and in RESET alone they change.
- * Batches may hold slots of the other for any time: a generation number says whose slots they give back. */
+ * Batches may hold slots of the other for any time: a generation number says whose slots they give back.
+ *
+ * Not handled: a queue without a posted slot. The device drops messages then, and only `recv_empty` and the device's own
+ * counters show it (K-DATA-8). A completion that cannot be true counts as a failure of the driver and puts the QP into
+ * ERR: its slot number or length would lead to other memory. */
 #ifndef MCAST_RECEIVE_H
 #define MCAST_RECEIVE_H
 
@@ -14,7 +18,7 @@
 
 /* Where a receive slot is. */
 enum slot_state {
-	SLOT_FREE,   /* with us, not posted */
+	SLOT_FREE,   /* not posted */
 	SLOT_POSTED, /* with the device */
 	SLOT_HELD,   /* leased to a batch */
 };
@@ -69,10 +73,10 @@ void mcast_free_receiving(struct receiving *self);
 
 /* --- of a QP that is open --- */
 
-/* Messages received; 0: none. -EIO: the QP is in ERR. -EBADF: closed. Looks a few times if `looks` says so. */
-int mcast_receive_now(struct receiving *self, struct mcast_receive_job *job, int looks);
+/* Messages received; 0: none. -EIO: the QP is in ERR. -EBADF: closed. Looks a few times if `polls` says so. */
+int mcast_receive_now(struct receiving *self, struct mcast_receive_job *job, int polls);
 
-/* The same, asleep as mcast_wait_for says; or spinning for a while. */
+/* Receive, and sleep as mcast_wait_for does; or spin for a while. */
 int mcast_receive(struct receiving *self, struct mcast_receive_job *job, const struct mcast_wait *wait);
 int mcast_spin_receive(struct receiving *self, struct mcast_receive_job *job, int64_t deadline);
 

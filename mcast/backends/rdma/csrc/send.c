@@ -202,7 +202,7 @@ static void fill_chain(struct sending *self, struct mcast_send_job *job, struct 
 {
 	enum ibv_wr_opcode opcode = job->has_imm ? IBV_WR_SEND_WITH_IMM : IBV_WR_SEND;
 	uint32_t imm = htonl(job->imm), slot = self->head_slot;
-	uint64_t told = self->told;
+	uint64_t signaled = self->signaled;
 
 	for (uint32_t i = 0; i < count; i++) {
 		struct ibv_send_wr *wr = &self->wrs[i];
@@ -216,9 +216,9 @@ static void fill_chain(struct sending *self, struct mcast_send_job *job, struct 
 		wr->wr.ud.remote_qpn = job->remote_qp_num;
 		wr->wr.ud.remote_qkey = job->remote_qkey;
 		wr->send_flags = 0;
-		if (is_last || wr->wr_id + 1 - told >= self->signal_every) {
+		if (is_last || wr->wr_id + 1 - signaled >= self->signal_every) {
 			wr->send_flags = IBV_SEND_SIGNALED;
-			told = wr->wr_id + 1;
+			signaled = wr->wr_id + 1;
 		}
 		wr->sg_list = self->sges[i];
 		fill_payload(self, job, job->posted + i, slot, wr);
@@ -244,12 +244,12 @@ static int check_next(const struct sending *self, const struct mcast_send_job *j
 	return 0;
 }
 
-/* So many of the chain are with the device. */
+/* Note that so many sends of the chain were posted. */
 static void note_posted(struct sending *self, uint32_t count)
 {
 	for (uint32_t i = count; i; i--)
 		if (self->wrs[i - 1].send_flags & IBV_SEND_SIGNALED) {
-			self->told = self->head + i;
+			self->signaled = self->head + i;
 			break;
 		}
 	self->head += count;
@@ -305,7 +305,7 @@ static int work(void *owner, void *what)
 	int ret;
 
 	if (job->end == ALL_POSTED)
-		job->end = self->told;
+		job->end = self->signaled;
 	mcast_reap(self);
 	ret = self->state->state == IBV_QPS_ERR || job->count ? state_for_sending(self) : 0;
 	if (!ret && job->posted < job->count)
@@ -317,9 +317,9 @@ static int work(void *owner, void *what)
 	return ret;
 }
 
-int mcast_send_now(struct sending *self, struct mcast_send_job *job, int looks)
+int mcast_send_now(struct sending *self, struct mcast_send_job *job, int polls)
 {
-	return looks ? mcast_look_often(&self->completions, work, job, LOOKS) : mcast_look(&self->completions, work, job, 1);
+	return polls ? mcast_poll_often(&self->completions, work, job, POLLS) : mcast_poll_work(&self->completions, work, job, 1);
 }
 
 int mcast_spin_send(struct sending *self, struct mcast_send_job *job, int64_t deadline)

@@ -1,12 +1,16 @@
 /* Sending: what a QP has posted, and what of it is complete.
  *
- * A job is posted in pieces as large as the queue has room for. What is copied, inline or to the slab, is posted and
- * forgotten; a job waits for room, and for the end of what the device reads from memory of the user. Completions come
- * in order and are asked for now and then (`signal_every`), so one number, `tail`, says what is complete: a thread
- * waits, by the completions' scheme, until `tail` has passed the `end` of its job. Whoever polls takes the completions
+ * A job is posted in parts as large as the queue has room for. Payloads that are copied, inline or to the slab, need no
+ * further care; a job waits for room, and for the end of what the device reads from memory of the user. Completions arrive
+ * in order, and only some sends are signaled (`signal_every`), so one number, `tail`, says what is complete: a thread
+ * waits, by the scheme in completions.h, until `tail` has passed the `end` of its job. Whoever polls takes the completions
  * of all jobs, and wakes the threads whose end has been passed.
  *
- * The lock of the QP guards all fields; `struct sending` is send.c's alone. */
+ * States of a job: posting (part of it may be posted, `posted` counts); posted, until `tail` passes `end`; done. Closing
+ * the QP and a reset wake all waiting threads by mcast_end_waits, because no completion follows for what they wait for.
+ *
+ * The lock of the QP guards all fields; `struct sending` is send.c's alone. Not handled: fairness between jobs that wait
+ * for room, and any retransmission: UD has none. */
 #ifndef MCAST_SEND_H
 #define MCAST_SEND_H
 
@@ -19,7 +23,7 @@ struct sending {
 	struct completions completions;
 	struct address_handles handles;
 	uint64_t head, tail; /* sends posted; sends completed, in ERR with success */
-	uint64_t told;	     /* end of the sends that a completion will tell of: all, but for a post that failed */
+	uint64_t signaled;   /* end of the sends that a completion covers: all, unless a post failed */
 	uint64_t sent, unsent; /* counters */
 	uint32_t head_slot;  /* of the slab, for the next send */
 	uint32_t signal_every;
@@ -29,7 +33,7 @@ struct sending {
 	struct ibv_send_wr *wrs;
 	struct ibv_sge (*sges)[2];
 	int has_failed; /* a send has completed with an error */
-	struct mcast_region *regions; /* what is sent from without a copy */
+	struct mcast_region *regions; /* registered memory that is sent from without a copy */
 	uint32_t region_count;
 };
 
@@ -42,7 +46,7 @@ struct mcast_send_job {
 	const uintptr_t *addresses;
 	const uint32_t *lengths;
 	const uint8_t *on_device; /* which of them the CPU cannot read; NULL: none */
-	const uint8_t *heads;	  /* what goes before each payload, one after another */
+	const uint8_t *heads;	  /* headers in front of the payloads, one after another */
 	uint32_t head_length;	  /* 0: nothing */
 	uint32_t count;
 	uint32_t posted;
@@ -71,7 +75,7 @@ void mcast_free_sending(struct sending *self);
 
 /* 1: all is posted, and what is not copied complete. 0: not yet. -EIO: the QP is in ERR. -ESTALE:
  * the address handle is retired; or another -errno. `posted` is true in every case. */
-int mcast_send_now(struct sending *self, struct mcast_send_job *job, int looks);
+int mcast_send_now(struct sending *self, struct mcast_send_job *job, int polls);
 int mcast_spin_send(struct sending *self, struct mcast_send_job *job, int64_t deadline);
 int mcast_send(struct sending *self, struct mcast_send_job *job, const struct mcast_wait *wait);
 
@@ -86,7 +90,7 @@ struct mcast_region *mcast_exchange_regions(struct sending *self, struct mcast_r
 /* See what is complete. */
 void mcast_reap(struct sending *self);
 
-/* How many sends are under way; of a QP in ERR they are lost. */
+/* Return the number of sends under way; those of a QP in ERR are lost. */
 uint64_t mcast_under_way(const struct sending *self);
 
 /* Forget what was posted, as the device does at RESET. */

@@ -1,4 +1,4 @@
-/* Whether a QP is open, and whether it works: what all parts of it share.
+/* State that all parts of a QP share: if it is open, and if it works.
  *
  * The gate counts the calls that are inside; a close shuts it, and waits until they have left. `lock` guards the state
  * here, and all of `struct sending`, `struct receiving`, their completions and the news of the port: whatever polls,
@@ -34,13 +34,13 @@ void mcast_set_state(struct qp_state *self, enum ibv_qp_state state);
 /* The QP is in ERR: keep the first reason that is no flush, because flushes follow from it. Wakes all threads. */
 void mcast_note_failure(struct qp_state *self, enum ibv_wc_status status);
 
-/* The same for a reason that the device gave (ibv_event_type plus 1). */
+/* Note a failure for a reason that the device gave (ibv_event_type plus 1). */
 void mcast_note_reason(struct qp_state *self, int reason);
 
 /* The device is gone; -EIO. */
 int mcast_note_gone(struct qp_state *self);
 
-/* The driver has told what cannot be true, so nothing more of this QP can be believed: ERR until a reset; -EIO. */
+/* The driver has reported something impossible, so no report about this QP can be trusted: ERR until a reset; -EIO. */
 int mcast_note_impossible(struct qp_state *self);
 
 /* In RESET: the QP has not failed. */

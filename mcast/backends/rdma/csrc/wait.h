@@ -13,7 +13,7 @@ static const int64_t FOREVER = INT64_MAX;
 
 enum { NO_FD = -1 }; /* poll(2) ignores this number */
 
-/* What ends a sleep besides its object: descriptors or NO_FD, and CLOCK_MONOTONIC in nanoseconds or FOREVER. */
+/* Conditions that end a sleep besides its object: descriptors or NO_FD, and CLOCK_MONOTONIC in nanoseconds or FOREVER. */
 struct mcast_wait {
 	int event_fd;  /* -EAGAIN: an event waits, there or of the port */
 	int signal_fd; /* -EINTR: a signal came, to whichever thread */

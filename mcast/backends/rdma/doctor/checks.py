@@ -360,20 +360,20 @@ def _querier(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
 def _heard(port: PortFacts) -> Finding:
     """A switch that is not this host's can only be listened to."""
     if not port.listened:
-        seen = f"cannot be seen, {port.netdev} leads to another's switch: --listen 130, as root, hears one"
+        seen = f"cannot be seen, {port.netdev} leads to another's switch: --listen 130, as root, detects one"
         return _ok("querier", seen, port.name)
     if port.querier:
         return _ok("querier", f"{port.querier} asks", port.name)
-    seen = (
-        f"none heard on {port.netdev} in {port.listened:g} s (they ask every 125 s): if the switch snoops, "
-    )
-    seen += f"traffic stops {MEMBERSHIP_SECONDS} s after a join"
+    seen = f"none detected on {port.netdev} in {port.listened:g} s (they ask every 125 s): if the switch "
+    seen += f"snoops, traffic stops {MEMBERSHIP_SECONDS} s after a join"
     return _warning("querier", seen, "switch on an IGMP querier in that network", port.name)
 
 
 def _reverse_path(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
-    """Two software ports of one host in one subnet, because the kernel takes the packets of one for forged at
-    the other (K-FABRIC-2)."""
+    """Check for two software ports of one host in one subnet.
+
+    The kernel takes the packets of one for forged at the other (K-FABRIC-2).
+    """
     others = [
         other
         for other in facts.ports
@@ -446,7 +446,9 @@ def _partition(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
             fix = f"have the SM put the port into it (partitions.conf), or: ip link del {one.name}"
             yield _problem("P_Key", seen, fix, port.name)
         elif one.pkey is not None and port.pkeys and one.pkey not in port.pkeys:
-            seen = f"{one.name} is a limited member of its partition: limited members do not hear each other"
+            seen = (
+                f"{one.name} is a limited member of its partition, and does not receive from limited members"
+            )
             fix = "make the port a full member (=full behind its GUID in the SM's partitions.conf)"
             yield _warning("P_Key", seen, fix, port.name)
         elif one.pkey is not None and port.pkeys:

@@ -123,8 +123,10 @@ class HostFacts(NamedTuple):
 
 
 def gather(listen: float = 0) -> HostFacts:
-    """Inspect this host now; `listen` for that many seconds for queriers on links that lead to unknown
-    switches."""
+    """Inspect this host now.
+
+    `listen`: seconds to wait for queriers on links that lead to unknown switches.
+    """
     found = availability.gather()
     igmp = hostnet.igmp_versions() if found.devices else {}
     links = _links() if found.devices else {}

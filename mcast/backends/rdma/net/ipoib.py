@@ -52,8 +52,10 @@ def interfaces_of(gids: Collection[Gid], among: Collection[str] | None = None) -
 
 
 def port_gids() -> dict[str, Gid]:
-    """The name of each interface -> the GID of its port. Two small files are read for each netdev of the
-    host."""
+    """Return the name of each interface -> the GID of its port.
+
+    Reads two small files for each netdev of the host.
+    """
     found = ((path.name, _port_gid(path)) for path in sorted(NET.glob("*")))
     return {name: gid for name, gid in found if gid is not None}
 
@@ -82,8 +84,10 @@ def _gid_in(hardware: str) -> Gid | None:
 
 
 def _text(path: Path) -> str:
-    """The text of a file; "" if the file is gone, or may not be read (the carrier of an interface that is
-    down)."""
+    """Return the text of a file; "" if it is gone or may not be read.
+
+    The carrier of an interface that is down may not be read.
+    """
     try:
         return path.read_text().strip()
     except OSError:

@@ -40,8 +40,10 @@ def ask_sa(mgid: Gid, device: str, port: int) -> int | None:
 
 
 def _broadcast_mtu(interface: IpoibInterface) -> int | None:
-    """The smallest MTU that the interface's broadcast group can have; None if that is unknown, as in
-    connected mode."""
+    """Return the smallest MTU that the interface's broadcast group can have.
+
+    None if that is unknown, as in connected mode.
+    """
     if interface.mtu <= ENCAPSULATION:
         return None  # it is gone
     return next((size for size in MTU.value.values() if size >= interface.mtu), None)

@@ -24,8 +24,10 @@ ANSWER_SECONDS = 0.25
 """Maximum number of seconds that get_event waits for the SA, which has just answered the join."""
 
 _TID = slice(12, 16)
-"""The half of the transaction id that a program may choose; the kernel puts its agent's number into the other
-half."""
+"""The half of the transaction id that a program may choose.
+
+The kernel puts its agent's number into the other half.
+"""
 
 
 class SaUnreachable(Exception):

@@ -1,5 +1,7 @@
-"""Messages on their way: from a send to the queue pairs that get a copy, past the rules for single
-messages."""
+"""Delivery of messages: from a send to the queue pairs that get a copy.
+
+On the way they pass the rules for single messages.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +66,9 @@ class MessageDelivery:
         imm: int | None,
         longest: int | None = None,
     ) -> int:
-        """Post the messages and carry them out; the errno of the post. `longest`: its length, where that is
-        known.
+        """Post the messages and carry them out; return the errno of the post.
+
+        `longest`: length of the longest, where that is known.
 
         A failure of the device itself puts the QP into ERR, and the post returns 0 (K-DATA-16).
         """
@@ -167,8 +170,10 @@ class MessageDelivery:
             self._deliver(qp, burst, 0, 1)
 
     def _overtaken(self, qp: Qp) -> None:
-        """Count a message that has come to the queue pair, for those that are held back until more have
-        come."""
+        """Count a message that has arrived at the queue pair.
+
+        Messages that are held back wait for that count.
+        """
         if (back := self._held.get(qp)) is not None:
             for held in back.pass_one():
                 self._let_go(qp, held)

@@ -23,7 +23,7 @@ class Forwarding:
         self._sa, self._topology, self._receivers, self._clock = sa, topology, receivers, clock
         self._delay = 0
         self._late: Tables | None = None  # of all switches, while they lag behind
-        self._kept: dict[int, Tables] = {}  # of each switch that the SM does not reach
+        self._frozen: dict[int, Tables] = {}  # of each switch that the SM does not reach
 
     def changed(self) -> None:
         """The SA has changed groups. The switches learn of the change, at once unless they are slow."""
@@ -44,11 +44,11 @@ class Forwarding:
 
     def keep(self, switch: int) -> None:
         """The SM no longer reaches the switch, which keeps its entries."""
-        self._kept[switch] = dict(self._late) if self._late is not None else self._tables()
+        self._frozen[switch] = dict(self._late) if self._late is not None else self._tables()
 
     def release(self, switch: int) -> None:
         """The SM reaches the switch again."""
-        self._kept.pop(switch, None)
+        self._frozen.pop(switch, None)
 
     def members(self, source: Port, group: Gid, mlid: int) -> Sequence[Port]:
         """The ports that a message of the source to the MLID reaches, the source itself first.
@@ -57,7 +57,7 @@ class Forwarding:
         an entry drops.
         """
         at = self._topology.ports[source.index].switch
-        tables = self._kept.get(at, self._late)
+        tables = self._frozen.get(at, self._late)
         guids = self._sa.forwarding(mlid) if tables is None else tables.get(mlid, ())
         joined = [self._topology.port_with(guid) for guid in guids]
         far = joined if any(port.switch == at for port in joined) else []

@@ -21,8 +21,8 @@ SeenMembers = defaultdict[Gid, dict[str, GroupMember]]
 def group_table(fabric: FabricCore, hosts: frozenset[int]) -> GroupTable:
     """The tables of the hosts' ports; a program on every host sees the switches' or the SA's too."""
     seen, everywhere = SeenMembers(dict), hosts == fabric.topology.hosts
-    look = _look_at_igmp if fabric.subnet is None else _look_at_sa
-    mlids = look(fabric, fabric.topology.ports_of(hosts), everywhere, seen)
+    read = _read_igmp if fabric.subnet is None else _read_sa
+    mlids = read(fabric, fabric.topology.ports_of(hosts), everywhere, seen)
     groups = (
         GroupInfo(mgid, tuple(member for _, member in sorted(members.items())), mlids.get(mgid, 0))
         for mgid, members in sorted(seen.items())
@@ -31,7 +31,7 @@ def group_table(fabric: FabricCore, hosts: frozenset[int]) -> GroupTable:
     return GroupTable(tuple(groups), never if everywhere else (*never, elsewhere))
 
 
-def _look_at_igmp(
+def _read_igmp(
     fabric: FabricCore, ports: list[FabricPort], everywhere: bool, seen: SeenMembers
 ) -> dict[Gid, int]:
     for own in ports:
@@ -44,7 +44,7 @@ def _look_at_igmp(
     return {}
 
 
-def _look_at_sa(
+def _read_sa(
     fabric: FabricCore, ports: list[FabricPort], everywhere: bool, seen: SeenMembers
 ) -> dict[Gid, int]:
     assert fabric.subnet is not None

@@ -23,8 +23,10 @@ FATES: tuple[tuple[Callable[[Qp], int], str], ...] = (
     (attrgetter("port.pkey_violations"), "the P_Key differs"),
     (attrgetter("oversized"), "it is larger than the port's MTU"),
 )
-"""The counter that moves when a queue pair is given a message -> why the message was lost, "" if it was
-not."""
+"""The counter that moves when a queue pair is given a message -> the reason of a loss.
+
+"" if the message was not lost.
+"""
 
 
 class MessageLog:
@@ -93,8 +95,10 @@ class MessageLog:
         )
 
     def deliver(self, qp: Qp, burst: Burst, start: int, stop: int) -> None:
-        """Give messages start..stop to the queue pair, and record their fates, one line for a run with the
-        same fate."""
+        """Give messages start..stop to the queue pair, and record their fates.
+
+        A run of messages with the same fate is one line.
+        """
         fates = []
         for index in range(start, stop):
             before = [count(qp) for count, _ in FATES]

@@ -60,12 +60,16 @@ class Quirks:
     """
 
     drops_send_only_full: bool = False
-    """When no other full member is there, leaving FULL drops the port though it keeps SEND_ONLY_FULL, and the
-    empty group stays for ever (SA-LEAVE-6); in a group without any full member, leaving one bit loses the
-    others too."""
+    """Leaving FULL drops the port though it keeps SEND_ONLY_FULL, if no other full member is there.
+
+    The empty group then stays forever (SA-LEAVE-6); in a group without any full member, leaving one bit loses
+    the others too.
+    """
     reports_lost_bits: bool = False
-    """When the last full bit is left the group goes, yet the answer still names the member's other bits
-    (SA-LEAVE-5)."""
+    """The answer to the leave of the last full bit names the member's other bits.
+
+    The group is gone nevertheless (SA-LEAVE-5).
+    """
     takes_unmasked: bool = False
     """Create takes HopLimit, Scope, PacketLifeTime and a free MLID although their mask bits are 0."""
     ignores_packet_life: bool = False
@@ -89,8 +93,10 @@ class Quirks:
     knows_no_ndr_rates: bool = False
     """The codes of 800 and 1200 Gb/s, 23 and 24, are no rates yet, and rank below all that are."""
     purges_empty_partitions: bool = False
-    """A partition of which no port is in service loses its well-known groups without full members; they come
-    back, with the lowest free MLIDs, with its first port (SA-SM-6)."""
+    """A partition without a port in service loses its well-known groups without full members.
+
+    They return, with the lowest free MLIDs, with its first port (SA-SM-6).
+    """
     silent_on_unknown_method: bool = False
     """Of the methods that MCMemberRecord does not have, only GetMulti is answered with UNSUP_METHOD_ATTR."""
 
@@ -272,10 +278,12 @@ class SubnetAdmin:
         send_only_full_member: bool = True,
         quirks: Quirks = Quirks(),
     ) -> None:
-        """`well_known` are the groups of the partition file, by default the IPoIB broadcast group of 0xFFFF;
-        `max_mlid` is the last MLID that every switch can hold; without `send_only_full_member` the SA refuses
-        JoinState 8. ValueError for a prefix that is not 8 bytes, a `max_mlid` outside 0xC000..0xFFFE, a
-        well-known group given twice, or more of them than MLIDs.
+        """Start with the well-known groups.
+
+        `well_known`: the groups of the partition file, by default the IPoIB broadcast group of 0xFFFF.
+        `max_mlid`: the last MLID that every switch can hold. Without `send_only_full_member` the SA refuses
+        JoinState 8. Raises ValueError for a prefix that is not 8 bytes, a `max_mlid` outside 0xC000..0xFFFE,
+        a well-known group given twice, or more of them than MLIDs.
         """
         if len(subnet_prefix) != 8:
             raise ValueError(f"a subnet prefix has 8 bytes, not {len(subnet_prefix)}")
@@ -331,8 +339,9 @@ class SubnetAdmin:
             self._read_partitions()
 
     def port_down(self, guid: int) -> tuple[Notice, ...]:
-        """Take the port out of service: it leaves its groups by the leave rules, and is unknown until
-        `port_up` (SA-SM-1).
+        """Take the port out of service.
+
+        It leaves its groups by the leave rules, and is unknown until `port_up` (SA-SM-1).
 
         KeyError if the port is not in service.
         """
@@ -350,8 +359,10 @@ class SubnetAdmin:
         self.add_port(self._down[guid])
 
     def restart(self) -> None:
-        """The SM starts anew or another takes over: all groups are lost, the well-known ones made afresh
-        (SA-SM-2)."""
+        """Start the SM anew, or let another take over.
+
+        All groups are lost, the well-known ones made again (SA-SM-2).
+        """
         self._dirty.update(dict.fromkeys(self._by_mlid))
         for port in self._ports.values():
             port.groups.clear()
@@ -362,8 +373,7 @@ class SubnetAdmin:
         self._read_partitions()
 
     def _read_partitions(self) -> None:
-        """Make the well-known groups that are missing, and only then end those of unused partitions
-        (SA-SM-6)."""
+        """Make the well-known groups that are missing, then end those of unused partitions (SA-SM-6)."""
         for mgid, group in self._well_known.items():
             if made := self._by_mgid.get(mgid):
                 made.well_known = True
@@ -422,8 +432,10 @@ class SubnetAdmin:
         return self._by_mgid.get(mgid)
 
     def forwarding(self, mlid: int) -> tuple[int, ...]:
-        """GUIDs that the switches connect under this MLID: every member, send-only too, and none if alone
-        (SA-SM-5)."""
+        """Return the GUIDs that the switches connect under this MLID (SA-SM-5).
+
+        Every member, send-only too; none if there is only one.
+        """
         group = self._by_mlid.get(mlid)
         return tuple(group._states) if group is not None and len(group._states) > 1 else ()
 
@@ -466,8 +478,10 @@ class SubnetAdmin:
         return _REFUSALS[SaStatus.UNSUP_METHOD_ATTR]
 
     def _set(self, requester: _Port, mask: int, record: McMemberRecord) -> SaReply:
-        """Join, and create the group first if there is none; checks in OpenSM's order
-        (SA-REQUEST-2, SA-JOIN-2, SA-JOIN-3)."""
+        """Join, and create the group first if there is none.
+
+        Checks in OpenSM's order (SA-REQUEST-2, SA-JOIN-2, SA-JOIN-3).
+        """
         port, bits = self._subject(requester, mask, record), int(record.join_state)
         if (
             port is None
@@ -517,8 +531,11 @@ class SubnetAdmin:
         return _reply((_OK, (answer,), notices))
 
     def _delete(self, requester: _Port, mask: int, record: McMemberRecord) -> SaReply:
-        """Leave (o15-0.1.14): only bits that are all held, and only by a port that may modify the record
-        (SA-LEAVE-1, SA-LEAVE-2, SA-LEAVE-3)."""
+        """Leave the group (o15-0.1.14).
+
+        Only bits that are all held, and only by a port that may modify the record (SA-LEAVE-1, SA-LEAVE-2,
+        SA-LEAVE-3).
+        """
         port, bits = self._subject(requester, mask, record), int(record.join_state)
         group = self._by_mgid.get(record.mgid)
         if group is None or port is None or not bits:
@@ -552,8 +569,10 @@ class SubnetAdmin:
     def _matching_members(
         self, mask: int, record: McMemberRecord, group: SaGroup, trusted: bool
     ) -> Iterator[McMemberRecord]:
-        """A record for each matching member; for a requester that is not trusted one record of the group,
-        without members."""
+        """Return a record for each matching member.
+
+        A requester that is not trusted gets one record of the group, without members.
+        """
         by_creator = self.quirks.queries_creator
         if by_creator:
             if mask & _PROXY_JOIN and record.proxy_join != (group._created_with >= _PROXY):
@@ -585,8 +604,10 @@ class SubnetAdmin:
     # -- rules
 
     def _subject(self, requester: _Port, mask: int, record: McMemberRecord) -> _Port | None:
-        """The port that a Set or a Delete is about; refuses a request without the required fields
-        (SA-REQUEST-1, SA-REQUEST-3)."""
+        """Return the port that a Set or a Delete is about.
+
+        Refuses a request without the required fields (SA-REQUEST-1, SA-REQUEST-3).
+        """
         if mask & _JOIN != _JOIN:
             raise _Refused(SaStatus.INSUF_COMPS)
         if mask & _SELECTORS:
@@ -631,8 +652,10 @@ class SubnetAdmin:
         return True
 
     def _mgid_allowed(self, mask: int, record: McMemberRecord) -> bool:
-        """o15-0.1.5 for a chosen MGID (SA-MGID-1); RFC 4391: an IPoIB group shares the values of its
-        broadcast group (SA-MGID-2)."""
+        """Return True if a request may choose this MGID (o15-0.1.5, SA-MGID-1).
+
+        An IPoIB group shares the values of its broadcast group (RFC 4391, SA-MGID-2).
+        """
         mgid = record.mgid
         signature, scope = mgid[2:4], mgid[1] & 15
         ipoib = signature in _IPOIB_SIGNATURES
@@ -651,8 +674,10 @@ class SubnetAdmin:
     # -- groups
 
     def _plan_group(self, mask: int, record: McMemberRecord, bits: int, port: SaPort) -> tuple[SaGroup, int]:
-        """The group that a Set of an unknown MGID makes (o15-0.2.3), not entered yet, and the MGID count
-        (SA-CREATE-1, SA-CREATE-2, SA-CREATE-3)."""
+        """Return the group that a Set of an unknown MGID makes (o15-0.2.3), and the MGID count.
+
+        The group is not entered yet (SA-CREATE-1, SA-CREATE-2, SA-CREATE-3).
+        """
         if not bits & _KEEPS_ALIVE:
             raise _Refused(SaStatus.REQ_INVALID)
         if mask & _CREATE != _CREATE:
@@ -686,8 +711,10 @@ class SubnetAdmin:
         return SaGroup(values, bits | (_PROXY if record.proxy_join else 0)), assigned
 
     def _assign_mgid(self, scope: int) -> tuple[bytes, int]:
-        """The next free ff1<scope>:a01b:<subnet prefix>:<32-bit counter>, and the counter after it
-        (SA-MGID-3)."""
+        """Return the next free MGID, and the counter after it (SA-MGID-3).
+
+        It is ff1<scope>:a01b:<subnet prefix>:<32-bit counter>.
+        """
         head = bytes((0xFF, 0x10 | scope)) + _SA_SIGNATURE + self._prefix
         over_prefix = self.quirks.counter_over_prefix
         counter = self._assigned
@@ -705,8 +732,10 @@ class SubnetAdmin:
                 return mgid, counter
 
     def _free_mlid(self, wanted: int) -> int | None:
-        """`wanted` if it is in range and free, otherwise the lowest free MLID; None when all are taken
-        (SA-MLID-1, SA-MLID-2)."""
+        """Return `wanted` if it is in range and free, otherwise the lowest free MLID.
+
+        None when all are taken (SA-MLID-1, SA-MLID-2).
+        """
         at = wanted - MLID_FIRST
         if not 0 <= at < self._mlids or self._used >> at & 1:
             at = (~self._used & (self._used + 1)).bit_length() - 1
@@ -717,8 +746,10 @@ class SubnetAdmin:
         self._by_mgid[group.mgid] = self._by_mlid[group.mlid] = group
 
     def _drop(self, group: SaGroup, port: _Port, bits: int, notices: list[Notice]) -> int:
-        """Take `bits` from a member, and end the group with its last full bit; returns the bits left
-        (SA-LEAVE-4)."""
+        """Take `bits` from a member, and end the group with its last full bit.
+
+        Returns the bits left (SA-LEAVE-4).
+        """
         guid = port.values.guid
         held = group._states[guid]
         left = held & ~bits & 15
@@ -754,8 +785,10 @@ def _well_known_mgid(group: WellKnownGroup) -> bytes:
 
 
 def _may_modify(group: SaGroup, held: int, port: _Port, requester: _Port) -> bool:
-    """o15-0.2.1, SA-REQUEST-4: a proxied record may be changed by any port of the partition, others by their
-    own port alone."""
+    """Return True if this port may change the record (o15-0.2.1, SA-REQUEST-4).
+
+    A proxied record may be changed by any port of the partition, others by their own port alone.
+    """
     if held >= _PROXY:
         return group.values.pkey & PARTITION in requester.partitions
     return port is requester

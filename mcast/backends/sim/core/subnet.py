@@ -101,8 +101,10 @@ class Subnet:
         self.forwarding.changed()
 
     def join_broadcasts(self, port: Port) -> None:
-        """Join the broadcast groups, as IPoIB does by itself when its interfaces come up or the SM has
-        forgotten them."""
+        """Join the broadcast groups.
+
+        IPoIB does so by itself when its interfaces come up or the SM has forgotten them.
+        """
         for interface in port.interfaces if self._ipoib else ():
             if find_pkey(port.pkeys, interface.pkey) is not None and port.up and self.reaches_sm(port):
                 interface.broadcast = self._join_broadcast(port, interface.pkey)
@@ -119,8 +121,11 @@ class Subnet:
         return reply
 
     def _join_broadcast(self, port: Port, pkey: int) -> McMemberRecord | None:
-        """The request of an IPoIB interface, and None if the SA refuses: OpenSM may have no MLID for the
-        partition's group, or have the group that a port has made under its MGID (SA-SM-6)."""
+        """Return the request of an IPoIB interface; None if the SA refuses.
+
+        OpenSM may have no MLID for the partition's group, or have the group that a port has made under its
+        MGID (SA-SM-6).
+        """
         record = McMemberRecord(
             mgid=ipoib_broadcast_mgid(pkey | FULL_MEMBER), port_gid=port.gids[0], join_state=JoinState.FULL
         )

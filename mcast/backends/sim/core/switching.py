@@ -23,8 +23,10 @@ MembersOf = Callable[[Port, Gid, int], Sequence[Port]]
 
 
 class Switching:
-    """Finds the queue pairs for a port and a destination, and keeps them in `Receivers` until something
-    changes."""
+    """Finds the queue pairs for a port and a destination.
+
+    The answer is cached in `Receivers` until something changes.
+    """
 
     def __init__(
         self, members: MembersOf, topology: Topology, queue_pairs: QueuePairs, receivers: Receivers

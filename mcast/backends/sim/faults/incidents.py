@@ -57,8 +57,9 @@ def set_link(fabric: FabricCore, port: Port, up: bool) -> None:
 
 
 def remove_device(fabric: FabricCore, port: Port) -> None:
-    """Remove the port's device: DEVICE_REMOVAL for every id on it, and its memberships end (K-DEVICE-1,
-    SA-REMOVE-1).
+    """Remove the port's device (K-DEVICE-1, SA-REMOVE-1).
+
+    Every id on it gets DEVICE_REMOVAL, and its memberships end.
 
     The device's queue pairs receive nothing any more, and a send puts them into ERR.
     """
@@ -83,8 +84,9 @@ def restore_device(fabric: FabricCore, port: Port) -> None:
 
 
 def bond_failover(fabric: FabricCore, port: Port) -> None:
-    """Change the bond below the port to its other link: ADDR_CHANGE for every id on it; memberships stay
-    (K-DEVICE-5).
+    """Change the bond below the port to its other link (K-DEVICE-5).
+
+    Every id on it gets ADDR_CHANGE; memberships stay.
 
     Nothing else causes that event.
     """
@@ -115,8 +117,10 @@ def cut_cable(fabric: FabricCore, switch: int) -> None:
 
 
 def repair_cable(fabric: FabricCore, switch: int) -> None:
-    """Undo `cut_cable`. RoCE: traffic resumes. InfiniBand: the SM finds the ports anew and sets
-    ClientReregister, so -ENETRESET for every active membership behind the cut.
+    """Undo `cut_cable`.
+
+    RoCE: traffic resumes. InfiniBand: the SM finds the ports again and sets ClientReregister, so every active
+    membership behind the cut gets -ENETRESET.
     """
     if switch not in fabric.topology.cut:
         return
@@ -288,8 +292,10 @@ def overrun_cq(fabric: FabricCore, qp: Qp) -> None:
 
 
 def fail_qp(fabric: FabricCore, qp: Qp, status: WcStatus = WcStatus.LOC_QP_OP_ERR) -> None:
-    """Put the queue pair into ERR, as a device does; its work completes with `status`. reset() brings it
-    back."""
+    """Put the queue pair into ERR, as a device does.
+
+    Its work completes with `status`. reset() restores it.
+    """
     fabric.log.note(
         FaultInjected, name="qp-error", port=qp.port.name, detail=f"QP {qp.number}: {status.name}"
     )

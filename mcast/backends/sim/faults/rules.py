@@ -83,8 +83,10 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class Reorder:
-    """The message is held back until `after` later messages, other than probes, have come to the same queue
-    pair, at most for HOLD_NS."""
+    """Hold the message back until `after` later messages have arrived at the same queue pair.
+
+    Probes do not count. A message is held for HOLD_NS at most.
+    """
 
     after: int = 1
 

@@ -70,8 +70,10 @@ _FORMS: tuple[tuple[Callable[[str, Mapping[str, int]], object], tuple[str, ...]]
     (lambda word, ports: word.isupper() or "_" in word, ("status", "method")),
     (lambda word, ports: True, ("port", "target")),
 )
-"""Form of a word -> the fields that the word may be for, the first one that the fault has. The last form is
-a port that there is not."""
+"""Form of a word -> the fields that the word may be for.
+
+The first one that the fault has is taken. The last form is a port that does not exist.
+"""
 
 
 def _value(field: str, text: str, ports: Mapping[str, int]) -> object:

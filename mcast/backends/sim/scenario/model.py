@@ -144,7 +144,7 @@ class Members(_Model):
     rejoin       a member leaves and joins again when its join failed or its membership was lost
     receives     the length of the receive queue, in messages
     read_every   seconds between two reads, a microsecond or more; 0 reads each message as it comes
-    read_most    the most messages that one read takes; 0: all there are
+    max_read    the most messages that one read takes; 0: all there are
     """
 
     group: GroupText
@@ -155,7 +155,7 @@ class Members(_Model):
     rejoin: bool = False
     receives: int = Field(default=512, ge=1, le=1 << 20)
     read_every: Annotated[Seconds, AfterValidator(_zero_or_interval)] = 0.0
-    read_most: int = Field(default=0, ge=0, le=1 << 20)
+    max_read: int = Field(default=0, ge=0, le=1 << 20)
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -435,16 +435,16 @@ def steps_of(scenario: Scenario) -> float:
         actions += len(member.ports) * _times(member.join, seconds, member.read_every or seconds)
         actions += len(member.ports) * seconds / RETRY_SECONDS if member.rejoin else 0
     rules = sum(isinstance(fault, OnMessages | OnRequests) for fault in faults)
-    most_copies = 1 + max(
+    max_copies = 1 + max(
         (fault.copies for fault in faults if isinstance(fault, DuplicateMessages)), default=0
     )
     copies = 0.0
     for traffic in scenario.traffic:
         sends = _times(traffic.start, seconds if traffic.stop is None else traffic.stop, traffic.every)
-        copies += sends * traffic.burst * receivers[traffic.group] * (most_copies + rules / 10)
+        copies += sends * traffic.burst * receivers[traffic.group] * (max_copies + rules / 10)
         actions += sends
-    looks = actions * readers / 100  # whether there is something to read
-    return copies + actions + looks + len(faults) * scenario.fabric.ports / 10
+    polls = actions * readers / 100  # whether there is something to read
+    return copies + actions + polls + len(faults) * scenario.fabric.ports / 10
 
 
 def _times(start: float, stop: float, every: float) -> float:
@@ -590,8 +590,10 @@ def _sentence(error: ValidationError) -> str:
 
 
 def _short(text: str) -> str:
-    """The text on one line, shortened to its beginning and end if it is long, because it may quote the
-    file."""
+    """Return the text on one line, shortened to its beginning and end if it is long.
+
+    It may quote the file.
+    """
     line = " ".join(text.split())
     return line if len(line) <= 400 else f"{line[:200]} ... {line[-200:]}"
 
@@ -607,8 +609,10 @@ _EXPONENT = re.compile("[+-]?[0-9]+(?:[.][0-9]*)?[eE][+-]?[0-9]+")
 
 
 def _from_yaml(text: str) -> object:
-    """Read YAML without aliases, by which a short text can stand for a huge one, and without tags, which make
-    values that no field takes."""
+    """Read YAML without aliases and without tags.
+
+    By aliases a short text can stand for a huge one, and tags make values that no field takes.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):

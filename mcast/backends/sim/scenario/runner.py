@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 RETRY_NS = round(model.RETRY_SECONDS * NS)
-SETTLE_NS = 1 * NS
+DRAIN_NS = 1 * NS
 """Time in ns, 1 s, in which messages that are in flight at the end may still arrive."""
 _NUMBER_BYTES = 8
 """The size of a message's number in the run, which begins its payload."""
@@ -143,7 +143,7 @@ class ScenarioResult(NamedTuple):
 
 def run(scenario: Scenario) -> ScenarioResult:
     """Play the scenario to its end."""
-    return _Runner(scenario).play()
+    return _Runner(scenario).run()
 
 
 def fabric_of(about: model.ScenarioTopology, **options: Any) -> Fabric:
@@ -232,7 +232,7 @@ class _Runner:
         if when <= self.end:
             heapq.heappush(self._agenda, (when, next(self._scheduled), action))
 
-    def play(self) -> ScenarioResult:
+    def run(self) -> ScenarioResult:
         for fault in self.scenario.faults:
             self._plan_fault(fault)
         for member in self.members:
@@ -245,8 +245,8 @@ class _Runner:
                 heapq.heappop(self._agenda)
                 action()
                 self._read_the_eager()
-        settled = max(self.end, self.fabric.clock.now) + SETTLE_NS
-        while self._wait_until(settled):
+        drained = max(self.end, self.fabric.clock.now) + DRAIN_NS
+        while self._wait_until(drained):
             pass
         for member in self.members:
             self._read(member, 0)
@@ -257,7 +257,7 @@ class _Runner:
         wait = when - self.fabric.clock.now
         event = self.channel.get_event(wait / NS) if wait > 0 else None
         if event is not None:
-            self._told(event)
+            self._on_event(event)
         return event is not None
 
     def _conclude(self) -> ScenarioResult:
@@ -281,7 +281,7 @@ class _Runner:
         if plan.leave is not None:
             self.at(round(plan.leave * NS), lambda: self._stop_wanting(member))
         if plan.read_every:
-            self._every(plan.join, plan.read_every, lambda: self._read(member, plan.read_most))
+            self._every(plan.join, plan.read_every, lambda: self._read(member, plan.max_read))
 
     def _every(
         self, start: float, every: float, action: Callable[[], None], stop: float | None = None
@@ -331,7 +331,7 @@ class _Runner:
             self._leave(member)
             self.at(self.fabric.clock.now + wait, lambda: self._join(member) if member.wants else None)
 
-    def _told(self, event: CmEvent) -> None:
+    def _on_event(self, event: CmEvent) -> None:
         concerned = [m for m in self.members if m.id is event.id and event.context in (None, m)]
         for member in concerned:
             self._see(member, event.type.name, event.errno, event.detail)

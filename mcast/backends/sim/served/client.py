@@ -7,6 +7,11 @@ without holding a lock; then it sends the request.
 The server's end is the removal of every device: ids report it, queue pairs are dead. `ServedBackend.devices`
 attaches anew, to the same host, once the fabric is served again. A connection that an exception has broken
 (see `connection`) is like a server that has ended.
+
+This process owns the contract's objects and the numbers of their counterparts in the server, which owns all
+else. A call that waits wakes when a descriptor is readable, when a second has passed, or when the backend is
+closed. Deliberately not handled: what was in flight when the server ended. Messages and unread events are
+lost, and each id gets a removal instead.
 """
 
 from __future__ import annotations
@@ -98,8 +103,10 @@ _JOIN_MASK, _FULL_MEMBER = int(JOIN_MASK), int(JoinFlag.FULLMEMBER)
 _ATTACH_AGAIN = 1.0
 """Seconds that an attempt to attach again waits for an answer: there will be another attempt."""
 _SLEEP = 1.0
-"""Seconds of one sleep of a call that waits: a descriptor that another thread closes just before wakes
-nobody."""
+"""Maximum seconds of one sleep of a call that waits.
+
+A descriptor that another thread closes just before the sleep wakes nobody.
+"""
 _SLEEP_UNSERVED = 0.02
 """Maximum sleep in seconds once the server has ended, or in SQD, where only another thread can act."""
 
@@ -166,8 +173,10 @@ class _Remote(Closeable):
             return otherwise
 
     def _open_socket(self, name: str, *arguments: Any, **about: object) -> tuple[Any, socket.SocketType]:
-        """Return the answer, and the socket that came with it: the kernel drops it where this process may
-        have no more."""
+        """Return the answer, and the socket that came with it.
+
+        The kernel drops the socket where this process may open no more descriptors.
+        """
         reply = self._reply(name, *arguments, about=about)
         if reply.file is None:
             self._end_there(getattr(reply.value, "number", reply.value))
@@ -210,7 +219,7 @@ class ServedBackend(_Remote, Backend):
         self.capabilities: frozenset[Capability] = frozenset(self.fabric.capabilities)
         hosts = self.fabric.hosts
         self._host: int | str = "all" if hosts == "all" else int(hosts)
-        self._kept = None if isinstance(self._host, str) else reserve_host(path, self._host)
+        self._reservation = None if isinstance(self._host, str) else reserve_host(path, self._host)
         """Reservation of the host for this process while the fabric is not served."""
 
     def now(self) -> float:
@@ -297,8 +306,8 @@ class ServedBackend(_Remote, Backend):
             channel._close()
         with suppress(McastError, ServerGone, ReentrantCall):  # what it does is done when this returns
             self._connection.ask("bye", (), "close")
-        if self._kept is not None:
-            self._kept.close()
+        if self._reservation is not None:
+            self._reservation.close()
         self._connection.close()
 
     # --- the server's end, and its return --------------------------------------------------------
@@ -332,8 +341,11 @@ class ServedBackend(_Remote, Backend):
 
 
 class ServedEventChannel(_Remote, EventChannel):
-    """The channel's descriptor is an epoll over the server's socket, so that it stays the same when the
-    fabric is served again. A socket at its end stays there while there are events of this process."""
+    """Event channel over the server's socket.
+
+    Its descriptor is an epoll, so that it stays the same when the fabric is served again. A socket at its end
+    stays there while events of this process are left.
+    """
 
     def __init__(self, backend: ServedBackend) -> None:
         self._backend, self._connection = backend, backend._connection
@@ -416,7 +428,7 @@ class ServedEventChannel(_Remote, EventChannel):
         owner = None if found is None else self.ids.get((connection, found.id))
         if found is None or owner is None:
             return None  # its id was destroyed before the answer came
-        owner.look_anew()
+        owner.forget_attached()
         context = None if found.context is None else owner.contexts.get(found.context)
         return CmEvent(
             found.type, found.status, found.errno, context, owner, found.ud, found.detail, found.found
@@ -532,7 +544,7 @@ class ServedCmId(_Remote, CmId):
             self._connection.detach_or_close(connected)
             return self._qp
 
-    def look_anew(self) -> None:
+    def forget_attached(self) -> None:
         """An event or a leave may have changed what the queue pair is attached with."""
         if (qp := self._qp) is not None:
             qp.attached = None
@@ -575,7 +587,7 @@ class ServedCmId(_Remote, CmId):
 
     def _leave_multicast(self, addr: McastAddress) -> None:
         self._ask("leave_multicast", self.number, addr, addr=addr)
-        self.look_anew()
+        self.forget_attached()
         self.contexts.pop(self._number_of.pop(addr, 0), None)
 
     def _destroy(self) -> None:
@@ -641,7 +653,7 @@ class ServedQueuePair(_Remote, QueuePair):
     @property
     def state(self) -> QpState:
         self._require_open("state", Phase.MODIFY)
-        return QpState.ERR if self._is_dead() else self._look()[0]
+        return QpState.ERR if self._is_dead() else self._query()[0]
 
     @property
     def attachments(self) -> Mapping[Gid, int]:
@@ -653,13 +665,13 @@ class ServedQueuePair(_Remote, QueuePair):
     @property
     def counters(self) -> QpCounters:
         self._give_ended()
-        return self._look()[1]
+        return self._query()[1]
 
-    def _look(self) -> tuple[QpState, QpCounters]:
+    def _query(self) -> tuple[QpState, QpCounters]:
         """Return state and counters, as they were last seen once the queue pair or the server has ended."""
         if not self._closed and not self._connection.lost:
             with suppress(McastError, ReentrantCall):  # the latter in a signal's handler amid a request
-                self._last = self._ask("look", self._number)
+                self._last = self._ask("query_qp", self._number)
         return self._last
 
     def _modify(self, state: QpState) -> None:
@@ -849,7 +861,7 @@ class ServedQueuePair(_Remote, QueuePair):
         if self._socket.fileno() < 0:
             return
         if not self._closed:
-            self._look()
+            self._query()
             self._closed = True
         self._end_there(self._number)
         self._wake(self._socket)

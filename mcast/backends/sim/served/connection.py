@@ -47,7 +47,7 @@ ENDED = "the server of the fabric has ended"
 _BROKEN = "a call was interrupted in the middle of a request to the fabric's server"
 _AMID = "this thread is in the middle of another call of this backend: call it after that"
 
-_ROOM = socket.CMSG_SPACE(array.array("i").itemsize)
+_ANCILLARY_BYTES = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
 class ServerGone(Exception):
@@ -85,7 +85,7 @@ class Connection:
         self._received: deque[Any] = deque()
         """Results of `recvmsg`, until their descriptors are in `_files`."""
         self._files: deque[Any] = deque()
-        self._kept: dict[Any, None] = {}
+        self._held_files: dict[Any, None] = {}
         """Files of answers, until they are handed over."""
         try:
             try:
@@ -151,7 +151,7 @@ class Connection:
                 continue
             file = self._files[0] if self._files else None
             if file is not None:
-                self._kept[file] = None
+                self._held_files[file] = None
                 self._files.popleft()
             if frame.number in (number, 0):  # 0: a refusal to attach, whatever is asked
                 return frame, file
@@ -166,7 +166,7 @@ class Connection:
         poller = select.poll()
         poller.register(fd, select.POLLIN | (select.POLLOUT if self._out else 0))
         if left <= 0 or not poller.poll(left * 1000):
-            self.mark_lost(self._silence())
+            self.mark_lost(self._timeout_reason())
             raise ServerGone
 
     def _step(self, request: bytes, reads: bool) -> frames.Frame | None:
@@ -199,7 +199,9 @@ class Connection:
             del self._out[:sent]
 
     def _receive(self, size: int) -> bytes:
-        self._received.extend(map(self._socket.recvmsg, (size,), (_ROOM,), (socket.MSG_CMSG_CLOEXEC,)))
+        self._received.extend(
+            map(self._socket.recvmsg, (size,), (_ANCILLARY_BYTES,), (socket.MSG_CMSG_CLOEXEC,))
+        )
         data: bytes = self._received[-1][0]
         for fd in self._descriptors():
             self._files.extend(map(_owner_of(fd), (fd,)))
@@ -217,7 +219,7 @@ class Connection:
 
     def detach_or_close(self, file: Any) -> None:
         """The file of an answer has another owner, or is closed."""
-        self._kept.pop(file, None)
+        self._held_files.pop(file, None)
 
     def tell(self, name: str, arguments: tuple[Any, ...]) -> None:
         """Send a request that has no answer, now or with the next one; nothing if the server has ended."""
@@ -247,7 +249,7 @@ class Connection:
             )
             raise mcast_error(E.EBADF, call, phase, None, detail)
 
-    def _silence(self) -> str:
+    def _timeout_reason(self) -> str:
         """Return why there is no answer."""
         pid = peer_of(self._socket)
         server = f"the server of the fabric, process {pid}," if pid > 0 else "the server of the fabric"
@@ -283,10 +285,10 @@ class Connection:
             if fd not in owned:  # an exception came between
                 self._files.extend(map(_owner_of(fd), (fd,)))
         self._received.clear()
-        for file in (*self._files, *self._kept):
+        for file in (*self._files, *self._held_files):
             file.close()
         self._files.clear()
-        self._kept.clear()
+        self._held_files.clear()
         self._socket.close()
 
 

@@ -41,17 +41,17 @@ class Control:
             match words:
                 case ["list"]:
                     return tuple(map(format_fault, self.faults.running)) or ("no fault lasts",)
-                case ["mend"]:
+                case ["undo"]:
                     return (self._undo("all"),)
-                case ["mend", what]:
+                case ["undo", what]:
                     return (self._undo(what),)
-                case ["mend", *_]:
-                    raise BadScenario('"mend" takes one argument: a port, a fault, or all')
+                case ["undo", *_]:
+                    raise BadScenario('"undo" takes one argument: a port, a fault, or all')
                 case [_, *_]:
                     return (self._begin(words),)
         except BadScenario as error:
             raise mcast_error(E.EINVAL, "ctl", Phase.OPEN, None, str(error)) from None
-        detail = f"give a command: `list`, `mend`, or a fault: {', '.join(FAULTS)}"
+        detail = f"give a command: `list`, `undo`, or a fault: {', '.join(FAULTS)}"
         raise mcast_error(E.EINVAL, "ctl", Phase.OPEN, None, detail)
 
     def _begin(self, words: Sequence[str]) -> str:
@@ -63,7 +63,7 @@ class Control:
             raise BadScenario(f"{error}; the fields of {words[0]!r} are {known}") from None
         if self.faults.count >= MAX_FAULTS:
             raise BadScenario(
-                f"{MAX_FAULTS} faults are active or scheduled, which is the maximum: end some by `mend`"
+                f"{MAX_FAULTS} faults are active or scheduled, which is the maximum: end some by `undo`"
             )
         self.faults.plan(fault)
         return format_fault(fault)

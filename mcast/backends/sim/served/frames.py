@@ -196,8 +196,10 @@ def header_of(source: str, group: str, src_qp: int, slid: int) -> Header:
 
 
 def _gids_as_text(table: GroupTable) -> tuple[object, ...]:
-    """Return the table with text in place of GIDs: before 2.14, pydantic writes those in a NamedTuple as
-    UTF-8."""
+    """Return the table with text in place of GIDs.
+
+    Before 2.14, pydantic writes GIDs in a NamedTuple as UTF-8.
+    """
     return [(str(group.mgid), *group[1:]) for group in table.groups], table.unseen
 
 
@@ -233,7 +235,7 @@ _TABLE: dict[str, tuple[Phase, Any, Any]] = {
     "join": (Phase.JOIN, tuple[Number, str, Word, Word, Address | None, Number], None),
     "leave_multicast": (Phase.LEAVE, tuple[Number, Address], None),
     "create_qp": (Phase.CREATE_QP, tuple[Number, QpInit], CreatedQp),
-    "look": (Phase.EVENT, tuple[Number], tuple[QpState, QpCounters]),
+    "query_qp": (Phase.EVENT, tuple[Number], tuple[QpState, QpCounters]),
     "attachments": (Phase.ATTACH, tuple[Number], tuple[tuple[Gid, int], ...]),
     "port_events": (Phase.EVENT, tuple[Number], tuple[PortEvent, ...]),
     "modify": (Phase.MODIFY, tuple[Number, QpState], None),
@@ -249,8 +251,10 @@ OPERATIONS: dict[str, Operation] = {name: Operation(*row) for name, row in _TABL
 
 @cache
 def adapter(kind: Any) -> TypeAdapter[Any]:
-    """Return what reads and writes values of that type; made when first used, because each takes a
-    millisecond."""
+    """Return the adapter that reads and writes values of that type.
+
+    Made when first used, because each takes a millisecond.
+    """
     return TypeAdapter(kind)
 
 

@@ -44,8 +44,10 @@ class Listener:
         self.socket.setblocking(False)
 
     def _listen(self, folder: int, group: int | None) -> os.stat_result:
-        """Make the socket under another name, and link it to its place when it listens: whoever sees it
-        reaches the server."""
+        """Make the socket under another name, and link it to its path when it listens.
+
+        Whoever sees the path reaches the server.
+        """
         made = Path(f"/proc/self/fd/{folder}/.{os.getpid()}.{os.urandom(4).hex()}")
         os.fchmod(self.socket.fileno(), 0o600)  # bind gives this mode to the file
         self.socket.bind(str(made))
@@ -103,8 +105,10 @@ def check_length(path: Path) -> None:
 
 
 def connect(client: socket.socket, path: Path, timeout: float) -> None:
-    """Connect a socket that does not block. Raises OSError as connect does; BlockingIOError if the server
-    has accepted nobody for so many seconds."""
+    """Connect a socket that does not block.
+
+    Raises OSError as connect does; BlockingIOError if the server accepted nobody for `timeout` seconds.
+    """
     check_length(path)
     end = time.monotonic() + timeout
     while True:

@@ -10,6 +10,10 @@ threads may only call `client_processes` and `stop`, and queue an answer.
 
 No client can delay another one: the server sends nothing but answers, and does not read from a client with an
 unread answer. A malformed frame ends its client, with a log line, and the sizes of frames are bounded.
+
+Deliberately not handled: clients on other machines, because descriptors are passed over the socket, and
+a fabric that outlives its server. When the server ends, every client sees its devices
+removed, and starts anew on the next fabric.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ from mcast.backends.sim.served.session import AnswerWithData, ClientSession, Def
 logger: logging.Logger = logging.getLogger("mcast")
 
 MAX_CLIENTS = 512
-_FRAMES_OF_A_TURN = 16
+_MAX_FRAMES_PER_WAKE = 16
 """Requests of one client that are carried out before the others have their turn."""
 _SLEEP = 1.0
 """Seconds of one sleep: a signal that comes just before it does not end it, and its handler runs after it."""
@@ -221,8 +225,10 @@ class FabricServer:
         self.clients[client.socket] = client
 
     def _reject_newcomer(self, error: OSError) -> None:
-        """EMFILE: accept with the reserve descriptor and refuse, or the selector reports the newcomer for
-        ever."""
+        """EMFILE: accept with the reserve descriptor and refuse.
+
+        Otherwise the selector would report the listener forever.
+        """
         if self._reserve >= 0:
             os.close(self._reserve)
             with suppress(OSError):
@@ -250,7 +256,7 @@ class FabricServer:
         try:
             if client.has_unread:
                 client.flush()
-            for _ in range(_FRAMES_OF_A_TURN):
+            for _ in range(_MAX_FRAMES_PER_WAKE):
                 if client.has_unread:
                     break
                 frame = client.reader.read()

@@ -282,7 +282,7 @@ class ClientSession:
         answer = frames.CreatedQp(self._put(qp), core.number, core.port.mtu, core.depth, core.stamps)
         return AnswerWithData(answer, flag.fd)
 
-    def _do_look(self, number: int) -> object:
+    def _do_query_qp(self, number: int) -> object:
         core = self._get(SimQueuePair, number).core
         return core.state, core.counters
 

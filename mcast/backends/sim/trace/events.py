@@ -135,8 +135,10 @@ class IgmpLeave(LogEvent):
 
 
 class Send(LogEvent):
-    """The messages of one send call went on the wire, with all that their headers carry; `psn` is that of the
-    first."""
+    """The messages of one send call went on the wire, with all that their headers carry.
+
+    `psn` is that of the first.
+    """
 
     what: Literal["send"] = "send"
     port: str

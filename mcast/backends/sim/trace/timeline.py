@@ -1,5 +1,6 @@
-"""A trace as one HTML page that needs no other file: the memberships over time, the lost messages, and the
-reason of each loss.
+"""A trace as one HTML page that needs no other file.
+
+It shows the memberships over time, the lost messages, and the reason of each loss.
 
 `timeline_data.py` decides what the page shows, and this file draws it. Times are virtual.
 """

@@ -67,8 +67,10 @@ class Note(NamedTuple):
 
 @dataclass
 class Lane:
-    """One member of a group: an id on a port, or (`id` None) a queue pair that was attached without
-    joining."""
+    """One member of a group.
+
+    An id on a port, or (`id` None) a queue pair that was attached without joining.
+    """
 
     group: Gid
     port: str
@@ -91,8 +93,11 @@ class Lane:
 
 @dataclass
 class TimelineData:
-    """`ports` has the addresses of each port, `names` the address by which a group was joined, `down` when
-    the link of a port was down."""
+    """Data of a timeline.
+
+    `ports` has the addresses of each port, `names` the address by which a group was joined, `down` when the
+    link of a port was down.
+    """
 
     link_layer: str = ""
     seed: int = 0

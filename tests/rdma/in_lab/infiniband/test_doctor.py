@@ -17,7 +17,7 @@ from mcast.backends.rdma import PROVIDER
 
 Levels = dict[tuple[str, str], Level]
 
-SETTLE = 60.0
+SETTLE_TIMEOUT = 60.0
 ALL = tuple(sorted(f"{path.name}/1" for path in Path("/sys/class/infiniband").glob("softib*")))
 PARTITIONS = Path("/etc/opensm/partitions.conf")
 PKEYS = "/sys/class/infiniband/softib2/ports/1/pkeys/*"
@@ -43,8 +43,8 @@ def levels(found: dict[tuple[str, str], Finding]) -> Levels:
 
 
 def until_wrong(expected: Levels) -> dict[tuple[str, str], Finding]:
-    """What is wrong once it is this; after SETTLE seconds, in any case."""
-    deadline = monotonic() + SETTLE
+    """Return the findings once they are these; after SETTLE_TIMEOUT seconds, in any case."""
+    deadline = monotonic() + SETTLE_TIMEOUT
     while levels(found := wrong()) != expected and monotonic() < deadline:
         sleep(0.1)
     return found

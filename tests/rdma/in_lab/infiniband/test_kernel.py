@@ -1,4 +1,4 @@
-"""What the kernel makes of the SA, measured on the lab's InfiniBand fabric: rows of docs/facts/sa.md.
+"""Behaviour of the kernel with the SA, measured on the lab's InfiniBand fabric: rows of docs/facts/sa.md.
 
 The evidence is OpenSM's: who is in which group, by saquery.
 """

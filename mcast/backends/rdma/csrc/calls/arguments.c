@@ -1,4 +1,4 @@
-/* What comes from Python, and what goes back: types, arguments, times, errors. */
+/* Conversion from Python and to Python: types, arguments, times, errors. */
 #include "calls.h"
 
 #include <time.h>

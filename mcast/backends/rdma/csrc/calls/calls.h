@@ -16,7 +16,7 @@
 
 #include "../qp.h"
 
-enum { KEPT_GIDS = 64 };
+enum { CACHED_GIDS = 64 };
 
 /* The records of the messages of a batch. */
 struct record_buffer {
@@ -43,16 +43,16 @@ struct calls {
 
 	uint32_t limit; /* of a payload, in bytes; atomic, as are the next two */
 	int64_t limit_until;
-	int on_device; /* whether messages arrive in the memory of a device */
+	int on_device; /* messages arrive in the memory of a device */
 
 	struct record_buffer spare; /* of the last batch that is gone, for the next */
 
 	PyObject *memories; /* generation -> the buffer that payloads arrive in, or a DeviceRegion */
 	PyObject *sources;  /* GIDs the QP has sent from */
-	struct known_gid senders[KEPT_GIDS], groups[KEPT_GIDS]; /* by the last byte */
+	struct known_gid senders[CACHED_GIDS], groups[CACHED_GIDS]; /* by the last byte */
 };
 
-/* What Python has given: types, and the contract's own methods. */
+/* Objects from Python: types, and the contract's own methods. */
 extern struct known {
 	PyObject *message, *gid, *batch;
 	PyObject *send, *send_one, *recv, *recv_one, *release;

@@ -8,7 +8,7 @@ static int event_step(void *channel, void *what, const struct mcast_wait *wait)
 	return mcast_wait_event(channel, wait);
 }
 
-/* Whether an event waits; False: not within the timeout. None: closed. */
+/* True if an event waits; False: not within the timeout. None: closed. */
 PyObject *calls_wait_event(PyObject *module, PyObject *args)
 {
 	unsigned long long address;

@@ -1,11 +1,23 @@
-/* The base class of a batch: messages leased from the memory that they arrived in. */
+/* The base class of a batch: messages leased from the memory that they arrived in.
+ *
+ * States: leased; released (`released`: no view is left, no new one is made); given back (`given_back`: the receives are
+ * posted again, or free in RESET). A release ends the views, gives the receives back, and only then lets the memory go.
+ * While a slice of a payload is in use (`window->exports`), it is refused and changes nothing.
+ *
+ * The lease owns its records, its views and one reference to the memory. Views are made of the window, not of the lease,
+ * so that views which keep the memory alive do not keep the lease alive: a batch that is dropped is released by its
+ * finalizer, in C. `guard` protects all fields below it, because two threads may release one batch at once. Python code
+ * that may follow (the release of memory, the end of views) runs after the guard, never in it.
+ *
+ * Nobody waits for a lease, so nothing is woken: the receives that it gives back are posted at once. Not handled: a
+ * message that is read while another thread releases its batch gets ValueError, and no view. */
 #include "calls.h"
 
 #include <structmember.h>
 
 static PyObject *window_type, *messages_type, *release_name;
 
-/* What the views of payloads are made of, and counted by: not the lease itself, which keeps the views. */
+/* Exporter of the views of payloads, which counts them: not the lease itself, which keeps the views. */
 struct window {
 	PyObject_HEAD
 	Py_buffer memory;
@@ -120,7 +132,7 @@ static int end_views(struct lease *self)
 	return 1;
 }
 
-/* Whether the lease has ended. What Python code may follow from is done last, without the guard. */
+/* Return 1 if the lease has ended. Steps that may run Python code are done last, without the guard. */
 static inline __attribute__((always_inline)) int end_lease(struct lease *self)
 {
 	PyObject *views = NULL;

@@ -5,7 +5,7 @@ enum { MESSAGE_FIELDS = 12 };
 
 static PyObject *gid_of(struct calls *self, struct known_gid *cache, const uint8_t *raw)
 {
-	struct known_gid *one = &cache[raw[15] % KEPT_GIDS];
+	struct known_gid *one = &cache[raw[15] % CACHED_GIDS];
 	PyObject *gid = NULL, *old = NULL;
 
 	BEGIN_ALONE((PyObject *)self);

@@ -102,7 +102,7 @@ static void calls_dealloc(PyObject *object)
 	Py_XDECREF(self->destination);
 	Py_XDECREF(self->memories);
 	Py_XDECREF(self->sources);
-	for (int i = 0; i < KEPT_GIDS; i++) {
+	for (int i = 0; i < CACHED_GIDS; i++) {
 		Py_XDECREF(self->senders[i].gid);
 		Py_XDECREF(self->groups[i].gid);
 	}

@@ -6,7 +6,7 @@
  * and post 32 KiB at 1.5 to 3 us. */
 enum { WORTH_A_HAND_OVER = 32768, POST_BYTES = 256 };
 
-enum { SMALLEST_MTU = 256, KEPT_ARGUMENTS = 256 };
+enum { SMALLEST_MTU = 256, STACK_ARGUMENTS = 256 };
 
 /* Payloads, and what keeps them alive while the GIL is released or Python code runs. */
 struct payloads {
@@ -19,7 +19,7 @@ struct payloads {
 	uint32_t longest;
 	size_t size;
 	char *block; /* NULL: in `kept` */
-	_Alignas(16) char kept[KEPT_ARGUMENTS * (sizeof(PyObject *) + sizeof(uintptr_t) + sizeof(uint32_t) +
+	_Alignas(16) char kept[STACK_ARGUMENTS * (sizeof(PyObject *) + sizeof(uintptr_t) + sizeof(uint32_t) +
 						 sizeof(uint8_t) + sizeof(Py_buffer))];
 };
 
@@ -32,7 +32,7 @@ static int make_room(struct payloads *payloads, Py_ssize_t count)
 	payloads->count = payloads->holding = payloads->devices = 0;
 	payloads->longest = 0;
 	payloads->size = 0;
-	if (count > KEPT_ARGUMENTS) {
+	if (count > STACK_ARGUMENTS) {
 		at = payloads->block = PyMem_Malloc((size_t)count * each);
 		if (!at) {
 			PyErr_NoMemory();
@@ -71,7 +71,7 @@ static int finish_sending(struct payloads *payloads)
 	return !type;
 }
 
-/* Whether the buffer is plainly one that mcast/arguments/buffers.py takes. All else is for the contract to judge, because
+/* Return 1 if the buffer is plainly one that mcast/arguments/buffers.py takes. All else is for the contract, because
  * Python objects may be in it: O is one, and & points to something. A B of more than a byte may be a union or a packed
  * structure of ctypes, and a record, T, may have fields that its format does not name. What stands between two colons
  * is the name of a field. */
@@ -138,8 +138,8 @@ static int add_rows(const struct calls *self, struct payloads *payloads, const P
 	return 1;
 }
 
-/* What lies on a device, as a pair of address and length; the contract has looked at both. Takes the reference. 0: with
- * an error. */
+/* Add memory of a device, given as a pair of address and length, which the contract has checked. Takes the reference. 0:
+ * with an error. */
 static int add_device_payload(struct payloads *payloads, PyObject *pair)
 {
 	Py_ssize_t place = payloads->count++;
@@ -154,7 +154,7 @@ static int add_device_payload(struct payloads *payloads, PyObject *pair)
 	return 1;
 }
 
-/* Whether the limit that was checked still is the port's; with a GIL nobody has lowered it meanwhile. */
+/* Return 1 if the limit that was checked still is the port's; with a GIL nobody has lowered it meanwhile. */
 static int is_limit_fresh(const struct calls *self, uint32_t longest)
 {
 	if (longest <= SMALLEST_MTU)
@@ -223,7 +223,7 @@ static int send_payloads(struct calls *self, struct mcast_send_job *job, struct 
 	return carry_out(self, job, payloads->size, timeout);
 }
 
-/* Whether the destination is the last one, and what its address handle is. */
+/* Return 1 if the destination is the last one, with its address handle. */
 static int find_aim(struct calls *self, PyObject *destination, struct mcast_send_job *job, uint32_t *group_mtu)
 {
 	int is_known = 0;
@@ -271,7 +271,7 @@ done:
 	return finish_sending(&payloads) ? result == 1 : -1;
 }
 
-/* As send_fast, of a memoryview of two dimensions. `count`: of its messages. */
+/* Do as send_fast, with a memoryview of two dimensions. `count`: of its messages. */
 static int send_rows(struct calls *self, PyObject *const *given, Py_ssize_t *count)
 {
 	Py_buffer rows;
@@ -337,7 +337,7 @@ PyObject *calls_flush(PyObject *object, PyObject *given)
 	return result == RAISED ? NULL : calls_fail(self, "flush", result, 0, 0);
 }
 
-/* What became of a post: False if the address handle is retired, and nothing is sent. */
+/* Return the result of a post: False if the address handle is retired, and nothing is sent. */
 static PyObject *post_result(struct calls *self, struct payloads *payloads, const struct mcast_send_job *job, int result)
 {
 	if (result != 1 && result != RAISED && !(result == -ESTALE && !job->posted))
@@ -383,7 +383,7 @@ PyObject *calls_post(PyObject *object, PyObject *args)
 	return post_result(self, &payloads, &job, result);
 }
 
-/* The same with the rows of two buffers: the contract has seen that these are as many, and none is empty. */
+/* Send the rows of two buffers, head and body: the contract has seen that these are as many, and none is empty. */
 static PyObject *post_rows(struct calls *self, struct mcast_send_job *job, const Py_buffer *heads, const Py_buffer *bodies,
 			   int64_t timeout)
 {

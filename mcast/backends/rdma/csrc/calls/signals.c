@@ -11,8 +11,8 @@ static int from_fd = NO_FD, to_fd = NO_FD;
 unsigned mcast_forks;
 
 /* A signal handler may wait, too: a watch within a watch. */
-static int listener = NO_FD;  /* whom Python told before the outermost one */
-static int depth;	      /* how many there are */
+static int listener = NO_FD;  /* Python's wakeup fd before the outermost one */
+static int depth;	      /* number of them */
 static int missed_at;	      /* one of this depth, and those around it, would have been woken by what another has read */
 
 int mcast_set_up_signals(PyObject *function, unsigned long thread)

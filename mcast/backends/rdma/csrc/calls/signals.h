@@ -23,7 +23,7 @@ typedef int wait_step(void *object, void *what, const struct mcast_wait *wait);
 /* Carry the wait out without the GIL. Instead of -EINTR Python's signal handlers run: RAISED if one raises. */
 int mcast_wait_with_signals(wait_step *step, void *object, void *what, int event_fd, int64_t deadline, int64_t spin);
 
-/* How many forks lie between the process that loaded this and this one. */
+/* Return how many forks lie between the process that loaded this and this one. */
 extern unsigned mcast_forks;
 
 /* In the child of a fork. */
