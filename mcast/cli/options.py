@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 OBJECTS_DEPTH = 1024
 """The receive queue of commands that send and receive objects by default, as
-`mcast.cast.io.driver.DEPTH`, which would take long to import."""
+`mcast.cast.io.driver.DEFAULT_RECEIVE_DEPTH`, which would take long to import."""
 
 DEFAULT = "rdma"
 """The backend of all commands but the demonstration, where nobody names one."""
