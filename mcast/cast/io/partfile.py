@@ -2,9 +2,9 @@
 
 Theory of operation. `PartFile` opens `.NAME.part` beside the target, and locks it (flock) so that one run at
 a time uses it. A run that does not get the lock, or finds a file that it must not trust, uses a file of a
-random name, which nobody resumes. A `.part` file is trusted if it is a regular file of this user with one
-link and the sticky bit, which no umask sets and which has no effect on a file: a file that somebody else
-created under this name is not used.
+random name, which no later run resumes. A `.part` file is trusted if it is a regular file of this user with
+one link and with the sticky bit, which nothing sets by default and which has no effect on a file: a file that
+somebody else created under this name is not used.
 
 The file has three parts: bytes below `offset` are verified; bytes from there to `stored_size` are those of an
 earlier run, to be verified; a block that arrives out of order is written by `write_at` anywhere. The caller
