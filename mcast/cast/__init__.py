@@ -1,16 +1,22 @@
-"""Objects from one sender to many receivers over unreliable multicast: all of it arrives, or is missed.
+"""Reliable transfer of objects from one sender to many receivers over unreliable multicast.
 
-`send`, `receive` and `open_session` are for programs; `mcast send`, `mcast recv` and `mcast demo` use these
-calls. An object is a buffer, a file or a pipe, from 0 bytes on.
+Programs call `send`, `receive` and `open_session`; `mcast send`, `mcast recv` and `mcast demo` use the same
+calls. An object is a buffer, a file or a pipe of 0 bytes or more. A receiver gets it complete and verified,
+or reports it as missed.
 
-- `protocol/` is the protocol, without I/O and clock; its text has the messages one by one.
-- `objects/` drives both ends on memberships of endpoints, by blocking and by awaiting; `objects/together.py`
-  has all ends in one thread.
-- `files` reads and writes files and pipes, so that nothing half-written is left. `bundle` makes objects of
-  folders, and says where a receiver may put them.
+- `protocol/` is the protocol: state machines without I/O and without a clock. Its docstring describes the
+  messages.
+- `io/` connects the protocol to memberships of endpoints and to data:
+  - `session` has the public calls, `driver` runs their steps by blocking or by awaiting, `sending` and
+    `receiving` are the two ends, `coalesce` parses received messages, and `one_thread` runs a sender and its
+    receivers in one thread;
+  - `sources` and `sinks` adapt buffers, tensors, iterables and file objects, `chunks` is a sink that a
+    program iterates over, `files` opens files and pipes, and `partfile` is the file of an incomplete
+    transfer;
+  - `bundle` makes objects of files and folders, and maps names to paths at the receiver.
 
-Every block is compared with its digest before its use, and so is the whole. Without a key any member of the
-group can offer objects, and ends that share an address can lie about each other.
+Each block is verified against its BLAKE3 digest before it is used, and so is the complete object. Without a
+key any member of the group can offer objects, and ends that share an address can impersonate each other.
 """
 
 from __future__ import annotations

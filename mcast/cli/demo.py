@@ -163,7 +163,7 @@ def _transfer(
         try:
             run(sender, takers, on_progress)
         except TimedOut:
-            deaf = next((one.group.endpoint for one in takers if not sender.knows(one)), None)
+            deaf = next((one.group.endpoint for one in takers if not sender.has_member(one)), None)
             if deaf is None:  # a send took too long
                 raise
             raise Failure(

@@ -151,7 +151,7 @@ class ReceiveWatch(Watch):
         """Show how far an object is."""
         from mcast.cast.io.bundle import Label
 
-        label = Label.of(offered.metadata)
+        label = Label.decode(offered.metadata)
         self.show("receiving", self.before + done, offered.size if label is None else label.size)
 
 
@@ -179,7 +179,7 @@ class TransferResult:
         from mcast.cast.io.bundle import Label
 
         if self.sender is None:
-            label = Label.of(offered.metadata)
+            label = Label.decode(offered.metadata)
             self.sender, self.files = offered, label and label.files
         return self._target(offered)
 
@@ -222,7 +222,7 @@ class TransferResult:
         """Return the name that the user knows an object by."""
         from mcast.cast.io.bundle import Label
 
-        label = Label.of(offered.metadata)
+        label = Label.decode(offered.metadata)
         return self._target.name or (label.name if label is not None else offered.name)
 
 

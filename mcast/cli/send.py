@@ -167,7 +167,7 @@ def _sent(session: ObjectSession, bundle: Bundle, strategy: Any, watch: SendWatc
         try:
             data = b"" if label.kind is Content.FOLDER else Source(path)
             name = label.name.rpartition("/")[2]
-            report = session.send(data, name=name, metadata=label.pack(), strategy=strategy)
+            report = session.send(data, name=name, metadata=label.encode(), strategy=strategy)
         except McastError:
             raise
         except (OSError, ValueError) as error:
@@ -192,7 +192,7 @@ def _sent_around(
     try:
         return session.send_carousel(
             [
-                Object(data_of(item), item.label.name.rpartition("/")[2], item.label.pack())
+                Object(data_of(item), item.label.name.rpartition("/")[2], item.label.encode())
                 for item in bundle.items
             ],
             strategy,

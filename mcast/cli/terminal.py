@@ -356,7 +356,7 @@ def write_file(path: Path, data: bytes) -> None:
         sys.stdout.buffer.flush()
         return
     try:
-        with closing(open_sink(str(path.absolute()), waits=True)) as sink:
+        with closing(open_sink(str(path.absolute()), wait_for_reader=True)) as sink:
             sink.open()
             sink.write(data)
             sink.finish()

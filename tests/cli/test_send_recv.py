@@ -215,7 +215,7 @@ def sending(group):
     with cast.open_session(group, peer_timeout=60.0) as session:
         session.wait_for_receivers(1, 60)
         for path, label in bundle_of(["many"]).items:
-            session.send(b"" if label.kind is Content.FOLDER else Path(path), metadata=label.pack())
+            session.send(b"" if label.kind is Content.FOLDER else Path(path), metadata=label.encode())
 
 hosts, """
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0"}
@@ -302,7 +302,7 @@ GOES_ROUND = """
 def sending(group):
     from mcast.cast.io.bundle import Content, bundle_of
     given = [
-        cast.Object(b"" if label.kind is Content.FOLDER else Path(path), metadata=label.pack())
+        cast.Object(b"" if label.kind is Content.FOLDER else Path(path), metadata=label.encode())
         for path, label in bundle_of(["many", "file"]).items
     ]
     with cast.open_session(group, rate=1e6) as session:
@@ -333,7 +333,7 @@ def test_recv_ends_when_a_carousel_gave_it_all(with_others: Run, tmp_path: Path)
         assert copy.is_dir() if path.is_dir() else copy.read_bytes() == path.read_bytes()
     done = with_others("recv", "239.1.1.1", "-o", "one")
     assert (done.returncode, done.stdout) == (1, "")
-    assert "this receiver takes one file alone: name a folder, such as -o in/" in done.stderr
+    assert "this receiver accepts one file only: name a folder, such as -o in/" in done.stderr
 
 
 def test_a_signal_ends_a_carousel_with_its_outcome(with_others: Run, tmp_path: Path) -> None:

@@ -246,9 +246,9 @@ def cast_labels(data: bytes) -> None:
 
     Its name leads to a place inside the receiver's folder, or is refused.
     """
-    label = Label.of(data)
+    label = Label.decode(data)
     if label is not None and len(data) <= packets.MAX_METADATA:
-        assert Label.of(label.pack()) == label
+        assert Label.decode(label.encode()) == label
     with suppress(OSError):
         found = Folder(_folder()).path_of(Offered(data.decode(errors="replace")[:64], 1, data, "", "", 0))
         assert not found.is_absolute()

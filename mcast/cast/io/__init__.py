@@ -1,1 +1,1 @@
-"""Sources, sinks and sessions: the drivers of `mcast.cast.protocol`, blocking and awaiting."""
+"""Sessions, sources and sinks: the I/O around `mcast.cast.protocol`, blocking and awaiting."""

@@ -1,4 +1,4 @@
-"""An object as an iterable of its bytes, for a program that works on them while others are on their way."""
+"""An object as an iterable of chunks, to process the first bytes while the rest is still arriving."""
 
 from __future__ import annotations
 
@@ -17,44 +17,46 @@ from mcast.cast.io.files import Sink
 
 
 class Chunks(Handle, Sink):
-    """The bytes of one object in order, each part when it is right: `into` of `receive` in one thread or
-    task, and iterated over, by `for` or `async for`, in another. Several may share the parts.
+    """The verified bytes of one object in order, as an iterable.
 
-    The iteration ends when the whole is right, and raises EOFError if that does not come. Close this where
-    the receiving ends, because there may have been no object; and where the iteration stops before the end:
-    the object is given up then, and its sender does not wait for it.
+    Pass this to `receive` as `into` in one thread or task, and iterate by `for` or `async for` in another.
+    Several iterators may share the chunks: each chunk goes to one of them.
 
-    ahead  so many bytes may wait here; when there are more, the sender waits for the program
+    The iteration ends when the complete object is verified, and raises EOFError if the object is missed.
+    Close this after `receive` has ended, because no object may have arrived, and wherever the iteration stops
+    early: the object is abandoned then, and its sender does not wait for it.
+
+    ahead  maximum number of bytes that wait here; beyond it the sender waits for the program
     """
 
     name = "the program"
 
     def __init__(self, ahead: int = 1 << 20) -> None:
         self._ahead = ahead
-        self._parts = SimpleQueue[bytes]()
-        """What waits; empty bytes are the end."""
-        self._came = self._taken = 0
-        self._taking = RLock()
-        self._begun = self._whole = self._closed = False
-        self._wakes = set[Callable[[], object]]()
+        self._queue = SimpleQueue[bytes]()
+        """Chunks to be consumed; empty bytes mark the end."""
+        self._received = self._consumed = 0
+        self._consume_lock = RLock()
+        self._opened = self._complete = self._closed = False
+        self._wakeups = set[Callable[[], object]]()
 
     def open(self) -> None:
-        if self._begun or self._closed:
-            raise OSError("this receiver takes one object alone")
-        self._begun = True
+        if self._opened or self._closed:
+            raise OSError("this receiver accepts one object only")
+        self._opened = True
 
     def ready(self) -> bool:
-        return self._closed or self._came - self._taken <= self._ahead
+        return self._closed or self._received - self._consumed <= self._ahead
 
     def write(self, data: Buffer) -> None:
         if self._closed:
             raise OSError("the program has stopped before the end")
-        part = bytes(data)
-        self._came += len(part)
-        self._put(part)
+        chunk = bytes(data)
+        self._received += len(chunk)
+        self._put(chunk)
 
     def commit(self) -> bool:
-        self._whole = True
+        self._complete = True
         return True
 
     def close(self) -> None:
@@ -62,25 +64,25 @@ class Chunks(Handle, Sink):
             self._closed = True
             self._put(b"")
 
-    def _put(self, part: bytes) -> None:
-        self._parts.put(part)
-        for wake in [*self._wakes]:
-            with suppress(RuntimeError):  # its loop has been closed meanwhile
+    def _put(self, chunk: bytes) -> None:
+        self._queue.put(chunk)
+        for wake in [*self._wakeups]:
+            with suppress(RuntimeError):  # the event loop has been closed meanwhile
                 wake()
 
-    def _take(self, part: bytes, end: type[Exception]) -> bytes:
-        if not part:
-            self._put(part)  # for those that ask again
-            raise end() if self._whole else EOFError("the object has not come whole")
-        with self._taking:
-            self._taken += len(part)
-        return part
+    def _consume(self, chunk: bytes, end: type[Exception]) -> bytes:
+        if not chunk:
+            self._put(chunk)  # for other iterators, and for another call of this one
+            raise end() if self._complete else EOFError("the object is incomplete: its transfer has ended")
+        with self._consume_lock:
+            self._consumed += len(chunk)
+        return chunk
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> bytes:
-        return self._take(self._parts.get(), StopIteration)
+        return self._consume(self._queue.get(), StopIteration)
 
     def __aiter__(self) -> Self:
         return self
@@ -88,12 +90,12 @@ class Chunks(Handle, Sink):
     async def __anext__(self) -> bytes:
         more = asyncio.Event()
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, more.set)
-        self._wakes.add(wake)
+        self._wakeups.add(wake)
         try:
             while True:
                 more.clear()
                 with suppress(Empty):
-                    return self._take(self._parts.get_nowait(), StopAsyncIteration)
+                    return self._consume(self._queue.get_nowait(), StopAsyncIteration)
                 await more.wait()
         finally:
-            self._wakes.discard(wake)
+            self._wakeups.discard(wake)

@@ -1,4 +1,8 @@
-"""Messages as they came, with pieces that follow one another taken together: most messages are pieces."""
+"""Parser of received messages that joins consecutive segments of a block into runs.
+
+Most messages are segments. A run costs one pass through Python instead of one for each segment. Segments that
+lie at a fixed distance in the receive memory are not copied; others are joined into new memory.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +15,11 @@ from mcast.cast.protocol.packets import DATA_HEADER_SIZE, Data, Packet, Rejected
 
 
 class DataRun(NamedTuple):
-    """Pieces first, first+1, … of a block, `pieces` of them.
+    """Consecutive segments `first`, `first` + 1, … of a block; `segments` is their number.
 
-    They lie in `memory` from `begin` on, and have `size` bytes each; each begins `step` bytes after the one
-    before it.
+    begin  offset of the first segment in `memory`
+    step   distance between the beginnings of two segments, in bytes
+    size   bytes of each segment
     """
 
     session: int
@@ -29,19 +34,23 @@ class DataRun(NamedTuple):
 
 
 def coalesced(
-    authenticator: Authenticator, heard: Iterable[tuple[Series, str]], refuse: Callable[[str, str], None]
+    authenticator: Authenticator, received: Iterable[tuple[Series, str]], reject: Callable[[str, str], None]
 ) -> Iterator[tuple[DataRun | Packet, str]]:
-    """What messages of these addresses say, in order. `refuse` takes why one says nothing, and where from."""
-    read: list[Data] = []  # pieces that follow one another, each of which had to be read by itself
-    for series, address in heard:
+    """Decode messages in order; yield runs of segments and other packets, each with its source address.
+
+    received  messages and their source addresses
+    reject    called with the reason and the source address of each message that is not valid
+    """
+    pending: list[Data] = []  # consecutive segments that had to be decoded one by one
+    for series, address in received:
         memory, step, size, at = series.memory, series.step, series.size, 0
         while at < series.messages:
             begin = at * step
-            found = authenticator.decode_run(memory, begin, step, size, series.messages - at, address)
-            if found is not None:
-                at += found[-1]
+            run = authenticator.decode_run(memory, begin, step, size, series.messages - at, address)
+            if run is not None:
+                at += run[-1]
                 yield (
-                    DataRun(*found, memory, begin + DATA_HEADER_SIZE, step, size - DATA_HEADER_SIZE),
+                    DataRun(*run, memory, begin + DATA_HEADER_SIZE, step, size - DATA_HEADER_SIZE),
                     address,
                 )
                 continue
@@ -49,26 +58,26 @@ def coalesced(
             try:
                 packet = authenticator.decode(memory[begin : begin + size], address)
             except Rejected as rejected:
-                refuse(str(rejected), address)
+                reject(str(rejected), address)
                 continue
-            if read and not (isinstance(packet, Data) and _follows(read[-1], packet)):
-                yield _joined(read), address
-                read = []
+            if pending and not (isinstance(packet, Data) and _is_next(pending[-1], packet)):
+                yield _join(pending), address
+                pending = []
             if isinstance(packet, Data):
-                read.append(packet)
+                pending.append(packet)
             else:
                 yield packet, address
-        if read:
-            yield _joined(read), address
-            read = []
+        if pending:
+            yield _join(pending), address
+            pending = []
 
 
-def _follows(last: Data, segment: Data) -> bool:
+def _is_next(last: Data, segment: Data) -> bool:
     same_size = memoryview(segment.payload).nbytes == memoryview(last.payload).nbytes
     return same_size and segment[:4] == (*last[:3], last.esi + 1)
 
 
-def _joined(segments: list[Data]) -> DataRun:
+def _join(segments: list[Data]) -> DataRun:
     first = segments[0]
     size = memoryview(first.payload).nbytes
     memory = memoryview(b"".join([segment.payload for segment in segments]))

@@ -1,7 +1,23 @@
-"""The turns of an end of the protocol, and how they are carried out: by blocking, and by awaiting.
+"""Drivers of sending and receiving sessions: run their steps by blocking or by awaiting.
 
-An end never waits. It yields what it has to say and until when it has nothing more to say, and gets what was
-heard meanwhile.
+Theory of operation. A session (`SendingSession`, `ReceivingSession`) is a state machine in generators and
+never waits itself. Each step yields a `Step`: batches to send, and the time by which it must be resumed. The
+driver sends the batches, receives until that time, and resumes the generator with the received messages. The
+session has no thread and no task: between two calls of the program nothing is sent or received.
+
+- Exclusive use: a membership serves one session at a time, because two would take messages from each other.
+  `open_context` marks the membership as in use; the caller clears the mark when its session ends. The
+  membership refers to the mark weakly, so a session that is dropped without a close does not block it.
+- Memory: the received messages are leased from the receive queue for one step. A session that needs them
+  later copies them (`copied`).
+- Locks: each step runs under the session's `Guard`; sending and waiting happen outside of it.
+- Exceptions: one that a step raises, from the protocol or from the caller's file, iterator or function, ends
+  the object, and the session stays usable. An interrupt (Ctrl-C, cancellation) while the driver sends or
+  waits is thrown into the generator, which lets it pass: the session stays usable, too. An interrupt inside
+  of a step leaves the state machine undefined: the guard marks the session as broken, and its calls raise
+  `Broken` from then on.
+
+`one_thread` has another driver, which resumes several sessions in turn.
 """
 
 from __future__ import annotations
@@ -33,31 +49,37 @@ from mcast.wire.addresses import Gid
 T = TypeVar("T")
 
 IO_TIMEOUT = 10.0
-"""The longest that a join may take, and that a send may post nothing, in seconds."""
+"""Timeout of a join, and of a send that makes no progress, in seconds."""
 
 DEFAULT_RECEIVE_DEPTH = 1024
-"""The receive queue of an end, in messages, where the caller can say: more than a sender sends in a turn."""
+"""Default depth of the receive queue in messages: more than a sender sends in one step."""
 
 MIN_MAX_MESSAGE = 1024
-"""The fewest bytes that a message of the group must be able to have."""
+"""Minimum message size that a group must allow, in bytes."""
 
 MAX_RX_BATCH = 2 * MAX_BURST
-"""The most messages that are taken in one turn, so that a flood of them does not keep an end from sending."""
+"""Maximum number of messages received in one step, so that a flood of them does not stop the sending."""
 
 
 SessionSteps = Steps[Iterable[Series], T]
-"""What an end does, a turn in each step: it posts batches, as `send_batch` takes them, of which each is sent
-before the next is made, and says by when it wants its next turn. What comes in is leased: its memory ends
-with the turn, and no part of it may be kept."""
+"""Steps of a session: each posts batches, as `send_batch` takes them, and is resumed with received messages.
+
+The driver sends a batch before it asks for the next one. The memory of received messages is valid until the
+step ends.
+"""
 
 
 @dataclass(frozen=True, eq=False)
 class SessionContext:
-    """Where an end sits: its number, its name, the longest message it can send and take, its clock.
+    """Local member of a session.
 
-    whose  the endpoint and the group, as the log calls them
-    queue  how many messages its receive queue holds; 0: that is not known
-    lend   registers a buffer that stays as it is, which is sent without a copy then
+    number       number of this member in the session's protocol
+    name         name of this member in reports of others
+    max_message  maximum message size, in bytes
+    now          clock, in seconds
+    log_name     endpoint and group, for log messages
+    queue        depth of the receive queue in messages; 0 if unknown
+    lend         registers a buffer with the device, to be sent without a copy
     """
 
     number: int
@@ -69,22 +91,22 @@ class SessionContext:
     lend: Lend = lend_nothing
 
 
-_CLAIMING = RLock()
+_EXCLUSIVE_LOCK = RLock()
 
 
-@lru_cache(maxsize=4096)  # asked again and again, and most messages come from a few ends
+@lru_cache(maxsize=4096)  # called for each message, and most messages come from a few members
 def address_text(gid: Gid) -> str:
-    """The address of an end, as text."""
+    """Return a member's address as text: IPv4 if the GID is mapped."""
     return str(gid.ipv4 or gid)
 
 
 def error_text(error: BaseException) -> str:
-    """What the group learns of an error: no path and no address of this host."""
+    """Return the text of an error to send to the group, without a path or an address of this host."""
     if isinstance(error, Refused):
         error = error.error
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)
-    if type(error) is OSError:  # the library's own, in its own words
+    if type(error) is OSError:  # raised by this library: the text has no path
         return str(error)
     if error.__cause__ is not None:
         return error_text(error.__cause__)
@@ -92,7 +114,7 @@ def error_text(error: BaseException) -> str:
 
 
 class ExclusiveUse:
-    """Tells, by `taken`, whether an end has a membership to itself. Who makes it sets it back in the end."""
+    """Mark of a membership in exclusive use; `active` until the session that owns the mark ends."""
 
     __slots__ = ("__weakref__", "active")
 
@@ -102,91 +124,98 @@ class ExclusiveUse:
 
 @contextmanager
 def exclusive(group: SenderBase, call: str) -> Iterator[SessionContext]:
-    """A seat in the group, which no other end has meanwhile; errors are those of `open_context`."""
-    hold = ExclusiveUse()
+    """Use the membership exclusively for the block. Raises the errors of `open_context`."""
+    use = ExclusiveUse()
     try:
-        yield open_context(group, call, hold)
+        yield open_context(group, call, use)
     finally:
-        hold.active = False
+        use.active = False
 
 
-def open_context(group: SenderBase, call: str, hold: ExclusiveUse) -> SessionContext:
-    """Return a seat in the group, which no other end has while the hold lives and is taken.
+def open_context(group: SenderBase, call: str, use: ExclusiveUse) -> SessionContext:
+    """Mark the membership as in use, and return the context of a session.
 
-    Raises TypeError for what is no membership, RuntimeError if another end has the seat.
+    call  name of the call, for errors
+    use   mark to activate; the caller deactivates it, also if it never sees this function return
+
+    Raises TypeError if `group` is not a membership, ValueError if its messages are too small, and
+    RuntimeError if another session uses it.
     """
     if not isinstance(group, blocking.Membership | awaiting.Membership):
         raise TypeError(
-            f"{call}: {type(group).__name__} is no membership that can hear the others: use Endpoint.join"
+            f"{call}: {type(group).__name__} is not a membership and cannot receive: use Endpoint.join"
         )
     if group.max_message_size < MIN_MAX_MESSAGE:
         raise ValueError(
             f"{call}: messages to this group have at most {group.max_message_size} bytes, and objects need "
-            f"{MIN_MAX_MESSAGE}: is there a port with a smaller MTU?"
+            f"{MIN_MAX_MESSAGE}: look for a port with a smaller MTU"
         )
     endpoint = group.endpoint
     source = endpoint.port.gids.get(group.destination.sgid_index, Gid(endpoint.address))
     number = number_at(address_text(source), 1 + randbelow((1 << 32) - 1))
-    device = f" {endpoint.device.name}"  # which a long name of the host shall not cut off
+    device = f" {endpoint.device.name}"  # kept complete: a long host name is cut instead
     name = socket.gethostname()[: max(0, MAX_TEXT - len(device))] + device
     keep_freed_memory()
     resources = endpoint._core.resources
-    whose = f"{resources.name}, in {group.group}"
+    log_name = f"{resources.name}, in {group.group}"
     depth = resources.settings.receive_depth
-    context = SessionContext(number, name, group.max_message_size, endpoint.now, whose, depth, resources.lend)
-    with _CLAIMING:
+    context = SessionContext(
+        number, name, group.max_message_size, endpoint.now, log_name, depth, resources.lend
+    )
+    with _EXCLUSIVE_LOCK:
         other = None if group._hold is None else group._hold()
         if other is not None and other.active:
             raise RuntimeError(
-                f"{call}: this membership is sending or receiving objects already, and one of the two would "
-                "miss what the other hears: end that first, or join from another endpoint"
+                f"{call}: this membership is sending or receiving objects already, and the two calls would "
+                "take messages from each other: end the first one, or join from another endpoint"
             )
-        group._hold = ref(hold)
-        hold.active = True
+        group._hold = ref(use)
+        use.active = True
     return context
 
 
-def from_others(heard: Iterable[Series]) -> Iterator[tuple[Series, str]]:
-    """The messages of others, and their addresses."""
-    return ((one, address_text(one.source)) for one in heard if not one.from_self)
+def from_others(received: Iterable[Series]) -> Iterator[tuple[Series, str]]:
+    """Yield the messages that other members sent, each series with its source address."""
+    return ((series, address_text(series.source)) for series in received if not series.from_self)
 
 
-def payloads_of(heard: Iterable[tuple[Series, str]]) -> Iterator[tuple[bytes, str]]:
-    """The bytes of each message, and its address."""
-    return ((bytes(payload), address) for series, address in heard for payload in series.payloads())
+def payloads_of(received: Iterable[tuple[Series, str]]) -> Iterator[tuple[bytes, str]]:
+    """Yield a copy of each message with its source address."""
+    return ((bytes(payload), address) for series, address in received for payload in series.payloads())
 
 
 def copied(series: Series) -> Series:
-    """The messages in memory of their own, which no turn ends."""
+    """Return the messages in memory of their own, valid after the step."""
     return series._replace(memory=memoryview(bytes(series.memory)))
 
 
 def drive_blocking(
     group: blocking.Membership, now: Callable[[], float], guard: Guard, steps: SessionSteps[T]
 ) -> T:
-    """Carry out the turns by blocking.
+    """Run the steps of a session to their result by blocking.
 
-    Each is a change under the guard of the end. An exception that comes while something is sent or waited for
-    leaves the end whole; one that comes in the middle of a turn breaks it.
+    guard  lock of the session: each step runs under it
     """
     return run_blocking(steps, partial(_advance, guard), partial(_act, group, now))
 
 
 def _advance(guard: Guard, steps: SessionSteps[T], box: Box) -> Step | Done[T]:
-    """Have the end take its turn, with what was heard, of which the lease ends then."""
-    heard = box[0]
-    if not isinstance(heard, Batch):
-        del heard
-        return guard.run("a turn", Phase.RECV, _resume, steps, box)
-    with heard:
-        box[0] = heard.series()
-        return guard.run("a turn", Phase.RECV, _resume, steps, box)
+    """Resume the session with what was received, and end the lease of that memory."""
+    received = box[0]
+    if not isinstance(received, Batch):
+        del received  # an error: no frame may refer to it, see `mcast.endpoint.waiting`
+        return guard.run("a protocol step", Phase.RECV, _resume, steps, box)
+    with received:
+        box[0] = received.series()
+        return guard.run("a protocol step", Phase.RECV, _resume, steps, box)
 
 
 def _resume(steps: SessionSteps[T], box: Box) -> Step | Done[T]:
-    """Resume the turns. An `Exception` is one of ours, or of the caller's files, iterators and functions,
-    which a turn calls: it ends the object, and the end goes on. All others come from a signal's handler or
-    another thread."""
+    """Resume the session; wrap an `Exception` in `Refused`, which leaves the guard unbroken.
+
+    An `Exception` was raised by this library, or by the caller's file, iterator or function, at a place where
+    the session can continue. Other exceptions come from a signal handler or another thread at any place.
+    """
     try:
         return resume(steps, box)
     except Refused:
@@ -201,37 +230,37 @@ def _act(
     try:
         for batch in step.post:
             send_all(group, batch)
-        heard = group.recv_batch(step.max, _left(step, now))
+        received = group.recv_batch(step.max, _remaining(step, now))
     except McastError as error:
         return proceed(error)
-    return proceed(heard)
+    return proceed(received)
 
 
-def _left(step: Step, now: Callable[[], float]) -> float | None:
+def _remaining(step: Step, now: Callable[[], float]) -> float | None:
     return None if step.until is None or step.until == inf else max(0.0, step.until - now())
 
 
 def send_all(group: blocking.Membership, batch: Sequence[Buffer] | memoryview) -> None:
-    """Send the batch, over a wire that may be slow."""
+    """Send the batch. Raises TimedOut only after `IO_TIMEOUT` without progress: a slow link is no error."""
     while len(batch):
         try:
             group.send_batch(batch, timeout=IO_TIMEOUT)
             return
-        except TimedOut as late:
-            batch = _unsent(batch, late)
+        except TimedOut as error:
+            batch = _unsent(batch, error)
 
 
-def _unsent(batch: Sequence[Buffer] | memoryview, late: TimedOut) -> Sequence[Buffer] | memoryview:
-    """What was not posted in time. Raises the error if nothing was."""
-    if not late.posted:
-        raise late
-    return batch[late.posted :]
+def _unsent(batch: Sequence[Buffer] | memoryview, error: TimedOut) -> Sequence[Buffer] | memoryview:
+    """Return the messages that were not posted in time. Raises the error if none was posted."""
+    if not error.posted:
+        raise error
+    return batch[error.posted :]
 
 
 async def drive_awaiting(
     group: awaiting.Membership, now: Callable[[], float], guard: Guard, steps: SessionSteps[T]
 ) -> T:
-    """Carry out the turns by awaiting."""
+    """Run the steps of a session to their result by awaiting; see `drive_blocking`."""
     return await run_async(steps, partial(_advance, guard), partial(_await, group, now))
 
 
@@ -244,9 +273,9 @@ async def _await(
                 try:
                     await group.send_batch(batch, timeout=IO_TIMEOUT)
                     break
-                except TimedOut as late:
-                    batch = _unsent(batch, late)
-        heard = await group.recv_batch(step.max, _left(step, now))
+                except TimedOut as error:
+                    batch = _unsent(batch, error)
+        received = await group.recv_batch(step.max, _remaining(step, now))
     except McastError as error:
         return proceed(error)
-    return proceed(heard)
+    return proceed(received)

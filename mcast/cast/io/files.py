@@ -1,6 +1,8 @@
-"""Where a file comes from and where it goes: files, pipes, devices.
+"""Files, pipes and devices to read objects from and to write them to.
 
-No half-written file has the name of a whole one. What came before a kill stays hidden beside that name.
+An incomplete file never has its final name: `FileSink` writes a hidden file in the same folder (see
+`partfile`), and renames it when the object is complete and on the disk. After a kill the hidden file stays,
+and the next run resumes from it.
 """
 
 from __future__ import annotations
@@ -23,65 +25,65 @@ from typing_extensions import Buffer
 from mcast.cast.io.partfile import PartFile
 
 STANDARD = "-"
-"""The name that stands for stdin and stdout."""
+"""Path that means stdin or stdout."""
 
 
 class Source:
-    """An open file to send. `size` is in bytes; None where only the end will tell."""
+    """An open file to send. `size` is in bytes; None if unknown before the end."""
 
     def __init__(self, path: str) -> None:
         """Open the file `path`, or stdin for "-". Raises OSError."""
         self.name: str = "stdin" if path == STANDARD else path
         self._path = path
-        self._fd = os.dup(0) if path == STANDARD else _opened(path)
+        self._fd = os.dup(0) if path == STANDARD else _open_for_reading(path)
         found = os.fstat(self._fd)
         if stat.S_ISDIR(found.st_mode):
             self.close()
             raise IsADirectoryError(
-                E.EISDIR, "a directory cannot be sent: pack it, with tar for example", path
+                E.EISDIR, "a directory cannot be sent: pack it into one file, with tar for example", path
             )
         self.size: int | None = None
-        self._left: int | None = None
-        self._begins = 0
+        self._remaining: int | None = None
+        self._start = 0
         self._poll: select.poll | None = None
         if not stat.S_ISREG(found.st_mode):
             self._poll = select.poll()
             self._poll.register(self._fd, select.POLLIN)
-        elif found.st_size:  # files in /proc say 0, and have bytes all the same
-            self._begins = os.lseek(self._fd, 0, os.SEEK_CUR)
-            self._left = self.size = max(0, found.st_size - self._begins)
+        elif found.st_size:  # files in /proc report 0, but have bytes
+            self._start = os.lseek(self._fd, 0, os.SEEK_CUR)
+            self._remaining = self.size = max(0, found.st_size - self._start)
 
-    def read(self, most: int) -> bytes | None:
-        """Read up to `most` bytes; empty at the end, None where no byte is there yet. Never waits for a pipe.
+    def read(self, size: int) -> bytes | None:
+        """Read up to `size` bytes; empty at the end, None if a pipe has no bytes yet. Never waits for a pipe.
 
-        A file that grows ends where it ended when it was opened. Raises OSError, which names the file.
+        Bytes that are appended after the file was opened are not read. Raises OSError with the file's name.
         """
         if self._poll is not None and not self._poll.poll(0):
             return None
         try:
-            data = os.read(self._fd, most if self._left is None else min(most, self._left))
-        except BlockingIOError:  # others read there, too
+            data = os.read(self._fd, size if self._remaining is None else min(size, self._remaining))
+        except BlockingIOError:  # another process read the bytes after the poll
             return None
         except OSError as error:
             error.filename = self.name
             raise
-        if self._left is not None:
-            self._left -= len(data)
+        if self._remaining is not None:
+            self._remaining -= len(data)
         return data
 
     def rewind(self) -> bool:
-        """Begin anew with the first byte. False if that cannot be: this is no file of a known size."""
+        """Continue with the first byte; return False if the file has no known size and cannot seek."""
         if self._fd < 0:
-            self._fd = _opened(self._path)
+            self._fd = _open_for_reading(self._path)
         if self.size is None and self._poll is None and not os.pread(self._fd, 1, 0):
-            self.size = 0  # an empty file, and none of /proc
+            self.size = 0  # an empty file, not one of /proc
         if self.size is not None:
-            os.lseek(self._fd, self._begins, os.SEEK_SET)
-            self._left = self.size
+            os.lseek(self._fd, self._start, os.SEEK_SET)
+            self._remaining = self.size
         return self.size is not None
 
     def suspend(self) -> None:
-        """Free the descriptor until `again`, which opens the path anew."""
+        """Close the descriptor until `rewind` opens the path again."""
         if self._path != STANDARD:
             self.close()
 
@@ -91,84 +93,92 @@ class Source:
             self._fd = -1
 
 
-def _opened(path: str) -> int:
-    """Open a file to read, without waiting for one that writes to a named pipe."""
+def _open_for_reading(path: str) -> int:
+    """Open a file to read, without waiting for the writer of a named pipe."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     os.set_blocking(fd, True)
     return fd
 
 
 class Sink:
-    """Where a received file goes. An OSError of any method ends the transfer."""
+    """Destination of one received object. An OSError of any method ends the transfer.
+
+    A receiver calls `open`, verifies stored bytes of an earlier run by `read_back` and `skip`, then calls
+    `write` for the following bytes in order, `commit` after the last one, and always `close`.
+    """
 
     name: str
     max_write: int | None = None
-    """The most bytes that one `write` may have; None: any number."""
+    """Maximum number of bytes for one `write`; None: no limit."""
     random_access: bool = False
-    """Whether `place` or `put` takes the bytes of an object of known size in any order."""
+    """True if `buffer_at` or `write_at` accepts the bytes of an object of known size in any order."""
     mtime: int | None = None
-    """When the file was last changed, in ns since 1970, which a new file gets; None: now."""
+    """Modification time to give to a new file, in ns since 1970; None: now."""
     mismatch: str = ""
-    """What is said of bytes that stay as they are, where the whole differs from them. Which part does is not
-    said, or a stranger could guess at one after another."""
+    """Reason to report if the object differs from stored bytes that must stay; empty: overwrite them.
+
+    Reported only after the complete object was compared: a sender must not learn which block differs, or it
+    could guess the file block by block.
+    """
 
     def open(self) -> None:
-        """Create whatever `close` removes; what is open stays as it is."""
+        """Create the file or take other resources that `close` frees; do nothing if already open."""
 
     @property
     def stored_size(self) -> int:
-        """How many bytes an earlier run has left, from the beginning on. They may be of another file."""
+        """Number of bytes that an earlier run has left from the beginning on, perhaps of another file."""
         return 0
 
     def read_back(self, size: int) -> bytes:
-        """The next bytes, as an earlier run has left them; fewer where it has left fewer."""
+        """Return up to `size` of the next stored bytes."""
         return b""
 
     def skip(self, size: int) -> None:
-        """So many bytes, which `again` has shown, are right as they are: `write` takes what follows them."""
+        """Accept the next `size` stored bytes, which `read_back` has returned, as verified."""
 
     def keep_part(self) -> None:
-        """Let `close` leave what has been written, for another run to go on from there."""
+        """Make `close` keep an incomplete file, from which a later run resumes."""
 
     @property
     def part_file(self) -> Path | None:
-        """The file that `close` has left for another run; None if there is none."""
+        """File that `close` has kept for a later run; None if there is none."""
         return None
 
     def buffer_at(self, at: int, size: int) -> memoryview | None:
-        """Where those bytes of the file may be put before they are known to be right; None: nowhere, they are
-        written when they are. `write` is not called for what was placed."""
+        """Return memory for these bytes, to be filled before they are verified; None if there is none.
+
+        `write` is not called for bytes that were received into such memory.
+        """
         return None
 
     def write_at(self, at: int, data: Buffer) -> None:
-        """Take bytes in the middle of the file, which are right; `again` and `skip` come to them in their
-        turn. Only for a sink that `scatters`, and has no `place`."""
+        """Write verified bytes anywhere; `read_back` and `skip` reach them later, in order.
+
+        Called only if `random_access` is True and `buffer_at` returns None.
+        """
         raise NotImplementedError
 
     def ready(self) -> bool:
-        """Whether `write` would not wait for a reader."""
+        """Return True if `write` would not wait for a reader."""
         return True
 
     def write(self, data: Buffer) -> None:
-        """Take the next bytes of the file, at most `most`."""
+        """Write the next bytes, at most `max_write`."""
         raise NotImplementedError
 
     def commit(self) -> bool:
-        """Put the whole file in its place.
-
-        Returns False while that takes time: call again until it is True.
-        """
+        """Publish the complete file; return False while that takes time, and call again until True."""
         return True
 
     def finish(self) -> None:
-        """Put the whole file in its place, as `commit`, and wait until that is done."""
+        """Publish the complete file, as `commit` does, and wait until it is done."""
 
     def close(self) -> None:
-        """Free the sink; a file that is not whole is removed, where it can be."""
+        """Free the sink, and remove an incomplete file if possible."""
 
 
 class NullSink(Sink):
-    """Keeps no byte. The receiver's digest says what came."""
+    """Discards all bytes. The digest of the received object still tells that they were right."""
 
     name = "nowhere"
 
@@ -177,19 +187,19 @@ class NullSink(Sink):
 
 
 class StreamSink(Sink):
-    """A pipe, a device or a terminal, which gets what it takes without waiting, and the rest later."""
+    """A pipe, a device or a terminal. Writes what it accepts without waiting, and the rest later."""
 
-    max_write: int | None = select.PIPE_BUF  # a pipe that is ready takes so many at once
+    max_write: int | None = select.PIPE_BUF  # a pipe that is ready accepts this many bytes at once
 
     def __init__(self, fd: int, name: str) -> None:
         self._fd = -1
         self.name: str = name
-        self._left = b""
+        self._unwritten = b""
         self._poll = select.poll()
         if fd >= 0:
-            self._take(fd)
+            self._set_fd(fd)
 
-    def _take(self, fd: int) -> None:
+    def _set_fd(self, fd: int) -> None:
         self._fd = fd
         self._poll.register(fd, select.POLLOUT)
 
@@ -197,17 +207,17 @@ class StreamSink(Sink):
         return self.commit() and bool(self._poll.poll(0))
 
     def write(self, data: Buffer) -> None:
-        self._left += bytes(data)
+        self._unwritten += bytes(data)
         self.commit()
 
     def commit(self) -> bool:
-        while self._left and self._poll.poll(0):
+        while self._unwritten and self._poll.poll(0):
             try:
-                done = os.write(self._fd, self._left[: select.PIPE_BUF])
-            except BlockingIOError:  # others write there, too
+                done = os.write(self._fd, self._unwritten[: select.PIPE_BUF])
+            except BlockingIOError:  # another process filled the pipe after the poll
                 break
-            self._left = self._left[done:]
-        return not self._left
+            self._unwritten = self._unwritten[done:]
+        return not self._unwritten
 
     def finish(self) -> None:
         while not self.commit():
@@ -220,7 +230,7 @@ class StreamSink(Sink):
 
 
 class NamedPipeSink(StreamSink):
-    """A named pipe, which is not ready until somebody has opened it to read."""
+    """A named pipe, which is not ready until a reader has opened it."""
 
     def __init__(self, path: str) -> None:
         super().__init__(-1, path)
@@ -228,41 +238,46 @@ class NamedPipeSink(StreamSink):
     def commit(self) -> bool:
         if self._fd < 0:
             try:
-                fd = _opened_to_write(self.name)
+                fd = _open_for_writing(self.name)
             except OSError as error:
                 if error.errno != E.ENXIO:
                     raise
-                return False  # nobody reads yet
-            self._take(fd)
+                return False  # no reader yet
+            self._set_fd(fd)
         return super().commit()
 
 
-def _opened_to_write(path: str, waits: bool = False) -> int:
-    """Open what is no regular file, and is written to as it is; `waits` for the reader of a named pipe."""
+def _open_for_writing(path: str, wait_for_reader: bool = False) -> int:
+    """Open a pipe or a device to write; wait for the reader of a named pipe if asked to.
+
+    Raises FileExistsError for a regular file, which is replaced but never written into.
+    """
     flags = os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC
-    fd = os.open(path, flags if waits else flags | os.O_NONBLOCK)
-    if stat.S_ISREG(os.fstat(fd).st_mode):  # has come to be there meanwhile, and is not written into
+    fd = os.open(path, flags if wait_for_reader else flags | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(fd).st_mode):  # was created after the caller looked
         os.close(fd)
         raise FileExistsError(E.EEXIST, os.strerror(E.EEXIST), path)
     return fd
 
 
 class FileSink(Sink):
-    """A file that gets its name when it is whole and on the disk; until then it is a hidden file in the same
-    folder.
+    """A regular file, which gets its name when it is complete and on the disk.
 
-    The hidden file `.NAME.part` has what an earlier run has left, if that was killed or `keep` was called.
-    One run at a time has that file; others have one of a random name, and leave nothing.
+    Until then it is the hidden file `.NAME.part` in the same folder, from which a later run resumes if this
+    one is killed or `keep_part` was called. A second run at the same time uses a file of a random name, and
+    leaves nothing.
 
-    path      of which the folder has no link on its way, and gets none meanwhile
-    replaces  whether a file may be replaced that has come to be there meanwhile, and differs
+    path        target; its folder is a real path, without links
+    name        name in messages to the user; default: the path
+    executable  True to give a new file the permissions of a program
+    replace     True to replace a different file that was created at `path` during the transfer
     """
 
     random_access = True
 
-    def __init__(self, path: Path, name: str = "", runs: bool = False, replaces: bool = True) -> None:
+    def __init__(self, path: Path, name: str = "", executable: bool = False, replace: bool = True) -> None:
         self.name: str = name or str(path)
-        self._target, self._executable, self._replaces = path, runs, replaces
+        self._target, self._executable, self._replace = path, executable, replace
         self._part: PartFile | None = None
         self._keep_part = False
         self._part_path: Path | None = None
@@ -271,16 +286,16 @@ class FileSink(Sink):
 
     def open(self) -> None:
         if self._part is None:
-            with _signals_held():  # a signal between its lines would leave the file behind
+            with _signals_blocked():  # an interrupt within would leave a file that `close` does not know
                 self._part = PartFile(self._target)
         self._require_folder()
 
     def _require_folder(self) -> None:
-        """Raise OSError if a link has taken the place of a folder on the way, and may lead anywhere."""
+        """Raise OSError if a folder of the path was replaced by a link, which may lead anywhere."""
         folder = self._target.parent
         if folder.is_absolute() and Path(os.path.realpath(folder)) != folder:
             raise NotADirectoryError(
-                E.ENOTDIR, "a link has come to be there instead of a folder", str(folder)
+                E.ENOTDIR, "the folder was replaced by a link during the transfer", str(folder)
             )
 
     @property
@@ -312,7 +327,7 @@ class FileSink(Sink):
         return self._part_path
 
     def commit(self) -> bool:
-        # In a thread, because a disk may take longer than the sender waits for an answer.
+        # In a thread: fsync may take longer than the sender waits for an answer.
         if self._publishing is None:
             self._publishing = self._publisher.submit(self._publish, _mode(self._target, self._executable))
         if not self._publishing.done():
@@ -327,81 +342,83 @@ class FileSink(Sink):
         self._publishing.result()
 
     def _publish(self, mode: int) -> None:
-        """Give the file its name; when this returns, the file survives a crash of the host."""
+        """Sync the file and rename it; when this returns, the file survives a crash of the host."""
         part = self._opened
         with part.file:
             part.cut()
             if self.mtime is not None:
-                with suppress(OSError):  # a file system without such times has the bytes all the same
+                with suppress(OSError):  # a file system without such times still stores the bytes
                     os.utime(part.file.fileno(), ns=(time.time_ns(), self.mtime))
             os.fsync(part.file.fileno())
-            os.fchmod(part.file.fileno(), mode)  # not before: another run goes on if this one is killed
+            os.fchmod(part.file.fileno(), mode)  # last: it clears the mark without which no run resumes
             self._require_folder()
             if not part.exists:
                 raise FileNotFoundError(E.ENOENT, os.strerror(E.ENOENT), str(part.path))
-            if not self._replaces and os.path.lexists(self._target) and not self._same(part.path):
+            if not self._replace and os.path.lexists(self._target) and not self._equals_target(part.path):
                 raise FileExistsError(E.EEXIST, os.strerror(E.EEXIST), str(self._target))
-            if self._replaces:
+            if self._replace:
                 _require_replaceable(self._target)
-            part.path.replace(self._target)  # while this run still has the file to itself
+            part.path.replace(self._target)  # while this run still holds the lock
         self._part = None
         _sync_folder(self._target.parent)
 
-    def _same(self, part: Path) -> bool:
-        """Whether the target is a file already that has the same bytes, as another run may have made it."""
+    def _equals_target(self, part: Path) -> bool:
+        """Return True if the target has the same bytes: another run may have received the same object."""
         return not self._target.is_symlink() and filecmp.cmp(part, self._target, shallow=False)
 
     def close(self) -> None:
-        # Removed first, so that nothing stays if a second Ctrl-C ends the wait for the disk below.
+        # Removed first, so that no file is left if a second Ctrl-C ends the wait for the disk below.
         if (part := self._part) is not None:
-            there = part.exists
-            stays = there and (part.resumable and self._keep_part if part.offset else part.stored_size > 0)
-            if there and not stays:
+            exists = part.exists
+            keep = exists and (part.resumable and self._keep_part if part.offset else part.stored_size > 0)
+            if exists and not keep:
                 with suppress(OSError):
                     part.path.unlink()
-        # Not joined: where Python collects garbage as a thread begins, that would wait for ever.
+        # Wait for the future, not for the thread: a join in a finalizer that runs while that thread starts
+        # would never return.
         if self._publishing is not None:
             wait([self._publishing])
         self._publisher.shutdown(wait=False)
         if (part := self._part) is not None:
-            self._part_path = part.path if stays else None
+            self._part_path = part.path if keep else None
             with suppress(OSError):
                 part.file.close()
             self._part = None
 
 
 class ExistingFile(Sink):
-    """A file that is there already: it counts as received if it has the object's bytes, and is never written.
+    """An existing file, compared with the object and never written.
 
-    The end of whatever differs raises FileExistsError.
+    The object counts as received if the bytes are equal; otherwise `commit` raises FileExistsError.
     """
 
     mismatch: str = os.strerror(E.EEXIST)
 
     def __init__(self, path: Path, size: int | None) -> None:
-        """Raises FileExistsError, too, for what is no file, cannot be read, or is not `size` bytes long."""
+        """Open the file. Raises FileExistsError if it is not a readable regular file of `size` bytes."""
         self.name: str = str(path)
         self._at = 0
-        self._same = True
+        self._equal = True
         try:
-            if not path.is_file():  # a program that waits for a pipe's reader must not find this one
-                raise self._differs()
+            if not path.is_file():  # opening a named pipe would wake a writer that waits for a reader
+                raise self._mismatch_error()
             self._fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
-            raise self._differs() from None
+            raise self._mismatch_error() from None
         found = os.fstat(self._fd)
         self._size = found.st_size
-        self._sized = size is not None
+        self._size_known = size is not None
         if not stat.S_ISREG(found.st_mode) or size not in (None, self._size):
             self.close()
-            raise self._differs()
+            raise self._mismatch_error()
 
-    def _differs(self) -> FileExistsError:
+    def _mismatch_error(self) -> FileExistsError:
         return FileExistsError(E.EEXIST, self.mismatch, self.name)
 
     @property
     def stored_size(self) -> int:
-        return self._size if self._sized else 0  # others are told this, and need not know the size
+        # The group learns this number. For a stream it stays 0, or the group would learn the file's size.
+        return self._size if self._size_known else 0
 
     def read_back(self, size: int) -> bytes:
         return os.pread(self._fd, size, self._at)
@@ -411,12 +428,12 @@ class ExistingFile(Sink):
 
     def write(self, data: Buffer) -> None:
         size = memoryview(data).nbytes
-        self._same &= self.read_back(size) == data
+        self._equal &= self.read_back(size) == data
         self.skip(size)
 
     def commit(self) -> bool:
-        if not self._same or self._at != self._size:
-            raise self._differs()
+        if not self._equal or self._at != self._size:
+            raise self._mismatch_error()
         return True
 
     def close(self) -> None:
@@ -424,8 +441,7 @@ class ExistingFile(Sink):
 
 
 def _sync_folder(path: Path) -> None:
-    """Make the names in the folder survive a crash, where the file system can promise that and the folder may
-    be read."""
+    """Sync the folder, so that a new name survives a crash, if it is readable and the file system can."""
     try:
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except PermissionError:
@@ -440,8 +456,8 @@ def _sync_folder(path: Path) -> None:
 
 
 @contextmanager
-def _signals_held() -> Iterator[None]:
-    """Hold back the signals that end the command until the end of the block."""
+def _signals_blocked() -> Iterator[None]:
+    """Block SIGINT, SIGTERM and SIGHUP in this thread until the end of the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         yield
@@ -449,19 +465,20 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _mode(path: Path, runs: bool) -> int:
-    """The permissions of the file that is replaced, or those of a new file, which may be a program that runs.
+def _mode(path: Path, executable: bool) -> int:
+    """Return the permissions of the file that is replaced, or those of a new file.
 
-    The bits setuid and setgid are left out, because they were given to other bytes.
+    The setuid and setgid bits are dropped: they were granted to other bytes.
     """
     with suppress(FileNotFoundError):
         if stat.S_ISREG(mode := path.lstat().st_mode):
             return mode & 0o777
-    return (0o777 if runs else 0o666) & ~_umask()
+    return (0o777 if executable else 0o666) & ~_umask()
 
 
 def _umask() -> int:
-    """What a new file is not permitted, without a moment in which files of other threads have no mask."""
+    """Return the process's umask; 0o077 if unknown."""
+    # Not by os.umask, which would clear the mask for a moment in all threads.
     with suppress(OSError):
         status = Path("/proc/self/status").read_text(errors="replace")
         if found := re.search(r"^Umask:\s*(\d+)$", status, re.MULTILINE):
@@ -470,53 +487,56 @@ def _umask() -> int:
 
 
 def native(path: os.PathLike[str]) -> str:
-    """The path as this process can open it: what the locale cannot say is taken as UTF-8."""
+    """Return the path as this process can open it: characters that the locale lacks are encoded as UTF-8."""
     given = os.fspath(path)
     with suppress(UnicodeEncodeError):
         return os.fsdecode(os.fsencode(given))
     return os.fsdecode(given.encode("utf-8", "surrogateescape"))
 
 
-def open_sink(path: str, waits: bool = False) -> Sink:
-    """The sink for `path`, or stdout for "-", to be opened by `Sink.open`.
-
-    Both raise OSError if nothing can be written there. `waits` for the reader of a named pipe.
-    """
-    return StreamSink(os.dup(1), "stdout") if path == STANDARD else sink_of_path(path, waits=waits)
+def open_sink(path: str, wait_for_reader: bool = False) -> Sink:
+    """Return the sink for `path`, or for stdout if it is "-"; see `sink_of_path`."""
+    if path == STANDARD:
+        return StreamSink(os.dup(1), "stdout")
+    return sink_of_path(path, wait_for_reader=wait_for_reader)
 
 
 def sink_of_path(
-    path: str, follows: bool = True, runs: bool = False, replaces: bool = True, waits: bool = False
+    path: str,
+    follow_links: bool = True,
+    executable: bool = False,
+    replace: bool = True,
+    wait_for_reader: bool = False,
 ) -> Sink:
-    """The sink for a path: the one rule for what is there already.
+    """Return the sink for a path, to be opened by `Sink.open`. Both raise OSError if it cannot be written.
 
-    - A regular file is replaced, whole and at once, when the new one is on the disk. One that may not be
-      written is refused, even where root could; so is a folder.
-    - A pipe, a device or a socket is opened, and written to as the bytes come; it is never replaced.
-    - A link counts as what it leads to, and stays. With `follows=False` the link itself is replaced, and what
-      it leads to stays: for names that a stranger has chosen.
+    - A regular file is replaced in one step when the new one is on the disk. A read-only file is refused,
+      even if root could replace it, and so is a folder.
+    - A pipe, a device or a socket is opened, gets the bytes as they arrive, and is never replaced.
+    - A link is followed and stays. With `follow_links=False` the link itself is replaced, and the file that
+      it leads to stays: for names that a sender has chosen.
 
-    runs      whether a new file is a program
-    replaces  whether a file may be replaced that has come to be there meanwhile, and differs
-    waits     whether to wait for the reader of a named pipe; else the sink is not ready until there is one
+    executable       True to give a new file the permissions of a program
+    replace          True to replace a different file that is created at `path` during the transfer
+    wait_for_reader  True to wait for the reader of a named pipe; otherwise the sink is not ready without one
     """
-    target = Path(os.path.realpath(path) if follows else path)
+    target = Path(os.path.realpath(path) if follow_links else path)
     try:
-        mode = Path(path).stat(follow_symlinks=follows).st_mode
+        mode = Path(path).stat(follow_symlinks=follow_links).st_mode
     except FileNotFoundError:
-        return FileSink(target, path, runs, replaces)
+        return FileSink(target, path, executable, replace)
     if stat.S_ISDIR(mode):
-        raise IsADirectoryError(E.EISDIR, "this is a directory, name a file", path)
+        raise IsADirectoryError(E.EISDIR, "this is a directory: name a file", path)
     if stat.S_ISREG(mode) or stat.S_ISLNK(mode):
         _require_replaceable(target)
-        return FileSink(target, path, runs, replaces)
-    if stat.S_ISFIFO(mode) and not waits:
+        return FileSink(target, path, executable, replace)
+    if stat.S_ISFIFO(mode) and not wait_for_reader:
         return NamedPipeSink(path)
-    return StreamSink(_opened_to_write(path, waits), path)
+    return StreamSink(_open_for_writing(path, wait_for_reader), path)
 
 
 def _require_replaceable(path: Path) -> None:
-    """Raise OSError if there is a file that is read-only, or neither a file nor a link."""
+    """Raise OSError for a read-only file, a pipe, a socket or a device at the path."""
     try:
         mode = path.lstat().st_mode
     except FileNotFoundError:
@@ -528,17 +548,17 @@ def _require_replaceable(path: Path) -> None:
                 f"{os.strerror(E.EACCES)}: its mode is {stat.S_IMODE(mode):04o}; chmod u+w makes it writable"
             )
             raise PermissionError(E.EACCES, reason, str(path))
-    elif not (stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):  # nothing replaces a folder: the system refuses
-        raise OSError("a pipe, a socket or a device is there, and is not replaced")
+    elif not (stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):  # the system refuses to replace a folder
+        raise OSError("a pipe, a socket or a device has this name, and is not replaced")
 
 
 def require_access(path: str, mode: int) -> None:
-    """Raise OSError, as the system says it, if the path may not be read or written.
+    """Raise the system's OSError if this process may not access the path.
 
-    mode  os.R_OK or os.W_OK; os.W_OK | os.X_OK: whether there may be new files in a folder
+    mode  os.R_OK or os.W_OK for a file; os.W_OK | os.X_OK for a folder, to create files in it
     """
     if os.access(path, mode):
         return
     flags = {os.R_OK: os.O_RDONLY, os.W_OK: os.O_WRONLY}.get(mode, os.O_TMPFILE | os.O_WRONLY)
-    os.close(os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC))  # access does not say why, this does
+    os.close(os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC))  # os.access gives no reason, open does
     raise PermissionError(E.EACCES, os.strerror(E.EACCES), path)

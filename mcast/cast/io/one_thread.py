@@ -1,6 +1,7 @@
-"""A sender and its receivers on the ports of one host, in one thread: each has its turns.
+"""Transfer of one object between a sender and receivers on one host, in one thread (`mcast demo`).
 
-They ignore the messages of all others.
+Each end has a membership and a session. `run` resumes the sessions in turn and waits only while none of them
+has anything to do. An end accepts messages of the other ends only: strangers in the group change nothing.
 """
 
 from __future__ import annotations
@@ -38,19 +39,19 @@ from mcast.wire.addresses import ZERO_GID
 from mcast.wire.probe import Peer
 
 _MAX_WAIT = 0.01
-"""The longest that all ends wait for one of them, in seconds."""
+"""Maximum time to wait for messages of one end while the others wait, too, in seconds."""
 
 T = TypeVar("T")
 
 
 class End(Generic[T]):
-    """One end, which has its turns when it hears something, and when it wants to speak."""
+    """One end of a transfer: a session that is resumed when a message arrives or its timer expires."""
 
     def __init__(self, group: Membership, context: SessionContext, steps: SessionSteps[T]) -> None:
         self.group: Membership = group
         self.context: SessionContext = context
         self.result: T | None = None
-        """What the turns return; None until then."""
+        """Result of the session; None until it is finished."""
         self.finished: bool = False
         endpoint = group.endpoint
         self.peer: Peer = Peer(
@@ -61,31 +62,31 @@ class End(Generic[T]):
 
     @property
     def idle(self) -> float:
-        """How many seconds this end has nothing to say unless a message comes."""
+        """Seconds until this end's timer expires."""
         until = None if self._step is None else self._step.until
         return 0.0 if until is None else max(0.0, until - self.context.now())
 
-    def step(self, heeds: Container[Peer], limit: float = 0.0) -> bool:
-        """Take in what those have said, and speak; wait for it at most `limit` seconds.
+    def step(self, peers: Container[Peer], timeout: float = 0.0) -> bool:
+        """Process messages of these peers, and send; wait at most `timeout` seconds for messages.
 
-        False if there was nothing to do.
+        Returns False if there was nothing to do.
         """
-        with self.group._endpoint.recv_batch(MAX_RX_BATCH, limit) as batch:
-            heard = [series for series in batch.series() if Peer(series.source, series.src_qp) in heeds]
-            if not heard and self.idle:
+        with self.group._endpoint.recv_batch(MAX_RX_BATCH, timeout) as batch:
+            received = [series for series in batch.series() if Peer(series.source, series.src_qp) in peers]
+            if not received and self.idle:
                 return len(batch) > 0
             try:
-                self._step = next(self._steps) if self._step is None else self._steps.send(heard)
+                self._step = next(self._steps) if self._step is None else self._steps.send(received)
             except StopIteration as done:
                 self.result, self.finished = done.value, True
                 return True
-        for said in self._step.post:
-            send_all(self.group, said)
+        for messages in self._step.post:
+            send_all(self.group, messages)
         return True
 
 
 class SendingEnd(End[ObjectReport]):
-    """The sender of one object to so many receivers, for which it waits `wait` seconds."""
+    """Sender of one object to `receivers` receivers, for which it waits `wait` seconds."""
 
     def __init__(
         self,
@@ -98,36 +99,36 @@ class SendingEnd(End[ObjectReport]):
         progress: Callable[[Progress], object],
     ) -> None:
         self._sending = SendingSession(context, DEFAULT_MEMORY, inf, peer_timeout, None, progress)
-        super().__init__(group, context, self._sends(data, receivers, wait))
+        super().__init__(group, context, self._send(data, receivers, wait))
 
-    def _sends(self, data: Sendable, receivers: int, wait: float) -> SessionSteps[ObjectReport]:
+    def _send(self, data: Sendable, receivers: int, wait: float) -> SessionSteps[ObjectReport]:
         yield from self._sending.wait_for_receivers(receivers, wait)
         report = yield from self._sending.send(data, all_receivers(), "", b"")
         yield from self._sending.close("")
         return report
 
-    def knows(self, other: ReceivingEnd) -> bool:
-        """Whether the two have heard each other."""
-        return self._sending.core.members.get(other.context.number) is not None
+    def has_member(self, receiver: ReceivingEnd) -> bool:
+        """Return True if the receiver has joined the sender's session."""
+        return self._sending.core.members.get(receiver.context.number) is not None
 
-    def report_of(self, other: ReceivingEnd) -> ReceiverReport | None:
-        """What became of the object there, by the sender's report; None if the report does not say."""
+    def report_of(self, receiver: ReceivingEnd) -> ReceiverReport | None:
+        """Return the receiver's part of the sender's report; None if the report does not list it."""
         reports = () if self.result is None else self.result.receivers
-        return next((one for one in reports if one.number == other.context.number), None)
+        return next((report for report in reports if report.number == receiver.context.number), None)
 
 
 class ReceivingEnd(End[None]):
-    """A receiver of one object, of which it keeps the digest alone."""
+    """Receiver of one object that stores its digest, not its bytes."""
 
     def __init__(self, group: Membership, context: SessionContext, peer_timeout: float) -> None:
         self.received: Received | None = None
-        """The object, when it is whole."""
+        """The object; None until it is complete."""
         receiving = ReceivingSession(
             context, NullSink(), lambda _: None, 0, DEFAULT_MEMORY, peer_timeout, None, None, one_session=True
         )
-        super().__init__(group, context, self._takes(receiving))
+        super().__init__(group, context, self._receive(receiving))
 
-    def _takes(self, receiving: ReceivingSession) -> SessionSteps[None]:
+    def _receive(self, receiving: ReceivingSession) -> SessionSteps[None]:
         while (received := (yield from receiving.next(None))) is not None:
             self.received = received
 
@@ -143,23 +144,25 @@ def ends(
     settings: Settings = DEFAULTS,
     progress: Callable[[Progress], object] = lambda _: None,
 ) -> Iterator[tuple[SendingEnd, list[ReceivingEnd]]]:
-    """A sender on the first active port, and receivers on the others in turn, all members of the group.
+    """Open a sender on the first active port, and receivers on the other ports in turn.
 
-    group    the address that all ends join
-    receivers  how many receivers to make
-    data     the object
-    wait     how many seconds the ends may take to find each other
-    silence  how many seconds an end may be silent before it is given up
-    progress  is called when the sender has come further
+    group         address that all ends join
+    receivers     number of receivers
+    data          the object
+    wait          time for all receivers to join the session, in seconds
+    peer_timeout  time after which a silent end is given up, in seconds
+    progress      called when the sender has made progress
 
-    Raises ValueError if there are too few ports, or one cannot serve the settings.
+    Raises ValueError if there are too few ports, or a port does not support the settings.
     """
     with ExitStack() as stack:
         members = stack.enter_context(_memberships(backend, group, receivers, settings))
         contexts = [stack.enter_context(exclusive(member, "mcast.cast")) for member in members]
         sender = SendingEnd(members[0], contexts[0], data, receivers, wait, peer_timeout, progress)
-        takers = [ReceivingEnd(*both, peer_timeout) for both in zip(members[1:], contexts[1:], strict=True)]
-        yield sender, takers
+        yield (
+            sender,
+            [ReceivingEnd(*both, peer_timeout) for both in zip(members[1:], contexts[1:], strict=True)],
+        )
 
 
 @contextmanager
@@ -167,30 +170,31 @@ def _memberships(
     backend: Backend, group: McastAddress, receivers: int, settings: Settings
 ) -> Iterator[list[Membership]]:
     ports = active(backend, group)
-    contexts = ports[1:] or ports
-    if receivers > (most := MAX_MEMBERS_PER_ADDRESS * len(contexts)):
-        raise ValueError(f"{receivers} receivers are too many for the ports here: at most {most}")
-    # Each hears what all others say at the beginning.
+    receiver_ports = ports[1:] or ports
+    if receivers > (limit := MAX_MEMBERS_PER_ADDRESS * len(receiver_ports)):
+        raise ValueError(f"{receivers} receivers are too many for the ports here: at most {limit}")
+    # At the beginning all receivers join at once, and each receives the messages of all others.
     deep = replace(settings, receive_depth=max(DEFAULT_RECEIVE_DEPTH, settings.receive_depth) + 4 * receivers)
     with ExitStack() as stack:
 
-        def joined(place: LocalPort) -> Membership:
-            endpoint = stack.enter_context(open_endpoint(backend, place.address, **vars(deep)))
+        def join(port: LocalPort) -> Membership:
+            endpoint = stack.enter_context(open_endpoint(backend, port.address, **vars(deep)))
             return endpoint.join(group, timeout=IO_TIMEOUT)
 
-        yield [joined(place) for place in (ports[0], *islice(cycle(contexts), receivers))]
+        yield [join(port) for port in (ports[0], *islice(cycle(receiver_ports), receivers))]
 
 
 def run(sender: SendingEnd, receivers: Sequence[ReceivingEnd], watch: Callable[[], None]) -> None:
-    """Give each end its turns until all are over, and call `watch` after each round; `sender.result` has the
-    report.
+    """Run all ends until they are finished; the report is in `sender.result`.
 
-    Raises TimedOut if the ends do not find each other in time.
+    watch  called after each round of steps
+
+    Raises TimedOut if the receivers do not join the session in time.
     """
     ends: list[End[Any]] = [sender, *receivers]
-    heeds = {end.peer for end in ends}
-    while busy := [end for end in ends if not end.finished]:
-        acted = [end.step(heeds) for end in busy]
+    peers = {end.peer for end in ends}
+    while unfinished := [end for end in ends if not end.finished]:
+        acted = [end.step(peers) for end in unfinished]
         if not any(acted):
-            busy[0].step(heeds, min(_MAX_WAIT, *(end.idle for end in busy)))
+            unfinished[0].step(peers, min(_MAX_WAIT, *(end.idle for end in unfinished)))
         watch()

@@ -1,4 +1,15 @@
-"""The hidden file in which a file comes, and which another run goes on with."""
+"""Hidden `.part` file of an incomplete transfer, from which a later run resumes.
+
+Theory of operation. `PartFile` opens `.NAME.part` beside the target, and locks it (flock) so that one run at
+a time uses it. A run that does not get the lock, or finds a file that it must not trust, uses a file of a
+random name, which no later run resumes. A `.part` file is trusted if it is a regular file of this user with
+one link and with the sticky bit, which nothing sets by default and which has no effect on a file: a file that
+somebody else created under this name is not used.
+
+The file has three parts: bytes below `offset` are verified; bytes from there to `stored_size` are those of an
+earlier run, to be verified; a block that arrives out of order is written by `write_at` anywhere. The caller
+renames the file when it is complete, or removes it, or leaves it for the next run.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +26,26 @@ from pathlib import Path
 from typing_extensions import Buffer
 
 _NAME_BYTES = 100
-"""How many bytes of a file's name its hidden file's name has; most file systems allow 255 in all."""
+"""Maximum length in bytes of the target's name within the hidden name; most file systems allow 255 in all."""
 _MARK_BIT = stat.S_ISVTX
-"""The bit of its mode by which a hidden file is told from one that somebody has given such a name: no umask
-makes that bit, and on a file it means nothing."""
+"""Mode bit that marks files of this module."""
 
 
 class PartFile:
-    """The hidden file of a target, open: `.NAME.part`, which one run at a time has, or one of a random name.
+    """An open, locked part file of a target.
 
-    path   where the file is
-    lasts  whether another run would find the file
-    at     how many bytes are right; `write` goes on there
-    left   how many bytes an earlier run has left, as long as none of these has been written over
+    path         path of the part file
+    resumable    True if a later run finds the file: its name is not random
+    file         the open file
+    offset       number of verified bytes, where `write` continues
+    stored_size  number of bytes that an earlier run has left; 0 once `write` has dropped the rest of them
     """
 
     def __init__(self, target: Path) -> None:
         name = os.fsencode(target.name)
         beginning = target.name
         if len(name) > _NAME_BYTES:
-            # Cut between two characters of UTF-8, because some file systems take nothing else.
+            # Cut between two characters of UTF-8: some file systems refuse names with half a character.
             cut, _ = utf_8_decode(name[:_NAME_BYTES], "surrogateescape", False)
             beginning = os.fsdecode(cut.encode("utf-8", "surrogateescape"))
             beginning += "." + blake2b(name, digest_size=8).hexdigest()
@@ -51,33 +62,33 @@ class PartFile:
 
     @property
     def exists(self) -> bool:
-        """Whether `path` still leads to this file; another process may have removed or replaced the file."""
+        """True if `path` still names this file: another process may have removed or replaced it."""
         try:
             return os.path.samestat(self._made, self.path.lstat())
         except OSError:
             return False
 
     def read_back(self, size: int) -> bytes:
-        """The next bytes, as an earlier run has left them; fewer where there are fewer, or the disk fails."""
+        """Return up to `size` stored bytes at `offset`; fewer at the end or after a disk error."""
         found = b""
-        with suppress(OSError):  # what cannot be read is taken anew
+        with suppress(OSError):  # bytes that cannot be read are received again
             while more := os.pread(self.file.fileno(), size - len(found), self.offset + len(found)):
                 found += more
         return found
 
     def write(self, data: Buffer) -> None:
-        """Write the next bytes; what an earlier run has left is dropped from there on."""
+        """Write verified bytes at `offset`, and drop what an earlier run has left after it."""
         if self.stored_size:
             self.cut()
         self._write(self.offset, data)
         self.offset += memoryview(data).nbytes
 
     def write_at(self, at: int, data: Buffer) -> None:
-        """Write bytes in the middle. What an earlier run has left stays, until the bytes are written over."""
+        """Write bytes anywhere; other bytes that an earlier run has left stay."""
         self._write(at, data)
 
     def _write(self, at: int, data: Buffer) -> None:
-        # Not kept in memory meanwhile: the sender is told what is here, and another run counts on that.
+        # Not buffered: the sender is informed which blocks are on the disk, and a later run relies on it.
         rest = memoryview(data).cast("B")
         while rest:
             done = os.pwrite(self.file.fileno(), rest, at)
@@ -85,16 +96,15 @@ class PartFile:
             at += done
 
     def cut(self) -> None:
-        """Drop what an earlier run has left behind the bytes that are right."""
+        """Truncate the file to its verified bytes."""
         os.ftruncate(self.file.fileno(), self.offset)
         self.stored_size = 0
 
 
 def _open_exclusively(part: Path) -> int | None:
-    """Open the hidden file of that name, which no other run has; None if that cannot be.
+    """Open or create the part file and lock it; None if it is in use or must not be trusted.
 
-    In a folder of many users another may have made the file, or a link: such a file is not taken. Nor is one
-    that no run has made.
+    In a folder that other users may write to, the name may be a link, or a file of somebody else.
     """
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     new = True
@@ -110,7 +120,7 @@ def _open_exclusively(part: Path) -> int | None:
         found = os.fstat(fd)
         ours = stat.S_ISREG(found.st_mode) and found.st_nlink == 1 and found.st_uid == os.geteuid()
         ours = ours and (new or found.st_mode & _MARK_BIT > 0)
-        if ours and os.path.samestat(found, part.lstat()):  # another run may have given it its name meanwhile
+        if ours and os.path.samestat(found, part.lstat()):  # another run may have renamed it meanwhile
             return fd
     except OSError:
         pass

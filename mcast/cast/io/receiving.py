@@ -1,4 +1,24 @@
-"""The receiving end: the sessions of all senders in a group, and its turns."""
+"""Receiving session: takes part in the sessions of all senders of a group, and assembles their objects.
+
+Theory of operation. `ReceivingSession` owns a `_SenderSession` for each sender, which owns the protocol's
+`ObjectReceiver` (`core`) and a `_Delivery`: the blocks and the sink of the object in transfer. For a carousel
+of several objects a `_SenderSession` has one more of its kind for each other object (`others`).
+
+- A step sends what the cores have to send, waits for messages or the earliest timer, parses the messages into
+  runs of segments and other packets, passes them to the core, and stores segments that the core calls new.
+- Blocks: when the core has enough segments of a block, `assemble` restores and verifies it. `write` writes
+  verified blocks in order while the sink is ready; then `core.checked` confirms them to the sender, so that a
+  slow sink slows the sender down. Blocks of an earlier run are compared a few at a time (`_verify_stored`).
+- Objects: when all blocks are written and the digest is right, `sink.commit` publishes the object, polled
+  every `_POLL_INTERVAL` because a disk may be slow. `_finish_objects` turns the core's results into
+  `Received` or `Missed`. An object is handed to the program after the sender knows about it, because the
+  program may take its time then.
+- While a complete object waits for the program, received messages are copied and processed later
+  (`_deferred`): the next object may overwrite the same buffer or file.
+- An error of a sink or of the caller's function ends that object at this receiver (`_fail`), and is reported
+  to its sender. The session and other objects continue.
+- Past sessions are remembered, so that an object that ended here is not received a second time.
+"""
 
 from __future__ import annotations
 
@@ -68,36 +88,38 @@ from mcast.endpoint.waiting import Step, call_user
 logger: logging.Logger = logging.getLogger("mcast")
 
 MAX_SESSIONS = 16
-"""In the sessions of so many senders a receiver takes part at once."""
+"""Maximum number of sessions that a receiver takes part in at a time."""
 MAX_SESSIONS_PER_ADDRESS = 4
-"""So many of them may be at one address, so that one host cannot take all places."""
+"""Maximum number of sessions at one address, so that one host cannot use up `MAX_SESSIONS`."""
 
 MAX_PAST_SESSIONS = 1024
 """Maximum number of sessions that are remembered after they have ended here, or whose sender is silent.
 
-One more pushes out the oldest of the address that has the most.
-
-One takes some KB, and 16 KB more if its sender cycles through 65,536 objects. Of ordinary objects, however
-many the session has, the number of the last one is enough.
+Beyond it the oldest session of the address with the most sessions is forgotten. A session takes some KB, and
+16 KB more for a carousel of 65,536 objects. For objects that are sent once, however many, the number of the
+last one is enough.
 """
 _MAX_VERIFIED_PER_STEP = 8
-"""So many blocks of an earlier run are compared in one turn."""
+"""Maximum number of stored blocks that are verified in one step."""
 _POLL_INTERVAL = 0.01
-"""Seconds until a disk that is at work is asked again."""
+"""Interval to poll a disk or a sink that is not ready, in seconds."""
 _LEAVE_REPEATS = 3
+"""Maximum number of messages to a sender that this receiver leaves."""
 _LEAVE_INTERVAL = 0.02
-"""How often a receiver says that it leaves, and how many seconds it waits for the sender to confirm."""
+"""Time to wait for the sender's confirmation after each of them, in seconds."""
 
 
 class Received(NamedTuple):
-    """An object that is whole and right.
+    """A complete, verified object.
 
-    offered  what its sender has said of it: name, metadata, sender
-    size     in bytes
-    digest   the BLAKE3 digest of the bytes, as `b3sum` prints it: the sender has said and reported the same
-    data     the bytes: new memory, or the part of the caller's buffer that they fill; else None
-    path     the file, where they went to one
-    refused  messages that changed nothing, by reason, since `receive` was called: strangers', replayed ones
+    offered  announcement of its sender: name, metadata, sender
+    size     size in bytes
+    digest   BLAKE3 digest of the bytes, as `b3sum` prints it; equal to that in the sender's report
+    data     the bytes in new memory, or the part of the caller's buffer that they fill; None for other
+             targets
+    path     path of the file; None for other targets
+    refused  number of messages that were rejected since `receive` was called, by reason: not authentic,
+             replayed, or malformed
     """
 
     offered: Offered
@@ -114,11 +136,11 @@ class Received(NamedTuple):
 class Missed(NamedTuple):
     """An object that this receiver did not get.
 
-    offered  what its sender has said of it
-    why      why it did not become whole
-    late     whether its beginning was gone when this receiver came
-    part_file  the hidden file with what has come, from which the next `receive` into the same path goes on;
-             None if nothing is kept
+    offered    announcement of its sender
+    reason     reason why the object is incomplete
+    late       True if this receiver joined when the sender could no longer send the beginning
+    part_file  hidden file with the received bytes, from which the next `receive` into the same path resumes;
+               None if there is none
     """
 
     offered: Offered
@@ -128,12 +150,12 @@ class Missed(NamedTuple):
 
 
 class _Delivery:
-    """The object that is arriving from one sender."""
+    """One object in transfer: its blocks, its digest so far, and its sink."""
 
     def __init__(self, about: Describe, offered: Offered) -> None:
         self.offered = offered
         self.target: Target = None
-        """What the caller has given for this object and perhaps for others, if that is no path."""
+        """Destination that other objects may share: the caller's buffer, stream or sink; None for a path."""
         self.sink: Sink | None = None
         self.path: Path | None = None
         self.size = 0
@@ -142,17 +164,19 @@ class _Delivery:
         self._blocks: dict[int, BlockBuffer] = {}
         self._next = 0
         self._assembled: dict[int, tuple[memoryview, bytes | None]] = {}
-        """Blocks whose turn has not come, each with its digest; None once `digest` has the block."""
+        """Verified blocks to be written, each with its digest; None once `digest` includes the block."""
         self._in_place = False
+        """True if blocks are assembled in the sink's own memory, so that `write` has nothing to copy."""
         self.stored_block: ReadyBlock | None = None
-        """A block that an earlier run may have left, to be compared."""
+        """Next block that an earlier run may have stored, to be verified."""
         self.abandoned = False
-        """Whether this end has given the object up, and does not go on with what has come."""
+        """True if this receiver has failed the object: a later run must not resume from its bytes."""
         self.carousel = about.carousel > 0
         self._on_disk = set[int]()
+        """Blocks that were written out of order, to be read back for the object's digest."""
 
     def put(self, run: DataRun, new: int) -> None:
-        """Take in the pieces of a run whose bit is set."""
+        """Store the segments of a run whose bit is set in `new`."""
         block = self._blocks.get(run.block)
         if block is None:
             block = self._blocks[run.block] = self._buffer_for(run.block)
@@ -160,18 +184,18 @@ class _Delivery:
         if new == (1 << count) - 1 << first:
             block.put_run(first, count, memory, begin, step, size)
             return
-        for target in range(first, first + count):
-            if new >> target & 1:
-                block.put_run(target, 1, memory, begin, step, size)
+        for segment in range(first, first + count):
+            if new >> segment & 1:
+                block.put_run(segment, 1, memory, begin, step, size)
             begin += step
 
     def forget(self, blocks: list[int]) -> None:
-        """Drop the pieces of blocks that come again."""
+        """Drop the segments of blocks that the core has dropped: the carousel sends them again."""
         for block in blocks:
             self._blocks.pop(block, None)
 
     def _buffer_for(self, block: int) -> BlockBuffer:
-        """Where a block goes: to its place in the object, or to memory of its own."""
+        """Return a buffer for a block: the sink's own memory if it has any, otherwise new memory."""
         layout, max_size = self._layout, self._layout.offset_of(1)
         length = layout.length(block)
         memory = None
@@ -183,9 +207,10 @@ class _Delivery:
         return BlockBuffer(memory, layout.segment, layout.k)
 
     def assemble(self, ready: ReadyBlock) -> bool:
-        """Whether a block of which enough pieces are there could be put together; it is kept then.
+        """Restore a block and queue it for `write`; return False if its segments do not match its digest.
 
-        A block of an object that goes round is what its seal says then, and others are compared in turn.
+        A block of a carousel has a digest of its own, which is verified here. Other digests cover the object
+        up to the block's end: `write` verifies them in order.
         """
         block = self._blocks.pop(ready.block, None)
         if block is None:
@@ -201,33 +226,33 @@ class _Delivery:
 
     @property
     def random_access(self) -> bool:
-        """Whether each block goes into its place as it comes."""
+        """True if blocks are written to their offset as they arrive, in any order."""
         return self.carousel and self.sink is not None and self.sink.random_access
 
     @property
-    def blocks_left(self) -> int:
-        """How many blocks an earlier run may have left; the last one of an object may be shorter."""
-        left = 0 if self.sink is None else self.sink.stored_size
+    def stored_blocks(self) -> int:
+        """Number of blocks that an earlier run may have stored."""
+        stored = 0 if self.sink is None else self.sink.stored_size
         size, block = self._layout.size, self._layout.offset_of(1)
-        if size is None or left < size:
-            return left // block
-        return (self._layout.blocks or 0) if left == size else 0
+        if size is None or stored < size:
+            return stored // block
+        return (self._layout.blocks or 0) if stored == size else 0  # the last block may be shorter
 
     def verify_stored(self, info: BlockInfo) -> bool:
-        """Whether the next block is there already. If not, what came of those after it is dropped."""
+        """Verify the next stored block; if it differs, drop the received blocks after it and return False."""
         sink = self.sink
         data = b"" if sink is None else sink.read_back(info.size)
         if self.carousel:
-            right = bytes(Digest(data)) == info.digest
+            verified = bytes(Digest(data)) == info.digest
         else:
-            right = self.digest.extend_if(data, info.digest)
-        if sink is None or not (right or sink.mismatch):
+            verified = self.digest.extend_if(data, info.digest)
+        if sink is None or not (verified or sink.mismatch):
             if not self.carousel:
                 self._blocks.clear()
                 self._assembled.clear()
             return False
         sink.skip(len(data))
-        if self.carousel or not right:
+        if self.carousel or not verified:
             self.digest.update(data)
         self.size += len(data)
         self._next += 1
@@ -235,22 +260,23 @@ class _Delivery:
 
     @property
     def pending(self) -> bool:
-        """Whether a block waits for a sink that is not ready, or is on the disk and not looked at yet."""
+        """True if `write` has a block to write, or one to read back."""
         return self._next in self._assembled or self._next in self._on_disk
 
     def write(self) -> Iterator[tuple[int, bool]]:
-        """Write the blocks in order, while the sink is ready.
+        """Write blocks in order while the sink is ready.
 
-        The number of each that is written whole, and of one that differs from its digest, and which it is.
+        Yields the number of each block with True if it is written completely, and with False if it differs
+        from its digest. Blocks that were written out of order are read back, and not yielded again.
         """
         sink = self.sink
         for _ in range(_MAX_VERIFIED_PER_STEP):
             if sink is None or self._next not in self._on_disk:
                 break
-            found = sink.read_back(self._layout.length(self._next) or 0)
-            sink.skip(len(found))
-            self.digest.update(found)
-            self.size += len(found)
+            stored = sink.read_back(self._layout.length(self._next) or 0)
+            sink.skip(len(stored))
+            self.digest.update(stored)
+            self.size += len(stored)
             self._on_disk.remove(self._next)
             self._next += 1
         while sink is not None and self._next in self._assembled:
@@ -280,7 +306,7 @@ class _Delivery:
         if isinstance(sink, GrowingMemorySink):
             data = sink.data
         elif isinstance(sink, NewMemorySink):
-            data = sink.taken()
+            data = sink.take()
         elif isinstance(sink, BufferSink):
             data = sink.view[: self.size]
         return Received(self.offered, self.size, bytes(self.digest), data, self.path, refused)
@@ -295,7 +321,17 @@ class _Delivery:
 
 
 class _SenderSession:
-    """The session of one sender, or one more of the objects that go round together in it."""
+    """This receiver's part in the session of one sender, or in one more object of a carousel.
+
+    core       state machine of the protocol
+    address    source address of the sender
+    name       name of the sender
+    nonce      nonce of the sender's session
+    delivery   the object in transfer
+    described  description for which `delivery` was created
+    complete   complete objects that the sender does not know about yet
+    others     number -> the other objects of a carousel
+    """
 
     def __init__(self, core: ObjectReceiver, name: str, address: str, nonce: int) -> None:
         self.core, self.address, self.name, self.nonce = core, address, name, nonce
@@ -303,31 +339,29 @@ class _SenderSession:
         self.described: Describe | None = None
         self.complete: deque[Received] = deque()
         self.others: dict[int, _SenderSession] = {}
-        """The others of the objects that go round together, by number."""
 
     def on_packet(self, packet: DataRun | Packet, now: float) -> Iterable[_SenderSession]:
-        """Take in a message. What it may have changed: this, or what is beside."""
+        """Process a message; return this or the others, as far as the message may have changed them."""
         if isinstance(packet, DataRun):
-            of = self.others.get(packet.object, self)
-            new = of.core.on_data(packet.object, packet.block, packet.first, packet.segments, now)
-            if of.core.about is not None and of.core.about.carousel:
-                for one in self.all_receivers():
-                    if one.delivery is not None:
-                        one.delivery.forget(
-                            one.core.take_dropped()
-                        )  # first: one of these may come again at once
-            if new and of.delivery is not None:
-                of.delivery.put(packet, new)
-            return (of,)
+            target = self.others.get(packet.object, self)
+            new = target.core.on_data(packet.object, packet.block, packet.first, packet.segments, now)
+            if target.core.about is not None and target.core.about.carousel:
+                for each in self.all_objects():
+                    if each.delivery is not None:
+                        # Before `put`: `new` may be of a block that was just dropped.
+                        each.delivery.forget(each.core.take_dropped())
+            if new and target.delivery is not None:
+                target.delivery.put(packet, new)
+            return (target,)
         self.core.on_packet(packet, now)
         if isinstance(packet, Seal | Flush):
             return (self.others.get(packet.object, self),)
         if self.others.keys() != self.core.others.keys():
-            self._follow()
-        return self.all_receivers()
+            self._update_others()
+        return self.all_objects()
 
-    def _follow(self) -> None:
-        """Take what the core takes, and drop what it has dropped."""
+    def _update_others(self) -> None:
+        """Add and drop objects as the core has done."""
         for number in [*self.others]:
             if number not in self.core.others:
                 self.others.pop(number).drop()
@@ -335,21 +369,21 @@ class _SenderSession:
             if number not in self.others:
                 self.others[number] = _SenderSession(core, self.name, self.address, self.nonce)
 
-    def all_receivers(self) -> list[_SenderSession]:
-        """This, and what is beside."""
+    def all_objects(self) -> list[_SenderSession]:
+        """Return this and the others."""
         return [self, *self.others.values()]
 
     def drop(self) -> Path | None:
-        """End what is arriving. The file that stays for another run, if one does."""
-        arrival, self.delivery = self.delivery, None
-        if arrival is None:
+        """Drop the object in transfer; return the part file that is kept for a later run, if any."""
+        delivery, self.delivery = self.delivery, None
+        if delivery is None:
             return None
-        arrival.close()
-        return None if arrival.sink is None else arrival.sink.part_file
+        delivery.close()
+        return None if delivery.sink is None else delivery.sink.part_file
 
     @property
-    def stores(self) -> bool:
-        """Whether a disk or a reader is at work on the object."""
+    def storing(self) -> bool:
+        """True while the sink must be polled: it has blocks to write, or is publishing the object."""
         return self.core.storable or (self.delivery is not None and self.delivery.pending)
 
     def offered(self, about: Describe) -> Offered:
@@ -358,51 +392,46 @@ class _SenderSession:
 
 
 class _SenderChoice:
-    """The one sender whose objects are taken, where one alone is to be heard."""
+    """Choice of the one sender whose objects are received, for `one_session`; without it no choice is made.
+
+    ended  True if the chosen sender has ended its session
+    """
 
     def __init__(self, one_session: bool) -> None:
         self._one_session = one_session
         self._session: int | None = None
         self.ended = False
-        """Whether that sender has ended its session."""
 
     @property
     def made(self) -> bool:
-        """Whether it is known which sender that is."""
+        """True if a sender is chosen."""
         return self._session is not None
 
-    def other(self, session: int) -> bool:
-        """Whether that is the session of another sender."""
+    def is_other(self, session: int) -> bool:
+        """Return True if another session is chosen."""
         return self._session not in (None, session)
 
-    def require(self, session: int) -> None:
-        """A session begins an object. Raises OSError if that of another sender has before."""
-        if self.other(session):
-            raise OSError("this receiver takes what another sender sends")
+    def on_begin(self, session: int) -> None:
+        """Choose a session that begins an object. Raises OSError if another one is chosen."""
+        if self.is_other(session):
+            raise OSError("this receiver receives from another sender")
         if self._one_session:
             self._session = session
 
-    def missed(self, core: ObjectReceiver) -> None:
-        """An object was missed. A receiver that came too late for the first one waits for another sender."""
+    def on_missed(self, core: ObjectReceiver) -> None:
+        """Drop the choice if this receiver was too late for the first object: another sender may begin."""
         if core.late:
             self._session = None
 
-    def over(self, session: int) -> None:
-        """A session has ended."""
+    def on_end(self, session: int) -> None:
+        """Note that a session has ended."""
         self.ended = self.ended or session == self._session
 
 
 class ReceivingSession:
-    """All that a receiver hears of the senders in its group.
+    """Session of a receiver with all senders in its group.
 
-    into    where objects go
-    missed  is called for each object that does not become whole here
-    model   what the metadata of each object must be
-    most    the largest object that is taken into new memory, in bytes
-    memory  about how many bytes of each sender's object may be under way here
-    alone   take the objects of one sender alone: the first that begins one
-    progress  is called when more of an object has come, with how many bytes of it are right
-    name    what the senders call this receiver; None: host and device
+    The arguments are those of `mcast.cast.receive`.
     """
 
     def __init__(
@@ -422,62 +451,62 @@ class ReceivingSession:
         if name is not None and not 0 < len(name.encode()) <= MAX_TEXT:
             raise ValueError(f"name={name!r}: a receiver's name has 1 to {MAX_TEXT} bytes")
         self.sessions: dict[int, _SenderSession] = {}
-        """The sessions in which this receiver takes part, by number."""
+        """Number of a session -> this receiver's part in it."""
         if not (into is None or callable(into) or isinstance(into, os.PathLike | Sink)):
-            sink_at(into).close()  # what no object could be written to is refused now
+            sink_at(into).close()  # raises TypeError now, not when the first object begins
         self._context, self._into, self._max_size, self._model = context, into, max_size, model
         self._missed = missed
         self._authenticator = authenticator_for(key)
         max_message = context.max_message - self._authenticator.overhead
         window = max(4, min(MAX_WINDOW, memory // (segment_size(max_message) * MAX_K)))
-        able = fec.available()
-        # What goes to one place comes one after another.
-        together = MAX_PARTIAL_OBJECTS if into is None or callable(into) else 1
+        # Objects with the same destination must not be mixed: one after another.
+        partial_objects = MAX_PARTIAL_OBJECTS if into is None or callable(into) else 1
         self._config = ReceiverConfig(
             context.number,
             context.name if name is None else name,
             window,
             max_message,
-            able,
+            fec.available(),
             check_seconds(peer_timeout, "peer_timeout"),
             stores=True,
-            partial_objects=together,
+            partial_objects=partial_objects,
             queue=context.queue,
         )
         self._past: OrderedDict[tuple[int, int], _SenderSession | None] = OrderedDict()
-        """Sessions in which this receiver takes no part any more, by number and nonce, the oldest first.
+        """Sessions that this receiver has left, by number and nonce, the oldest first.
 
-        None for one that has ended; else its sender is silent, and it goes on when that is heard again.
+        None for a session that has ended; otherwise its sender is silent, and this receiver rejoins when the
+        sender is heard again.
         """
-        self._past_of: dict[tuple[int, int], str] = {}
-        """The address of each of them."""
+        self._past_address: dict[tuple[int, int], str] = {}
+        """Past session -> address of its sender."""
         self._complete: deque[Received] = deque()
         self._choice = _SenderChoice(one_session)
         self._progress = progress
         self._deferred: list[tuple[Series, str]] = []
-        self._paused_at = 0.0  # when the driver last stopped to listen
+        self._paused_at = 0.0  # when the last `next` ended: since then nothing was received
         self.rejected: Counter[str] = Counter()
 
-    # --- the turns -------------------------------------------------------------------------------
+    # --- steps -----------------------------------------------------------------------------------
 
     def next(self, timeout: float | None) -> SessionSteps[Received | None]:
-        """The next object that is whole; None when nothing has been under way for `timeout` seconds.
+        """Return the next complete object; None if no object has been in transfer for `timeout` seconds.
 
-        With `one_session`, None when the sender has ended its session, and `timeout` until it begins.
+        With `one_session`, also None when the sender has ended its session; `timeout` counts until it begins.
         """
         now = self._context.now
         if timeout is not None:
             timeout = check_seconds(timeout)
         since = now()
-        for one in self.sessions.values():
-            one.core.add_pause(since - self._paused_at)
+        for session in self.sessions.values():
+            session.core.add_pause(since - self._paused_at)
         try:
             while True:
                 if self._complete:
                     return self._complete.popleft()
                 if self._choice.ended:
                     return None
-                if self._choice.made or any(one.delivery is not None for one in self._all()):
+                if self._choice.made or any(each.delivery is not None for each in self._all_objects()):
                     since = now()
                 end = inf if timeout is None else since + timeout
                 if now() >= end and timeout is not None:
@@ -487,20 +516,24 @@ class ReceivingSession:
             self._paused_at = now()
 
     def leave(self, reason: str) -> SessionSteps[None]:
-        """Leave all sessions; their senders are told. What is not whole is dropped, as by `close`."""
+        """Leave all sessions: drop incomplete objects, and send the reason until the senders confirm."""
         now = self._context.now
         self.close()
         for _ in range(_LEAVE_REPEATS):
-            said = [
-                message for one in self.sessions.values() for message in one.core.leave_packets(reason, now())
+            messages = [
+                message
+                for session in self.sessions.values()
+                for message in session.core.leave_packets(reason, now())
             ]
-            if not said:
+            if not messages:
                 return
             end = now() + _LEAVE_INTERVAL
-            while said or (now() < end and any(not one.core.finished for one in self.sessions.values())):
-                heard = yield Step(end, MAX_RX_BATCH, self._signed(said))
-                said = []
-                for message, address in payloads_of(from_others(heard)):
+            while messages or (
+                now() < end and any(not session.core.finished for session in self.sessions.values())
+            ):
+                received = yield Step(end, MAX_RX_BATCH, self._signed(messages))
+                messages = []
+                for message, address in payloads_of(from_others(received)):
                     with suppress(Rejected):
                         packet = self._authenticator.decode(message, address)
                         left = self.sessions.get(packet.session)
@@ -508,227 +541,232 @@ class ReceivingSession:
                             left.core.on_packet(packet, now())
 
     def close(self) -> None:
-        """Drop what is not whole; of a file stays what another run can go on from."""
-        for one in self._all():
-            one.drop()
+        """Drop incomplete objects; keep part files from which a later run can resume."""
+        for each in self._all_objects():
+            each.drop()
 
     def _step(self, until: float) -> SessionSteps[None]:
         now = self._context.now()
-        said = [message for one in self._all() for message in one.core.messages(now)]
+        messages = [message for each in self._all_objects() for message in each.core.messages(now)]
         self._poll(now)
         done = bool(self._complete) or self._choice.ended
-        if done and not said:
+        if done and not messages:
             return
-        there = [*self._all()]
-        storing = any(one.stores for one in there)
-        if any(one.delivery is not None and one.delivery.stored_block for one in there):
+        objects = [*self._all_objects()]
+        storing = any(each.storing for each in objects)
+        if any(each.delivery is not None and each.delivery.stored_block for each in objects):
             until = now
-        due = min([until, now + _POLL_INTERVAL if storing else inf, *(one.core.due for one in there)])
-        # What follows a whole object waits until the caller has that one: both may go to one place.
-        waits = bool(self._complete) or any(one.complete for one in there)
-        at_once = done or (self._deferred and not waits)
-        heard = yield Step(now if at_once else due, MAX_RX_BATCH, self._signed(said))
+        due = min([until, now + _POLL_INTERVAL if storing else inf, *(each.core.due for each in objects)])
+        # The next object may have the same destination as a complete one that the program does not have yet.
+        defer = bool(self._complete) or any(each.complete for each in objects)
+        at_once = done or (self._deferred and not defer)
+        received = yield Step(now if at_once else due, MAX_RX_BATCH, self._signed(messages))
         now = self._context.now()
-        if waits:
-            self._deferred += [(copied(series), address) for series, address in from_others(heard)]
+        if defer:
+            self._deferred += [(copied(series), address) for series, address in from_others(received)]
             self._poll(now)
             return
-        held, self._deferred = self._deferred, []
-        for packet, address in coalesced(self._authenticator, chain(held, from_others(heard)), self._refuse):
+        deferred, self._deferred = self._deferred, []
+        incoming = chain(deferred, from_others(received))
+        for packet, address in coalesced(self._authenticator, incoming, self._reject):
             self._on_packet(packet, address, now)
         self._poll(now)
 
-    def _signed(self, said: Sequence[Buffer]) -> list[Sequence[Buffer] | memoryview]:
-        return [self._authenticator.sign(said)] if said else []
+    def _signed(self, messages: Sequence[Buffer]) -> list[Sequence[Buffer] | memoryview]:
+        return [self._authenticator.sign(messages)] if messages else []
 
-    def _all(self) -> Iterator[_SenderSession]:
-        """What comes of all sessions."""
-        return (part for one in self.sessions.values() for part in one.all_receivers())
+    def _all_objects(self) -> Iterator[_SenderSession]:
+        """Yield all sessions, with the other objects of carousels."""
+        return (each for session in self.sessions.values() for each in session.all_objects())
 
     def _warn(self, missed: Missed) -> None:
         name, address = missed.offered.name, missed.offered.address
         logger.warning(
-            "%s: the object %r of %s was missed: %s", self._context.log_name, name, address, missed.reason
+            "%s: the object %r from %s was missed: %s", self._context.log_name, name, address, missed.reason
         )
 
-    def _refuse(self, reason: str, address: str) -> None:
+    def _reject(self, reason: str, address: str) -> None:
         self.rejected[reason] += 1
         if reason in (NEEDS_KEY, WRONG_KEY, VERSION) and self.rejected[reason] == 1:
-            logger.warning("%s: a message of %s was refused: %s", self._context.log_name, address, reason)
+            logger.warning("%s: rejected a message from %s, %s", self._context.log_name, address, reason)
 
-    # --- what comes ------------------------------------------------------------------------------
+    # --- received messages -----------------------------------------------------------------------
 
     def _on_packet(self, packet: DataRun | Packet, address: str, now: float) -> None:
-        one = self.sessions.get(packet.session)
-        if one is None:
+        session = self.sessions.get(packet.session)
+        if session is None:
             if isinstance(packet, Offer) and not self._choice.made:
                 self._open(packet, address, now)
             return
-        for part in one.on_packet(packet, now):
-            if part.core.about is not None and part.described is not part.core.about:
-                self._hand_out(part)
-                self._begin_object(part, part.core.about, now)
-            if part.delivery is not None:
-                self._assemble_ready(part, part.delivery, now)
+        for each in session.on_packet(packet, now):
+            if each.core.about is not None and each.described is not each.core.about:
+                self._finish_objects(each)
+                self._begin_object(each, each.core.about, now)
+            if each.delivery is not None:
+                self._assemble_ready(each, each.delivery, now)
 
     def _open(self, offer: Offer, address: str, now: float) -> None:
+        """Take part in a new session, or again in one whose sender was silent."""
         key = offer.session, offer.nonce
-        past = self._past.get(key)
-        if past is None and key in self._past:
+        session = self._past.get(key)
+        if session is None and key in self._past:  # it has ended here
             return
-        here = sum(one.address == address for one in self.sessions.values())
-        if len(self.sessions) >= MAX_SESSIONS or here >= MAX_SESSIONS_PER_ADDRESS:
+        at_address = sum(session.address == address for session in self.sessions.values())
+        if len(self.sessions) >= MAX_SESSIONS or at_address >= MAX_SESSIONS_PER_ADDRESS:
             self.rejected["an invitation to one session too many"] += 1
             return
         nonce = randbits(64)
-        if past is None:
+        if session is None:
             config = self._config._replace(nonce=nonce)
             core = ObjectReceiver(offer.session, config, SystemRandom(), now)
-            past = _SenderSession(core, offer.name, address, offer.nonce)
+            session = _SenderSession(core, offer.name, address, offer.nonce)
         else:
-            del self._past[key], self._past_of[key]
-            past.core.rejoin(nonce, now)
+            del self._past[key], self._past_address[key]
+            session.core.rejoin(nonce, now)
         self._authenticator.begin(offer.session, offer.nonce)
-        self.sessions[offer.session] = past
-        past.core.on_packet(offer, now)
+        self.sessions[offer.session] = session
+        session.core.on_packet(offer, now)
 
-    def _remember(self, one: _SenderSession) -> None:
-        """Keep of a session that is over here what its sender could say again."""
-        session = one.core.session
-        if one.core.silent:
-            self._authenticator.suspend(session)
-            one.core.suspend()
-            one.others.clear()
+    def _remember(self, session: _SenderSession) -> None:
+        """Remember a session that this receiver has left, so that no object of it is received twice."""
+        number = session.core.session
+        if session.core.silent:
+            self._authenticator.suspend(number)
+            session.core.suspend()
+            session.others.clear()
         else:
-            self._authenticator.end(session)
-        self._past[session, one.nonce] = one if one.core.silent else None
-        self._past_of[session, one.nonce] = one.address
+            self._authenticator.end(number)
+        self._past[number, session.nonce] = session if session.core.silent else None
+        self._past_address[number, session.nonce] = session.address
         if len(self._past) > MAX_PAST_SESSIONS:
-            # Of the host with the most: one that ends sessions without number pushes out its own.
-            ((max_size, _),) = Counter(self._past_of.values()).most_common(1)
-            oldest = next(key for key in self._past if self._past_of[key] == max_size)
-            del self._past[oldest], self._past_of[oldest]
+            # Of the address with the most: a host that opens many sessions displaces its own only.
+            ((address, _),) = Counter(self._past_address.values()).most_common(1)
+            oldest = next(key for key in self._past if self._past_address[key] == address)
+            del self._past[oldest], self._past_address[oldest]
             self._authenticator.forget(*oldest)
 
-    def _begin_object(self, one: _SenderSession, about: Describe, now: float) -> None:
-        one.described = about
-        arrival = one.delivery = _Delivery(about, one.offered(about))
+    def _begin_object(self, session: _SenderSession, about: Describe, now: float) -> None:
+        session.described = about
+        delivery = session.delivery = _Delivery(about, session.offered(about))
         try:
-            self._choice.require(one.core.session)
-            max_size = segment_size(self._config.max_message)
-            if (
-                about.segment > max_size
-            ):  # a block takes its memory with the first piece, however short that is
+            self._choice.on_begin(session.core.session)
+            max_segment = segment_size(self._config.max_message)
+            # A block's memory is allocated with its first segment, however short that is.
+            if about.segment > max_segment:
                 raise ValueError(
-                    f"pieces of {about.segment:,} bytes: this receiver hears at most {max_size:,}"
+                    f"segments of {about.segment:,} bytes: this receiver's maximum is {max_segment:,}"
                 )
             if self._model is not None:
-                arrival.offered.read(self._model)
-            target = self._into(arrival.offered) if callable(self._into) else self._into
+                delivery.offered.read(self._model)
+            target = self._into(delivery.offered) if callable(self._into) else self._into
             if not (target is None or isinstance(target, os.PathLike)):
                 self._require_free(target)
-                arrival.target = target
-            sink = sink_of(target, arrival.offered.size, self._max_size)
-            arrival.sink = sink
+                delivery.target = target
+            sink = sink_of(target, delivery.offered.size, self._max_size)
+            delivery.sink = sink
             if isinstance(target, os.PathLike):
-                arrival.path = Path(native(target))
+                delivery.path = Path(native(target))
             sink.open()
-            one.core.resume(arrival.blocks_left, now)
-            if arrival.random_access:
-                one.core.allow_any_order()
+            session.core.resume(delivery.stored_blocks, now)
+            if delivery.random_access:
+                session.core.allow_any_order()
         except OSError as error:
-            self._fail(one, error_text(error), now)
+            self._fail(session, error_text(error), now)
         except ValueError as error:
-            self._fail(one, str(error), now)
+            self._fail(session, str(error), now)
 
     @staticmethod
-    def _fail(one: _SenderSession, reason: str, now: float) -> None:
-        """Give up the object, whatever has come of it."""
-        if one.delivery is not None:
-            one.delivery.abandoned = True
-        one.core.fail(reason, now)
+    def _fail(session: _SenderSession, reason: str, now: float) -> None:
+        """Give up the object in transfer, and keep none of its bytes."""
+        if session.delivery is not None:
+            session.delivery.abandoned = True
+        session.core.fail(reason, now)
 
     def _require_free(self, target: Target) -> None:
-        if any(other.delivery is not None and other.delivery.target is target for other in self._all()):
-            raise OSError("another object is on its way into the same buffer")
+        """Raise OSError if another object is being received into the same target."""
+        if any(each.delivery is not None and each.delivery.target is target for each in self._all_objects()):
+            raise OSError("another object is being received into the same buffer")
 
-    def _assemble_ready(self, one: _SenderSession, arrival: _Delivery, now: float) -> None:
+    def _assemble_ready(self, session: _SenderSession, delivery: _Delivery, now: float) -> None:
+        """Assemble and write the blocks of which the core has enough segments."""
         try:
-            for ready in one.core.take_ready():
+            for ready in session.core.take_ready():
                 if not ready.segments:
-                    arrival.stored_block = ready
-                elif not (data := arrival.assemble(ready)) or arrival.random_access:
-                    one.core.checked(ready.block, data, now)
+                    delivery.stored_block = ready
+                elif not (assembled := delivery.assemble(ready)) or delivery.random_access:
+                    session.core.checked(ready.block, assembled, now)
         except OSError as error:
-            self._fail(one, error_text(error), now)
-        if arrival.pending:
-            self._write(one, arrival, now)
+            self._fail(session, error_text(error), now)
+        if delivery.pending:
+            self._write(session, delivery, now)
 
-    def _verify_stored(self, one: _SenderSession, arrival: _Delivery, now: float) -> None:
-        """Compare some blocks of an earlier run with their digests."""
+    def _verify_stored(self, session: _SenderSession, delivery: _Delivery, now: float) -> None:
+        """Verify some stored blocks of an earlier run."""
         try:
             for _ in range(_MAX_VERIFIED_PER_STEP):
-                held, arrival.stored_block = arrival.stored_block, None
-                if held is None:
+                stored, delivery.stored_block = delivery.stored_block, None
+                if stored is None:
                     break
-                one.core.checked(held.block, arrival.verify_stored(held.info), now)
-                self._assemble_ready(one, arrival, now)
+                session.core.checked(stored.block, delivery.verify_stored(stored.info), now)
+                self._assemble_ready(session, delivery, now)
         except OSError as error:
-            self._fail(one, error_text(error), now)
+            self._fail(session, error_text(error), now)
         if self._progress is not None:
-            call_user(self._progress, arrival.offered, arrival.size)
+            call_user(self._progress, delivery.offered, delivery.size)
 
-    def _write(self, one: _SenderSession, arrival: _Delivery, now: float) -> None:
-        # A block counts as there when it is written, so that a slow reader of a pipe slows the sender down.
+    def _write(self, session: _SenderSession, delivery: _Delivery, now: float) -> None:
+        # A block is confirmed when it is written, so that a slow reader of a pipe slows the sender down.
         try:
-            for block, right in arrival.write():
-                one.core.checked(block, right, now)
+            for block, verified in delivery.write():
+                session.core.checked(block, verified, now)
         except OSError as error:
-            self._fail(one, error_text(error), now)
+            self._fail(session, error_text(error), now)
         if self._progress is not None:
-            call_user(self._progress, arrival.offered, arrival.size)
+            call_user(self._progress, delivery.offered, delivery.size)
 
     def _poll(self, now: float) -> None:
-        """Write on, put into place what has come whole, and hand out or drop what has ended."""
-        for session, one in [*self.sessions.items()]:
-            for part in one.all_receivers():
-                self._poll_one(part, now)
-            if one.core.satisfied:  # the sender of what goes round may never end the session
-                self._choice.over(session)
-            if one.core.finished and not any(part.core.storable for part in one.all_receivers()):
-                for part in one.all_receivers():
-                    part.drop()
-                self._choice.over(session)
-                del self.sessions[session]
-                self._remember(one)
+        """Continue writing and publishing, hand out or drop objects that have ended, and close sessions."""
+        for number, session in [*self.sessions.items()]:
+            for each in session.all_objects():
+                self._poll_object(each, now)
+            if session.core.satisfied:  # the sender of a carousel may never end its session
+                self._choice.on_end(number)
+            if session.core.finished and not any(each.core.storable for each in session.all_objects()):
+                for each in session.all_objects():
+                    each.drop()
+                self._choice.on_end(number)
+                del self.sessions[number]
+                self._remember(session)
 
-    def _poll_one(self, one: _SenderSession, now: float) -> None:
-        core = one.core
-        if one.delivery is not None and one.delivery.stored_block is not None:
-            self._verify_stored(one, one.delivery, now)
-        if one.delivery is not None and one.delivery.pending:
-            self._write(one, one.delivery, now)
-        sink = None if one.delivery is None else one.delivery.sink
-        if core.storable and one.delivery is not None and sink is not None and not one.delivery.pending:
+    def _poll_object(self, session: _SenderSession, now: float) -> None:
+        core = session.core
+        if session.delivery is not None and session.delivery.stored_block is not None:
+            self._verify_stored(session, session.delivery, now)
+        if session.delivery is not None and session.delivery.pending:
+            self._write(session, session.delivery, now)
+        delivery = session.delivery
+        sink = None if delivery is None else delivery.sink
+        if core.storable and delivery is not None and sink is not None and not delivery.pending:
             try:
-                if bytes(one.delivery.digest) != core.digest:
-                    self._fail(one, sink.mismatch or "the object differs from its digest", now)
+                if bytes(delivery.digest) != core.digest:
+                    self._fail(session, sink.mismatch or "the object differs from its digest", now)
                 elif sink.commit():
                     core.stored(now)
             except OSError as error:
-                self._fail(one, error_text(error), now)
-        self._hand_out(one)
-        if not core.ack_pending:  # the sender knows: the caller may take its time
-            self._complete += one.complete
-            one.complete.clear()
+                self._fail(session, error_text(error), now)
+        self._finish_objects(session)
+        if not core.ack_pending:  # the sender knows: the program may take its time with the object
+            self._complete += session.complete
+            session.complete.clear()
 
-    def _hand_out(self, one: _SenderSession) -> None:
-        for ended in one.core.ended:
-            if ended.complete and one.delivery is not None:
-                one.complete.append(one.delivery.received(dict(self.rejected)))
-            copied = one.drop()
-            if not ended.complete and not self._choice.other(one.core.session):
-                self._choice.missed(one.core)
-                missed = Missed(one.offered(ended.about), ended.reason, one.core.late, copied)
+    def _finish_objects(self, session: _SenderSession) -> None:
+        """Turn the core's results into complete and missed objects."""
+        for ended in session.core.ended:
+            if ended.complete and session.delivery is not None:
+                session.complete.append(session.delivery.received(dict(self.rejected)))
+            part_file = session.drop()
+            if not ended.complete and not self._choice.is_other(session.core.session):
+                self._choice.on_missed(session.core)
+                missed = Missed(session.offered(ended.about), ended.reason, session.core.late, part_file)
                 (self._missed or self._warn)(missed)
-        one.core.ended.clear()
+        session.core.ended.clear()

@@ -1,4 +1,16 @@
-"""The sending end: its turns, and the report of an object."""
+"""Sending session: its steps, progress, and the report of each object.
+
+Theory of operation. `SendingSession` owns the protocol's `ObjectSender` (`core`), the authenticator and, for
+each object of the current `send`, a `SendBuffer`. A step asks the core for messages: bytes, or ranges of
+segments that `SendBuffer` turns into messages when the driver is ready to send them. Received messages are
+authenticated, decoded and passed to the core. `send_all` repeats steps until the core has a result for the
+object, or `stop` was called, and gives the blocks back in any case.
+
+- Waking: the core's timer, a received message, a pipe without bytes (every `_POLL_INTERVAL`), and `stop`,
+  which a signal handler or another thread may call (noticed within `_STOP_INTERVAL`).
+- Memory: the window bounds the blocks that are kept. A receiver that announces more is held to the window.
+- An error of a source leaves the object unfinished in the core; the next `send` or `close` ends it there.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +42,13 @@ from mcast.cast.protocol.strategy import Strategy
 from mcast.endpoint.waiting import Step, call_user
 
 _POLL_INTERVAL = 0.01
-"""Seconds until a pipe that had no bytes is asked again."""
+"""Interval to poll a source that had no bytes, in seconds."""
 _STOP_INTERVAL = 0.1
-"""Seconds within which `stop` is not_ignored, however slow the pace is."""
+"""Maximum time until `stop` is noticed, in seconds, however low the rate is."""
 
 
 class Object(NamedTuple):
-    """One of several objects: what is sent, and what goes with it, as `mcast.cast.send` has it."""
+    """One of several objects to send; the fields are arguments of `mcast.cast.send`."""
 
     data: Sendable
     name: str = ""
@@ -47,22 +59,22 @@ class Object(NamedTuple):
 
 
 class ObjectReport(NamedTuple):
-    """What became of one object.
+    """Report of one object.
 
-    name, size   as the receivers were told; the size in bytes, None for a stream that was cut short
-    digest       the BLAKE3 digest of the object's bytes, with which each receiver compared what it has; None
-                 if the object was cut short, by a deadline or `stop`, before the receivers were told
-    strategy_met  whether the strategy's promise was kept
-    seconds      from the first message of the object until the sender was done with it
-    segments     how many the object has, each sent once in a message
-    repairs      how many pieces, of data and of parity, were sent besides: to repair losses, or by a carousel
-    parity       whether losses could be repaired by parity; otherwise pieces were repeated
-    receivers    each that took part: whether and when it had the object, what it asked for, why it has not;
-                 none for a carousel, which nobody answers
-    refused      messages that changed nothing, by reason, since the session began: strangers', replayed ones
-    skipped      how many of the pieces were not sent, because all receivers had them from an earlier run
-    cycles       how often a carousel has sent the whole object
-    offered      how many bytes were read and offered to the receivers: fewer than `size` if it was cut short
+    name, size    as announced to the receivers; the size in bytes, None for a stream that was cut short
+    digest        BLAKE3 digest of the object's bytes, which each receiver has verified; None if a deadline or
+                  `stop` ended the object before the digest was sent
+    strategy_met  True if the strategy's condition was met
+    seconds       time from the first message of the object until the sender had finished with it
+    segments      number of segments of the object
+    repairs       number of segments, source and parity, sent in addition: as repairs, or by a carousel
+    parity        True if losses were repaired by parity; otherwise segments were sent again
+    receivers     report of each receiver that took part; empty for a carousel, which receivers do not answer
+    refused       number of messages that were rejected since the session began, by reason: not authentic,
+                  replayed, or malformed
+    skipped       number of segments that were not sent because all receivers had them from an earlier run
+    cycles        number of complete cycles of a carousel
+    offered       number of bytes read from the source: fewer than `size` if the object was cut short
     """
 
     name: str
@@ -81,12 +93,12 @@ class ObjectReport(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far a sender is.
+    """Progress of a sender.
 
-    name       of the object on its way; None while receivers are waited for
-    size       of the object, in bytes, or of all that go round together; None where only the end will tell
-    done       how many bytes each receiver has; of a carousel, how many this round has sent
-    receivers  how many take part
+    name       name of the current object; None while the sender waits for receivers
+    size       size in bytes, for a carousel that of all its objects; None if unknown before the end
+    done       bytes that all receivers have; for a carousel, bytes sent in this cycle
+    receivers  number of receivers in the session
     """
 
     name: str | None
@@ -96,11 +108,15 @@ class Progress(NamedTuple):
 
 
 class SendingSession:
-    """One session of a sender, which takes any number of objects.
+    """Session of a sender, for any number of objects.
 
-    memory  about how many bytes of an object are kept for repairs, and so how far the sender goes ahead
-    rate    the most bytes a second, inf: as fast as the receivers can
-    progress  is called when the sender has come further
+    memory        approximate number of bytes kept for repairs: the sender is at most this far ahead
+    rate          maximum rate in bytes per second; inf: as fast as the receivers accept
+    peer_timeout  time after which a receiver that does not answer is given up, in seconds
+    key           key of a closed group; None: no authentication
+    progress      called when the progress has changed
+
+    Raises ValueError for a rate, a timeout or a key that is not valid.
     """
 
     def __init__(
@@ -113,7 +129,7 @@ class SendingSession:
         progress: Callable[[Progress], object] | None = None,
     ) -> None:
         if not rate > 0:
-            raise ValueError(f"rate is {rate}: bytes a second, more than 0")
+            raise ValueError(f"rate is {rate}: give bytes per second, more than 0, or inf for no limit")
         self._context = context
         self._authenticator = authenticator_for(key)
         max_message = context.max_message - self._authenticator.overhead
@@ -129,72 +145,76 @@ class SendingSession:
         self._frames = Framer(max_message)
         self._buffer: SendBuffer | None = None
         self._offsets: tuple[int, ...] = ()
-        """Of objects that go round together, how many bytes come before each, and how many there are."""
+        """Carousel of several objects: bytes before each of them, and at the end their total."""
         self._progress = progress
         self._last_progress = Progress(None, None, 0, 0)
         self._stopped = False
 
     @property
     def receivers(self) -> list[Member]:
-        """Those that take part now."""
+        """Receivers in the session now."""
         return [member for member in self.core.members if member.active]
 
     def wait_for_receivers(
         self, receivers: int | None, timeout: float | None, call: str = "session.wait_for_receivers"
     ) -> SessionSteps[int]:
-        """Wait until so many receivers take part, or let in those that come within `timeout` seconds.
+        """Wait for this number of receivers, or admit all that join within `timeout` seconds.
 
-        Returns how many there are. Raises TimedOut, in the name of the call, if they are too few.
+        receivers  None: wait for the whole timeout
+        timeout    None: wait without limit
+        call       name of the call, for errors
+
+        Returns the number of receivers in the session. Raises TimedOut if there are fewer than `receivers`.
         """
         if receivers is None and timeout is None:
-            raise ValueError(f"{call}: say how many receivers to wait for, or a timeout, or both")
+            raise ValueError(f"{call}: give the number of receivers to wait for, or a timeout, or both")
         if timeout is not None:
             timeout = check_seconds(timeout)
         end = inf if timeout is None else self._context.now() + timeout
         core = self.core
-        while (here := core.members.active) < (
+        while (active := core.members.active) < (
             inf if receivers is None else receivers
         ) or core.has_admissions:
             if self._context.now() >= end and receivers is None:
                 break
-            if self._context.now() >= end and here < (receivers or 0):
+            if self._context.now() >= end and active < (receivers or 0):
                 raise TimedOut(
                     ETIMEDOUT,
                     call,
                     Phase.RECV,
-                    detail=f"{here} of {receivers} receivers take part after {timeout:g} s: is cast.receive "
-                    f"running on the others, in the same group?{self._key_hint()}",
+                    detail=f"{active} of {receivers} receivers have joined the session after {timeout:g} s: "
+                    f"check that cast.receive runs on the others, in the same group.{self._key_hint()}",
                 )
             yield from self._step(end)
         return core.members.active
 
     def _key_hint(self) -> str:
-        """A hint, if it may be the keys or the versions that differ."""
-        told = [
+        """Return a hint for the user if keys or protocol versions seem to differ; else an empty string."""
+        hints = [
             f" {count} messages were {reason}."
             for reason in (NEEDS_KEY, WRONG_KEY, VERSION)
             if (count := self.core.rejected[reason])
         ]
-        return "".join(told)
+        return "".join(hints)
 
     def send(
         self, data: Sendable, strategy: Strategy, name: str, metadata: bytes | BaseModel
     ) -> SessionSteps[ObjectReport]:
-        """Send one object to all that take part; done when the strategy says so."""
+        """Send one object until the strategy ends it; return its report."""
         (report,) = yield from self.send_all([Object(data, name, metadata)], strategy)
         return report
 
     def send_all(
         self, objects: Sequence[Object], strategy: Strategy
     ) -> SessionSteps[tuple[ObjectReport, ...]]:
-        """As `send`; of a carousel several objects, which go round together."""
+        """Send one object, or several objects of a carousel in cycles; return the report of each."""
         if strategy.carousel and self.core.rate.limit == inf:
-            raise ValueError("a carousel needs a rate: nobody answers, so nothing else slows it down")
+            raise ValueError("a carousel needs a rate: receivers do not answer, so nothing else limits it")
         core, begun = self.core, self._context.now()
-        core.abandon(begun)  # an object that an error has ended
+        core.abandon(begun)  # an earlier object that an error has ended
         core.results.clear()
         with ExitStack() as stack:
-            stack.callback(self._forget)
+            stack.callback(self._reset)
             several = len(objects) > 1
             sources = [self._open_source(stack, one.data, strategy.carousel, several) for one in objects]
             infos = [
@@ -217,94 +237,93 @@ class SendingSession:
                 self._buffer = buffer
                 ready = buffer.offer(core)
                 yield from self._step(self._context.now() + (_STOP_INTERVAL if ready else _POLL_INTERVAL))
-            core.abandon(self._context.now())  # if it is not settled
-            settled, core.results = core.results, []
-            took = self._context.now() - begun
-        return tuple(self._report(buffer, one, took) for buffer, one in zip(buffers, settled, strict=True))
+            core.abandon(self._context.now())  # if `stop` has ended the loop
+            results, core.results = core.results, []
+            seconds = self._context.now() - begun
+        return tuple(self._report(*both, seconds) for both in zip(buffers, results, strict=True))
 
-    def _open_source(self, stack: ExitStack, data: Sendable, again: bool, rests: bool) -> ByteSource:
-        """Where the bytes of an object come from; the stack closes that."""
+    def _open_source(self, stack: ExitStack, data: Sendable, carousel: bool, suspend: bool) -> ByteSource:
+        """Open the source of an object, which the stack closes; suspend it until the object's first turn."""
         source = source_of(data)
         stack.callback(source.close)
-        if (
-            isinstance(source, MemorySource) and not self._authenticator.overhead
-        ):  # else each message is made anew
+        # With a key each message is copied to be signed: nothing is sent from the caller's memory.
+        if isinstance(source, MemorySource) and not self._authenticator.overhead:
             source.lend = self._context.lend
-        if again and not source.rewind():
+        if carousel and not source.rewind():
             raise ValueError(
-                "a carousel sends the object again and again: give a buffer, a path, or a file that can seek "
+                "a carousel reads the object in each cycle: give a buffer, a path, or a file that can seek "
                 "and has a known size"
             )
-        if rests:
+        if suspend:
             source.suspend()
         return source
 
-    def _forget(self) -> None:
-        """Nothing is on its way any more."""
+    def _reset(self) -> None:
+        """Forget the objects of the `send` that has ended."""
         self._stopped, self._buffer, self._offsets = False, None, ()
 
-    def _report(self, buffer: SendBuffer, settled: ObjectResult, took: float) -> ObjectReport:
+    def _report(self, buffer: SendBuffer, result: ObjectResult, seconds: float) -> ObjectReport:
         about = buffer.about
-        of_stream = None if settled.digest is None else buffer.size
+        stream_size = None if result.digest is None else buffer.size
         return ObjectReport(
             about.name,
-            of_stream if about.size == UNKNOWN_SIZE else about.size,
-            settled.digest,
-            settled.strategy_met,
-            took,
-            settled.segments,
-            settled.repairs,
-            settled.parity,
-            settled.receivers,
+            stream_size if about.size == UNKNOWN_SIZE else about.size,
+            result.digest,
+            result.strategy_met,
+            seconds,
+            result.segments,
+            result.repairs,
+            result.parity,
+            result.receivers,
             dict(self.core.rejected),
-            settled.skipped,
-            settled.cycles,
+            result.skipped,
+            result.cycles,
             buffer.size,
         )
 
     def stop(self) -> None:
-        """End the object that is on its way as it stands, or the next one if there is none."""
+        """End the current object now, or the next one if there is none."""
         self._stopped = True
 
     def close(self, reason: str) -> SessionSteps[None]:
-        """End the session: the receivers are told."""
+        """End the session, and send the receivers the reason."""
         self.core.close(self._context.now(), reason)
         while not self.core.finished:
             yield from self._step(inf)
 
     def _step(self, until: float) -> SessionSteps[None]:
         core = self.core
-        said = self._batches(core.messages(self._context.now()))
-        # What comes after the end is not waited for: perhaps nobody says anything any more.
+        batches = self._batches(core.messages(self._context.now()))
+        # Do not wait after the end: no receiver may have anything to send any more.
         ended = core.finished or core.results
-        heard = yield Step(self._context.now() if ended else min(until, core.due), MAX_RX_BATCH, said)
+        received = yield Step(self._context.now() if ended else min(until, core.due), MAX_RX_BATCH, batches)
         now = self._context.now()
-        for message, address in payloads_of(from_others(heard)):
+        for message, address in payloads_of(from_others(received)):
             try:
                 packet = self._authenticator.decode(message, address)
             except Rejected as rejected:
                 core.rejected[str(rejected)] += 1
                 continue
             if isinstance(packet, Join) and packet.window > self._window:
-                packet = packet._replace(window=self._window)  # the sender keeps what is under way in memory
+                packet = packet._replace(window=self._window)  # the sender keeps the window in memory
             core.on_packet(packet, address, now)
         self._report_progress()
 
-    def _batches(self, out: list[bytes | SegmentRange]) -> Iterator[Sequence[Buffer] | memoryview]:
-        """What the core says, in batches that are made when their turn comes.
+    def _batches(self, messages: list[bytes | SegmentRange]) -> Iterator[Sequence[Buffer] | memoryview]:
+        """Yield the core's messages in batches, each built when the driver is ready to send it.
 
-        That is what comes before the pieces, the pieces, and the rest.
+        First the messages before the first segment, then all segments, then the other messages.
         """
-        runs = [one for one in out if isinstance(one, SegmentRange)]
-        first = out.index(runs[0]) if runs else len(out)
-        packets: list[Buffer] = [one for one in out[:first] if not isinstance(one, SegmentRange)]
-        rest: list[Buffer] = [one for one in out[first:] if not isinstance(one, SegmentRange)]
-        if packets:
-            yield self._authenticator.sign(packets)
+        runs = [one for one in messages if isinstance(one, SegmentRange)]
+        first = messages.index(runs[0]) if runs else len(messages)
+        before: list[Buffer] = [one for one in messages[:first] if not isinstance(one, SegmentRange)]
+        after: list[Buffer] = [one for one in messages[first:] if not isinstance(one, SegmentRange)]
+        if before:
+            yield self._authenticator.sign(before)
         if self._buffer is not None:
             yield from map(self._authenticator.sign, self._buffer.packets(runs, self._frames))
-        if rest:
-            yield self._authenticator.sign(rest)
+        if after:
+            yield self._authenticator.sign(after)
 
     def _report_progress(self) -> None:
         if self._progress is None:

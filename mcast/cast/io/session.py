@@ -1,6 +1,18 @@
-"""The calls of programs: `send`, `receive` and `open_session`, by blocking and by awaiting.
+"""Public calls: `send`, `receive` and `open_session`, blocking and awaiting.
 
-A session has no thread and no task: it speaks and hears inside its calls.
+Theory of operation. A call opens a `SendingSession` or a `ReceivingSession`, and has `driver` run its steps.
+A session has no thread and no task: it sends and receives only inside its calls.
+
+- Exclusive use: from its first line to its close a session has the membership to itself (`ExclusiveUse`). All
+  paths end that in a `finally`, also if an interrupt arrives between two lines; `send` does so twice, because
+  an interrupt may arrive before `__exit__` begins.
+- One call at a time: each public call holds a lock, the claim, in a `with`. Another call meanwhile is refused
+  and not queued, because each would receive what the other waits for. `stop` needs no claim.
+- Exceptions: an interrupt while a call waits leaves the session usable, and `with` closes it with the error's
+  text as the reason. An interrupt inside of a step breaks the guard; then `close` sends nothing, and the
+  receivers notice the silence.
+- The blocking and the awaiting classes differ in how they run steps (`_carry_out`); `_ObjectSession` has the
+  rest.
 """
 
 from __future__ import annotations
@@ -43,15 +55,15 @@ from mcast.endpoint import awaiting, blocking
 T = TypeVar("T")
 
 DEFAULT_MEMORY = 32 << 20
-"""About how many bytes of one object are under way, at each end."""
+"""Default of the memory for blocks in transfer, at each end, in bytes (approximate)."""
 DEFAULT_MAX_SIZE = 1 << 30
-"""The largest object that `receive` takes into new memory, in bytes, where the caller does not say."""
+"""Default maximum size of an object that `receive` puts into new memory, in bytes."""
 DEFAULT_PEER_TIMEOUT = 10.0
-"""So many seconds the other end may be silent, where the caller does not say."""
+"""Default time after which a silent peer is given up, in seconds."""
 
 
 class _ObjectSession(Handle):
-    """The part of a session that never waits."""
+    """Common part of the blocking and the awaiting session: everything that never waits."""
 
     def __init__(
         self,
@@ -66,7 +78,7 @@ class _ObjectSession(Handle):
         self._closed = False
         self._guard = Guard("session")
         self._claim = Lock()
-        """The claim of the call that is running, which holds it."""
+        """Lock that the running call holds."""
         self._exclusive = ExclusiveUse()
         try:
             context = open_context(group, call, self._exclusive)
@@ -78,30 +90,30 @@ class _ObjectSession(Handle):
 
     @property
     def receivers(self) -> int:
-        """How many receivers take part now."""
+        """Number of receivers in the session now."""
         return self._sending.core.members.active
 
     @property
     def addresses(self) -> dict[str, list[str]]:
-        """The address of each receiver that takes part now -> the names that the receivers there give
-        themselves."""
-        found: dict[str, list[str]] = {}
+        """Address -> names of the receivers that are in the session now."""
+        names: dict[str, list[str]] = {}
         for member in self._sending.receivers:
-            found.setdefault(member.address, []).append(member.name)
-        return found
+            names.setdefault(member.address, []).append(member.name)
+        return names
 
     def stop(self) -> None:
-        """End the object that is on its way as it stands, or the next one if there is none.
+        """End the current object now, or the next one if there is none.
 
-        `send` returns the report: a carousel's says how often it went round; those that lack the object are
-        told, and named. May be called by another thread, and in the handler of a signal.
+        `send` returns the report as usual: it names the receivers that do not have the object, and the number
+        of cycles of a carousel. Those receivers report the object as missed. May be called from another
+        thread and in a signal handler.
         """
         self._sending.stop()
 
     def _begin(self, claim: LockType) -> None:
-        """Refuse a second call meanwhile: each would hear what the other waits for.
+        """Raise RuntimeError if another call of this session is running; otherwise register this one.
 
-        The call holds the claim in a `with`, which nothing can keep it from leaving.
+        claim  lock of this call, held in a `with`, so that it is free whenever the call has ended
         """
         with self._guard.lock:
             if self._claim.locked():
@@ -113,7 +125,7 @@ class _ObjectSession(Handle):
     ) -> SessionSteps[tuple[ObjectReport, ...]]:
         self._require_open()
         if not strategy.carousel:
-            raise ValueError("send_carousel goes round and round: give a strategy of cast.carousel()")
+            raise ValueError("send_carousel sends in cycles: give a strategy of cast.carousel()")
         return self._sending.send_all(objects, strategy)
 
     def _require_open(self) -> None:
@@ -121,17 +133,17 @@ class _ObjectSession(Handle):
             raise ValueError("this session is closed: open another one")
 
     def _end(self, reason: str) -> SessionSteps[None] | None:
-        """What tells the receivers, once; None where there is nothing more to tell, or nobody knows what."""
-        before, self._closed = self._closed, True
-        return None if before or self._guard.broken else self._sending.close(reason)
+        """Return the steps that end the session; None if it is closed already, or broken."""
+        was_closed, self._closed = self._closed, True
+        return None if was_closed or self._guard.broken else self._sending.close(reason)
 
 
 class ObjectSession(_ObjectSession):
-    """A sender of objects to those that receive in the group; `open_session` explains the arguments.
+    """Session that sends objects to the receivers in a group; see `open_session` for the arguments.
 
-    Close the session, or use it in a `with`: the receivers are told. While no call of the session runs,
-    nothing is said: receivers wait for `peer_timeout` seconds, and find the session again when it goes on. A
-    second call while one is running, from another thread, raises RuntimeError.
+    Close the session, or use it in a `with`, to notify the receivers of its end. Nothing is sent while no
+    call of the session runs: after `peer_timeout` seconds of silence receivers leave, and they rejoin when
+    the session continues. A second call while one is running, from another thread, raises RuntimeError.
     """
 
     _group: blocking.Membership
@@ -141,15 +153,15 @@ class ObjectSession(_ObjectSession):
         super().__init__(group, *options)
 
     def wait_for_receivers(self, receivers: int | None = None, timeout: float | None = None) -> int:
-        """Wait until so many receivers take part; return how many do.
+        """Wait until this number of receivers has joined; return the number of receivers in the session.
 
-        receivers  None: let in those that come within `timeout` seconds, and return also if nobody has
-        timeout    after so many seconds raise TimedOut, which says how many there are, if `receivers` are
-                   wanted; None: wait for them without end
+        receivers  None: admit all that join within `timeout` seconds, and return even if none has
+        timeout    time in seconds, after which TimedOut is raised if there are fewer than `receivers`; None:
+                   wait without limit
 
-        Receivers are let in during the calls of a session alone. Between two objects, such as updates every
-        few seconds, `wait_for_receivers(timeout=...)` is the pause that lets them in. Raises ValueError
-        without both.
+        Receivers can join only while a call of the session runs. Between two objects, such as updates every
+        few seconds, use `wait_for_receivers(timeout=...)` as the pause. Raises ValueError if both arguments
+        are None.
         """
         return self._wait_for_receivers(receivers, timeout, "session.wait_for_receivers")
 
@@ -167,10 +179,10 @@ class ObjectSession(_ObjectSession):
         metadata: bytes | BaseModel = b"",
         strategy: Strategy = all_receivers(),  # noqa: B008  (immutable)
     ) -> ObjectReport:
-        """Send one object to all that take part. Arguments and errors are those of `mcast.cast.send`."""
+        """Send one object to all receivers. Arguments and errors are those of `mcast.cast.send`."""
         if isinstance(data, AsyncIterable):
             raise TypeError(
-                f"{type(data).__name__} is awaited: send it to a group of an endpoint of mcast.aio"
+                f"{type(data).__name__} is an async iterable: send it with a membership of mcast.aio"
             )
         with (claim := Lock()):
             self._begin(claim)
@@ -185,22 +197,22 @@ class ObjectSession(_ObjectSession):
         objects: Sequence[Object],
         strategy: Strategy = carousel(),  # noqa: B008  (immutable)
     ) -> tuple[ObjectReport, ...]:
-        """Send several objects round and round, one after another, as `send` does with one and `carousel()`.
+        """Send several objects in cycles; return the report of each.
 
-        objects   1 to 65,536 of them; a path is open in its turn alone
-        strategy  `carousel()`, perhaps with a bound, which counts rounds of all objects
+        objects   1 to 65,536 objects; a path is open only while its object is sent
+        strategy  `carousel()`, with or without a limit; one cycle sends all objects
 
-        A receiver that comes at any time gets each once. There is a report for each object. Raises ValueError
-        for other strategies, and as `mcast.cast.send` does for a carousel.
+        A receiver may join at any time, and gets each object once. Raises ValueError for other strategies,
+        and where `mcast.cast.send` raises it for a carousel.
         """
         with (claim := Lock()):
             self._begin(claim)
             return self._carry_out(self._send_carousel(objects, strategy))
 
     def close(self, reason: str = "") -> None:
-        """End the session, and tell the receivers, and why. Idempotent.
+        """End the session, and send the receivers the reason. Idempotent.
 
-        A session that is broken tells nobody, and frees its membership.
+        A broken session sends nothing, and frees its membership.
         """
         with (claim := Lock()):
             self._begin(claim)
@@ -221,11 +233,11 @@ class ObjectSession(_ObjectSession):
             with suppress(McastError) if error else ExitStack():
                 self.close(error_text(error) if error else "")
         finally:
-            self._exclusive.active = False  # also if an interrupt has cut the close off
+            self._exclusive.active = False  # also if an interrupt has ended `close` early
 
 
 class AsyncObjectSession(_ObjectSession):
-    """As `ObjectSession`, with calls that are awaited."""
+    """`ObjectSession` with calls that are awaited."""
 
     _group: awaiting.Membership
 
@@ -234,7 +246,7 @@ class AsyncObjectSession(_ObjectSession):
         super().__init__(group, *options)
 
     async def wait_for_receivers(self, receivers: int | None = None, timeout: float | None = None) -> int:
-        """As `ObjectSession.gather`."""
+        """Wait for receivers; see `ObjectSession.wait_for_receivers`."""
         return await self._wait_for_receivers(receivers, timeout, "session.wait_for_receivers")
 
     async def _wait_for_receivers(self, receivers: int | None, timeout: float | None, call: str) -> int:
@@ -251,7 +263,7 @@ class AsyncObjectSession(_ObjectSession):
         metadata: bytes | BaseModel = b"",
         strategy: Strategy = all_receivers(),  # noqa: B008  (immutable)
     ) -> ObjectReport:
-        """As `ObjectSession.send`. One call at a time."""
+        """Send one object to all receivers; see `ObjectSession.send`."""
         with (claim := Lock()):
             self._begin(claim)
             self._require_open()
@@ -265,13 +277,13 @@ class AsyncObjectSession(_ObjectSession):
         objects: Sequence[Object],
         strategy: Strategy = carousel(),  # noqa: B008  (immutable)
     ) -> tuple[ObjectReport, ...]:
-        """As `ObjectSession.send_carousel`."""
+        """Send several objects in cycles; see `ObjectSession.send_carousel`."""
         with (claim := Lock()):
             self._begin(claim)
             return await self._carry_out(self._send_carousel(objects, strategy))
 
     async def close(self, reason: str = "") -> None:
-        """As `ObjectSession.close`."""
+        """End the session; see `ObjectSession.close`."""
         with (claim := Lock()):
             self._begin(claim)
             try:
@@ -315,17 +327,19 @@ def open_session(
     key: bytes | None = None,
     progress: Callable[[Progress], object] | None = None,
 ) -> ObjectSession | AsyncObjectSession:
-    """Open a session, which sends any number of objects to those that receive in the group.
+    """Open a session that sends any number of objects to the receivers in a group.
 
-    group    the membership; of an endpoint of `mcast.aio`, the session's calls are awaited
-    memory   about how many bytes the sender keeps for repairs, and so how far it goes ahead of the slowest
-    rate     the most bytes a second, on the sender's link
+    group         membership of an endpoint; with one of `mcast.aio`, the session's calls are awaited
+    memory        approximate number of bytes that the sender keeps for repairs: it is at most this far ahead
+                  of the slowest receiver
+    rate          maximum rate in bytes per second on the sender's link
     peer_timeout  give up a receiver that does not answer requests for this many seconds
-    key      closes the group to those that do not have it: the bytes of a key file, at least 16 random ones
-    progress  is called inside the session's calls with how far the sender is, whenever that changes
+    key           key of a closed group: the bytes of a key file, at least 16 random ones. Members without it
+                  can neither send objects nor join the session
+    progress      called within the session's calls whenever the progress has changed
 
-    Raises TypeError for what is no membership, RuntimeError if it sends or receives objects already, and
-    ValueError for a rate or a key that cannot be.
+    Raises TypeError if `group` is not a membership, RuntimeError if the membership sends or receives objects
+    already, and ValueError for a rate or a key that is not valid.
     """
     options = memory, rate, peer_timeout, key, progress, "cast.open_session"
     if isinstance(group, awaiting.Membership):
@@ -363,28 +377,29 @@ def send(
     peer_timeout: float = DEFAULT_PEER_TIMEOUT,
     key: bytes | None = None,
 ) -> ObjectReport | Coroutine[Any, Any, ObjectReport]:
-    """Send one object to receivers, whole; return what became of it at each of them.
+    """Send one object reliably to the receivers in a group; return its report.
 
-    group      the membership; of an endpoint of `mcast.aio`, the call is awaited
-    data       bytes, an array, a CPU tensor, a path, an open binary file or pipe, an iterable of buffers: see
-               `Sendable`. Do not change the bytes before the call returns. While an iterator, or a file that
-               is no pipe, works on its next bytes, nothing is said
-    receivers  the object begins when so many take part; those that come later may still get it. None: one,
-               or none for a carousel
-    timeout    how many seconds to wait for them; None: without end
-    name, metadata  go with the object: at most 64 and 512 bytes; a pydantic model goes as JSON
-    strategy   what to wait for: all_receivers(), quorum(k), deadline(seconds), best_effort(); or nothing:
-               carousel(cycles=..., seconds=...) sends `data` round and round, of which it needs the bytes
-               again and again, to receivers that come at any time and say nothing. It needs a `rate`;
-               `ObjectSession.send_carousel` sends several objects so
-    rate, peer_timeout, key  as in `open_session`, which is for several objects
+    group           membership of an endpoint; with one of `mcast.aio`, the call is awaited
+    data            bytes, an array, a CPU tensor, a path, an open binary file or pipe, an iterable of
+                    buffers: see `Sendable`. Do not change the bytes before the call returns. Nothing is sent
+                    while an iterator, or a file that is not a pipe, blocks
+    receivers       number of receivers to wait for before the object begins; others may join later. None: 1,
+                    or 0 for a carousel
+    timeout         time to wait for them, in seconds; None: without limit
+    name, metadata  announced with the object: at most 64 and 512 bytes; a pydantic model is sent as JSON
+    strategy        condition that ends the call: all_receivers(), quorum(k), deadline(seconds),
+                    best_effort(). carousel(cycles=..., seconds=...) sends `data` in cycles to receivers that
+                    may join at any time and do not answer. It reads the bytes in each cycle, and needs a
+                    `rate`; `ObjectSession.send_carousel` sends several objects
+    rate, peer_timeout, key
+                    see `open_session`, which is for several objects
 
-    A receiver that did not get the object raises nothing: see `kept` and `receivers` of the report. Raises
-    TimedOut if too few receivers come; OSError for a file that cannot be read, or changes in a carousel;
-    ValueError for metadata that is too long, and for a carousel without a rate, or of what cannot be read
-    twice; what `Membership.send` raises. A call that Ctrl-C or cancellation ends tells the receivers,
-    which drop what they have, unless it was in the middle of a turn; what came for a path stays hidden there
-    for the next `receive`.
+    A receiver that did not get the object is no error: see `strategy_met` and `receivers` of the report.
+    Raises TimedOut if too few receivers join; OSError for a file that cannot be read, or has changed between
+    two cycles; ValueError for metadata that is too long, and for a carousel without a rate or of data that
+    cannot be read twice; and the errors of `Membership.send`. If Ctrl-C or cancellation ends the call, the
+    receivers are notified and discard the object, unless the interrupt came inside of a step; a receiver that
+    writes to a path keeps what it has in a hidden file, from which the next `receive` resumes.
     """
     session_options = DEFAULT_MEMORY, rate, peer_timeout, key, None, "cast.send"
     if receivers is None:
@@ -398,7 +413,7 @@ def send(
             session._wait_for_receivers(receivers, timeout, "cast.send")
             return session.send(data, **options)
     finally:
-        opened._exclusive.active = False  # also if an interrupt came before the first line of `__exit__`
+        opened._exclusive.active = False  # also if an interrupt arrived before the first line of `__exit__`
 
 
 async def _send_awaiting(
@@ -450,39 +465,43 @@ def receive(
     progress: Callable[[Offered, int], object] | None = None,
     name: str | None = None,
 ) -> Generator[Received, None, None] | AsyncGenerator[Received, None]:
-    """Receive objects, of all senders in the group; each is whole and right when it comes out.
+    """Receive objects from all senders in a group; yield each when it is complete and verified.
 
-    group    the membership; of an endpoint of `mcast.aio`, use `async for`
-    into     where objects go: None for new memory; a writable buffer or CPU tensor, which each object
-             overwrites; the path of a file, which each object replaces when it is on the disk, or of a pipe
-             or device, which is written to; what has `write`, such as a pipe, and gets each part when that
-             is right, before the whole is: `write` may take a part of what it gets; or a function that says
-             one of these for each `Offered`, and may raise OSError to refuse it
-    timeout  end when nothing has been under way for so many seconds; None: go on until the group is left
-    missed   is called for each object that did not become whole here; without it a warning is logged
-    max_size  the largest object that goes into new memory, in bytes
-    memory   about how many bytes of each sender's object are under way here, at most. Of objects that go
-             round together up to 32 may be there in part, and for one place of your own one alone
-    peer_timeout  leave a sender that has sent nothing for this many seconds; objects of it that are not
-             complete are missed
-    model    the pydantic model that each object's metadata must be; others are refused, and say why. Use
-             `Offered.read`
-    key      of a closed group: the bytes of a key file; messages without the key count, and change nothing
-    one_session  receive from one sender, the first that begins an object, and end with its session, or when
-             all objects of a carousel are here; `timeout` counts until it begins. Other senders are told
-    progress  is called with each object that is under way, and how many bytes of it are right and written
-    name     what reports call this receiver, 1 to 64 bytes; None: the names of the host and its device
+    group         membership of an endpoint; with one of `mcast.aio`, use `async for`
+    into          destination of the objects: None for new memory; a writable buffer or CPU tensor, which each
+                  object overwrites; the path of a file, which each object replaces when it is on the disk, or
+                  of a pipe or device, which is written to; an object with `write`, such as a pipe, which gets
+                  each verified part before the object is complete, and may accept fewer bytes than it is
+                  given; or a function that returns one of these for each `Offered`, and may raise OSError to
+                  refuse it
+    timeout       end when no object has been in transfer for this many seconds; None: receive until the
+                  membership is left
+    missed        called for each object that this receiver did not get; without it a warning is logged
+    max_size      maximum size of an object in new memory, in bytes
+    memory        approximate maximum of bytes in transfer for each sender's object. Of a carousel of several
+                  objects up to 32 may be incomplete at a time, and one if they share a destination
+    peer_timeout  leave a sender that has sent nothing for this many seconds; its incomplete objects are
+                  missed
+    model         pydantic model of each object's metadata; others are refused with the reason. Parse the
+                  metadata by `Offered.read`
+    key           key of a closed group: the bytes of a key file. Messages without the key are counted and
+                  ignored
+    one_session   receive from one sender only, the first that begins an object, and end with its session, or
+                  when all objects of a carousel have arrived; `timeout` counts until it begins. Objects of
+                  other senders are refused
+    progress      called with each object in transfer, and the number of its bytes that are verified and
+                  written
+    name          name of this receiver in reports, 1 to 64 bytes; None: the names of the host and its device
 
-    Each object of a sender's session comes out or is missed, once, also if the sender falls silent meanwhile
-    and is heard again. What was missed does not come later: give a longer `peer_timeout` where the network
-    may be cut for longer. The last 1,024 sessions that were left are remembered, for as long as this call
-    goes on.
+    Each object of a sender's session is yielded or missed exactly once, also if the sender falls silent and
+    continues later. A missed object is not received later: give a longer `peer_timeout` if the network may be
+    interrupted for longer. This call remembers the last 1,024 sessions that it has left.
 
-    Between two objects nothing is heard or said: a program that takes longer than the sender's `peer_timeout`
-    over an object does that in another thread or task. The end of the loop, or of `contextlib.closing` and
-    `aclosing` around it, tells the senders that this receiver leaves. What a buffer of one's own holds is
-    undefined until the object comes out. Raises TypeError for a buffer that cannot be written, and what
-    `Membership.recv` raises.
+    Nothing is sent or received between two objects: if the program works on an object for longer than the
+    sender's `peer_timeout`, do that in another thread or task. When the loop ends, or `contextlib.closing` or
+    `aclosing` around it, the senders are notified that this receiver leaves. The contents of the caller's
+    buffer are undefined until its object is yielded. Raises TypeError for a buffer that cannot be written,
+    and the errors of `Membership.recv`.
     """
     options = (into, missed, max_size, memory, peer_timeout, key, model, one_session, progress, name)
     if isinstance(group, awaiting.Membership):
@@ -491,45 +510,45 @@ def receive(
 
 
 class _Reception:
-    """What a receiver does until it leaves, in turns."""
+    """Steps of a `receive` call, and the reason that the senders get when it ends."""
 
     def __init__(self, context: SessionContext, timeout: float | None, options: tuple[Any, ...]) -> None:
         self.guard: Guard = Guard("receiver", "receive anew")
         self._receiving = ReceivingSession(context, *options)
-        self._timeout, self._why = timeout, ""
+        self._timeout, self._reason = timeout, ""
 
     def next(self) -> SessionSteps[Received | None]:
-        """The next object; None when there will be no more."""
+        """Return the next object; None if there will be no more."""
         try:
             return (yield from self._receiving.next(self._timeout))
         except Closed:
             return None
         except BaseException as error:
-            self._why = error_text(error)
+            self._reason = error_text(error)
             raise
 
     def end(self) -> SessionSteps[None]:
-        """Tell the senders that this receiver leaves."""
+        """Notify the senders that this receiver leaves."""
         with suppress(McastError):
-            yield from self._receiving.leave(self._why)
+            yield from self._receiving.leave(self._reason)
 
     def close(self) -> None:
-        """Drop what is not whole."""
+        """Drop incomplete objects."""
         self._receiving.close()
 
 
 def _receive_blocking(
     group: blocking.Membership, timeout: float | None, *options: Any
 ) -> Generator[Received, None, None]:
-    hold = ExclusiveUse()
+    use = ExclusiveUse()
     try:
-        context = open_context(group, "cast.receive", hold)
+        context = open_context(group, "cast.receive", use)
         reception = _Reception(context, timeout, options)
         try:
             while (
-                found := drive_blocking(group, context.now, reception.guard, reception.next())
+                received := drive_blocking(group, context.now, reception.guard, reception.next())
             ) is not None:
-                yield found
+                yield received
         finally:
             try:
                 if not reception.guard.broken:
@@ -537,7 +556,7 @@ def _receive_blocking(
             finally:
                 reception.close()
     finally:
-        hold.active = False
+        use.active = False
 
 
 async def _receive_awaiting(
@@ -547,9 +566,9 @@ async def _receive_awaiting(
         reception = _Reception(context, timeout, options)
         try:
             while (
-                found := await drive_awaiting(group, context.now, reception.guard, reception.next())
+                received := await drive_awaiting(group, context.now, reception.guard, reception.next())
             ) is not None:
-                yield found
+                yield received
         finally:
             try:
                 if not reception.guard.broken:

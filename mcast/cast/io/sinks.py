@@ -1,4 +1,4 @@
-"""Where the bytes of an object go: into memory, into a buffer of the caller's, into a file."""
+"""Destinations of received objects: new memory, the caller's buffer, a stream, a file."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from mcast.endpoint.waiting import call_user
 from mcast.errors.validation import describe_validation_error
 
 Target = Buffer | Tensor | os.PathLike[str] | SupportsWrite | Sink | None
-"""A writable buffer or CPU tensor, the path of a file, what has `write`, a `mcast.cast.io.files.Sink`, or
-None for new memory."""
+"""Destination of one object: a writable buffer or CPU tensor, the path of a file, an object with `write`, a
+`mcast.cast.io.files.Sink`, or None for new memory."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
 class Offered(NamedTuple):
-    """What a sender says of an object before its bytes come. Do not use `name` as a path without a check.
+    """Announcement of an object, before its bytes arrive. Do not use `name` as a path without a check.
 
-    name      of the object, at most 64 bytes, printable
-    size      in bytes; None where only the end will tell
-    metadata  at most 512 bytes: `read` makes a pydantic model of them
-    sender    the name that the sender gives itself
-    address   the address that the sender sends from
-    number    of the object in the sender's session, from 0
+    name      name of the object: at most 64 bytes, printable
+    size      size in bytes; None if unknown before the end
+    metadata  at most 512 bytes; `read` parses them as a pydantic model
+    sender    name that the sender gives itself
+    address   source address of the sender
+    number    number of the object in the sender's session, from 0
     """
 
     name: str
@@ -46,40 +46,41 @@ class Offered(NamedTuple):
     number: int
 
     def read(self, model: type[Model]) -> Model:
-        """The metadata as that model. Raises ValueError, which says what does not fit."""
+        """Parse the metadata as that model. Raises ValueError, which names the field that is wrong."""
         try:
             return model.model_validate_json(self.metadata)
         except ValidationError as error:
-            wrong = describe_validation_error(dict(error.errors()[0]))
-            raise ValueError(f"the metadata is no {model.__name__}: {wrong}") from None
+            reason = describe_validation_error(dict(error.errors()[0]))
+            raise ValueError(f"the metadata is no {model.__name__}: {reason}") from None
 
 
 def metadata_of(metadata: bytes | BaseModel) -> bytes:
-    """The bytes of metadata. A model becomes JSON."""
+    """Return metadata as bytes; a model is encoded as JSON."""
     return metadata.model_dump_json().encode() if isinstance(metadata, BaseModel) else metadata
 
 
 ReceiveTarget = Target | Callable[[Offered], Target]
-"""Where objects go: one place, or what a function says of each object; it may raise OSError to refuse one."""
+"""Destination of objects: one for all, or a function that returns one for each object, and may raise OSError
+to refuse it."""
 
 
 class GrowingMemorySink(Sink):
-    """New memory, at most so many bytes."""
+    """New memory for an object of unknown size, which grows to at most `max_size` bytes."""
 
     name = "memory"
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, max_size: int) -> None:
         self.data: bytearray = bytearray()
-        self._most = most
+        self._max_size = max_size
 
     def write(self, data: Buffer) -> None:
-        if len(self.data) + memoryview(data).nbytes > self._most:
-            raise _too_large(self._most)
+        if len(self.data) + memoryview(data).nbytes > self._max_size:
+            raise _too_large(self._max_size)
         self.data += data
 
 
 class BufferSink(Sink):
-    """A buffer of the caller's, which one object at a time may fill. What is longer raises OSError."""
+    """The caller's buffer, for one object at a time. A larger object raises OSError."""
 
     name = "the buffer"
     random_access = True
@@ -102,7 +103,7 @@ class BufferSink(Sink):
 
 
 class NewMemorySink(BufferSink):
-    """New memory of a known size."""
+    """New memory for an object of known size."""
 
     name = "memory"
 
@@ -113,36 +114,37 @@ class NewMemorySink(BufferSink):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
         super().__init__(self._data)
 
-    def taken(self) -> bytearray:
-        """The memory, of which this has no view from now on."""
+    def take(self) -> bytearray:
+        """Release the view, and return the memory to hand it to the caller."""
         self.view.release()
         return self._data
 
 
-_MAX_TURN = 0.1
-"""Seconds for which small parts are written one after another, before the sender gets its answers."""
+_MAX_WRITE_TIME = 0.1
+"""Time limit of consecutive small writes, in seconds; then the sender gets its answers before more."""
 
 
 class WritableSink(Sink):
-    """What has `write`, and stays open. What it does not take now is offered again later."""
+    """An object with `write`, which stays open. Bytes that it does not accept now are written later."""
 
     name = "the stream"
 
     def __init__(self, file: SupportsWrite) -> None:
         self._writer = FileWriter(file)
-        self._left = memoryview(b"")
+        self._unwritten = memoryview(b"")
 
     def ready(self) -> bool:
-        end = monotonic() + _MAX_TURN
-        while self._left:
-            taken = call_user(self._writer.write_some, self._left)  # it may wait
-            self._left = self._left[taken:]
-            if not taken or monotonic() > end:
+        end = monotonic() + _MAX_WRITE_TIME
+        while self._unwritten:
+            written = call_user(self._writer.write_some, self._unwritten)  # may block
+            self._unwritten = self._unwritten[written:]
+            if not written or monotonic() > end:
                 break
-        return not self._left
+        return not self._unwritten
 
     def write(self, data: Buffer) -> None:
-        self._left = memoryview(bytes(self._left) + bytes(data) if self._left else bytes(data))
+        pending = self._unwritten
+        self._unwritten = memoryview(bytes(pending) + bytes(data) if pending else bytes(data))
         self.ready()
 
     def commit(self) -> bool:
@@ -151,23 +153,26 @@ class WritableSink(Sink):
         return call_user(self._writer.flush)
 
 
-def sink_of(target: Target, size: int | None, most: int) -> Sink:
-    """The sink for an object of that size. Raises OSError if the object is larger than the place."""
+def sink_of(target: Target, size: int | None, max_size: int) -> Sink:
+    """Return the sink of a target for an object of that size. Raises OSError if the object is too large.
+
+    max_size  maximum size in new memory, in bytes
+    """
     if isinstance(target, Sink):
         return target
     if isinstance(target, os.PathLike):
         return sink_of_path(native(target))
     sink = None if target is None else sink_at(target)
-    window = len(sink.view) if isinstance(sink, BufferSink) else most
-    if size is not None and size > window and (sink is None or isinstance(sink, BufferSink)):
-        raise _too_large(window)
+    limit = len(sink.view) if isinstance(sink, BufferSink) else max_size
+    if size is not None and size > limit and (sink is None or isinstance(sink, BufferSink)):
+        raise _too_large(limit)
     if sink is not None:
         return sink
-    return GrowingMemorySink(most) if size is None else NewMemorySink(size)
+    return GrowingMemorySink(max_size) if size is None else NewMemorySink(size)
 
 
 def sink_at(target: Buffer | Tensor | SupportsWrite) -> Sink:
-    """The sink for memory or for a stream. Raises TypeError for what is neither, or cannot be written."""
+    """Return the sink of memory or of a stream. Raises TypeError if it is neither, or is read-only."""
     if (memory := memory_of(target)) is not None:
         if memory.readonly:
             raise TypeError(
@@ -176,27 +181,31 @@ def sink_at(target: Buffer | Tensor | SupportsWrite) -> Sink:
             )
         return BufferSink(memory)
     if not hasattr(target, "write"):
-        raise TypeError(f"into: {type(target).__name__} is no buffer, no path, and has no write")
+        raise TypeError(
+            f"into: {type(target).__name__} cannot be received into: give a writable buffer, a path, an "
+            "object with write, or None"
+        )
     if poll_of(target, select.POLLOUT) is None:
         return WritableSink(cast(SupportsWrite, target))
     FileWriter(cast(SupportsWrite, target)).flush()
-    # A pipe gets what it takes without waiting, and the rest later.
+    # By its descriptor: only then a write to a full pipe does not block the receiver.
     return StreamSink(os.dup(target.fileno()), WritableSink.name)  # type: ignore[union-attr]
 
 
 @cache
 def _new_memory() -> Callable[[int], bytearray]:
-    """What makes memory of which no page is used before something is written there.
+    """Return an allocator of a bytearray whose pages stay untouched until they are written.
 
-    One message of a stranger's describes a large object, and `bytearray(size)` would fill it with zeros.
+    `bytearray(size)` writes zeros: a single message of a stranger, which announces a large object, would make
+    this process use that much memory.
     """
     try:
         from ctypes import PYFUNCTYPE, c_char_p, c_ssize_t, py_object, pythonapi
-    except ImportError:  # of a Python that was built without libffi
+    except ImportError:  # a Python without libffi
         return bytearray
     kind = PYFUNCTYPE(py_object, c_char_p, c_ssize_t)
     return partial(cast(Any, kind(("PyByteArray_FromStringAndSize", pythonapi))), None)
 
 
-def _too_large(window: int) -> OSError:
-    return OSError(f"the object is larger than the {window} bytes that there are for it")
+def _too_large(limit: int) -> OSError:
+    return OSError(f"the object is larger than the {limit} bytes that it may have here")

@@ -1,4 +1,9 @@
-"""Where the bytes of an object come from, and its blocks while receivers may still need them."""
+"""Sources of the bytes of an object, and the buffer of its blocks until no receiver can need them.
+
+`source_of` wraps what a program sends into a `ByteSource`. `SendBuffer` reads blocks from it as the protocol
+asks for them, computes their digests, and keeps them for repairs. A source never waits for a pipe, a terminal
+or a socket: it returns None, and is asked again in a later step.
+"""
 
 from __future__ import annotations
 
@@ -26,21 +31,21 @@ from mcast.cast.protocol.sender import ObjectSender
 from mcast.endpoint.waiting import call_user
 
 _CPU_DEVICES = (1, 3)
-"""DLPack's kDLCPU, and kDLCUDAHost, which is pinned memory of the host."""
+"""DLPack device types of memory that the CPU can read: kDLCPU, and kDLCUDAHost (pinned host memory)."""
 
 MAX_REGISTERED, MIN_REGISTERED = 64 << 20, 1 << 20
-"""The most bytes of a buffer that are lent to a device at a time, and the fewest: to pin pages takes time."""
+"""Maximum and minimum number of bytes to register with a device at once: pinning pages takes time."""
 
-_AHEAD = 1 << 20
-"""Bytes that an async iterable may be ahead of what is sent."""
+_MAX_READ_AHEAD = 1 << 20
+"""Maximum number of bytes read from an async iterable before they are sent."""
 
 
 Lend = Callable[[memoryview], Region | None]
-"""Registers a part of a buffer that stays as it is; None where that cannot be."""
+"""Registers memory that does not change while it is sent; returns None if that is not possible."""
 
 
 def lend_nothing(part: memoryview) -> None:
-    """For an end that has no queue pair."""
+    """Register nothing, for a session without a queue pair."""
 
 
 class Tensor(Protocol):
@@ -59,80 +64,80 @@ Sendable = (
     | Iterable[Buffer | Tensor]
     | AsyncIterable[Buffer | Tensor]
 )
-"""What can be sent.
+"""Data that can be sent as an object.
 
-- A buffer, such as bytes or a numpy array: contiguous memory without Python objects in it; a tensor with
+- A buffer, such as bytes or a numpy array: contiguous memory without Python objects; or a tensor with
   `__dlpack__`.
-- A file's path, or a binary file that is open, from where it stands. Its end is that of now; a pipe has none
-  before it comes. A `mcast.cast.io.files.Source`, which is closed then.
-- An iterable of buffers, whose end nobody has to know. It is asked for more as receivers take what there is.
-- With a membership of `mcast.aio`, an async iterable of buffers, too: others have their turns meanwhile.
+- The path of a file, or an open binary file from its current position. A regular file ends where it ends
+  now, a pipe when its writer closes it. A `mcast.cast.io.files.Source` is closed after the transfer.
+- An iterable of buffers, of any length. It is asked for more as receivers accept what it has given.
+- With a membership of `mcast.aio`, also an async iterable of buffers: other tasks run while it waits.
 """
 
 
 class ByteSource(Protocol):
-    """Where bytes come from. `size` is None where only the end tells."""
+    """Origin of the bytes of an object. `size` is None if unknown before the end."""
 
     size: int | None
 
-    def read(self, most: int) -> bytes | memoryview | None:
-        """The next bytes, about so many, perhaps more; empty at the end, None where none is there yet."""
+    def read(self, size: int) -> bytes | memoryview | None:
+        """Return the next bytes, about `size` of them; empty at the end, None if there are none yet."""
 
     def rewind(self) -> bool:
-        """Begin anew with the first byte. False if that cannot be."""
+        """Continue with the first byte; return False if that is not possible."""
 
     def suspend(self) -> None:
-        """Free what `again` can open."""
+        """Free resources that `rewind` can take again."""
 
     def close(self) -> None:
-        """Free the origin."""
+        """Free all resources."""
 
 
 class _NothingToSuspend:
-    """What has nothing that can be freed meanwhile."""
+    """Source of which `suspend` frees nothing: the buffer or the file belongs to the caller."""
 
     def suspend(self) -> None:
-        """The buffer or the file is the caller's."""
+        pass
 
 
 class MemorySource:
-    """The bytes of a buffer, which must be contiguous, where they are: no copy is made.
+    """A contiguous buffer, sent from where it is.
 
-    A large one is lent to the device, a part at a time, which sends from there. From a part that is not lent
-    messages are copied.
+    A large buffer is registered with the device in parts, which the device sends from directly. Messages of a
+    part that is not registered are copied.
     """
 
     def __init__(self, data: Buffer) -> None:
         self._view = flat_bytes(data)
         self.size: int | None = self._view.nbytes
-        self._at = self._lent_to = 0
-        self._part: Region | None = None
+        self._at = self._lent_end = 0
+        self._region: Region | None = None
         self.lend: Lend = lend_nothing
 
-    def read(self, most: int) -> memoryview:
-        if self._at >= self._lent_to:
+    def read(self, size: int) -> memoryview:
+        if self._at >= self._lent_end:
             self._lend_next()
-        found = self._view[self._at : self._at + most]
-        self._at += len(found)
-        return found
+        data = self._view[self._at : self._at + size]
+        self._at += len(data)
+        return data
 
     def _lend_next(self) -> None:
         self.suspend()
-        self._lent_to = self._at + MAX_REGISTERED
-        part = self._view[self._at : self._lent_to]
+        self._lent_end = self._at + MAX_REGISTERED
+        part = self._view[self._at : self._lent_end]
         if part.nbytes >= MIN_REGISTERED:
-            self._part = self.lend(part)
+            self._region = self.lend(part)
 
     def rewind(self) -> bool:
-        self._at = self._lent_to = 0
+        self._at = self._lent_end = 0
         return True
 
     def suspend(self) -> None:
-        """What is lent comes back."""
-        part, self._part, self._lent_to = self._part, None, 0
-        if part is not None:
-            with suppress(McastError):  # the memory is let go with the queue pair then
-                part.close()
+        """Deregister the memory."""
+        region, self._region, self._lent_end = self._region, None, 0
+        if region is not None:
+            with suppress(McastError):  # the queue pair's end deregisters the memory then
+                region.close()
 
     def close(self) -> None:
         self.suspend()
@@ -142,33 +147,33 @@ class MemorySource:
 class OpenFileSource(_NothingToSuspend):
     """The rest of an open binary file, which stays open.
 
-    A pipe, a terminal or a socket is read when it has something; other files are waited for.
+    A pipe, a terminal or a socket is read when it is ready; a read of any other file may block.
     """
 
     def __init__(self, file: SupportsRead) -> None:
         if hasattr(file, "encoding"):
             raise TypeError(f"{type(file).__name__} is open as text: open the file in binary mode")
-        self.size: int | None = _rest_of(file)
-        self._left = self.size
+        self.size: int | None = _remaining_size(file)
+        self._remaining = self.size
         self._file = cast(Any, file)
-        self._begins: int = 0 if self.size is None else self._file.tell()
+        self._start: int = 0 if self.size is None else self._file.tell()
         self._poll = None if self.size is not None else poll_of(file, select.POLLIN)
         self._method = "read1" if self._poll is not None and hasattr(file, "read1") else "read"
 
-    def read(self, most: int) -> bytes | None:
+    def read(self, size: int) -> bytes | None:
         if self._poll is not None and not self._poll.poll(0):
             return None
-        # One that cannot be asked whether it is ready is waited for.
-        size = most if self._left is None else min(most, self._left)
+        if self._remaining is not None:
+            size = min(size, self._remaining)
         data = call_user(read_some, self._file, size, self._method)
-        if self._left is not None:
-            self._left -= len(data or b"")
+        if self._remaining is not None:
+            self._remaining -= len(data or b"")
         return data
 
     def rewind(self) -> bool:
         if self.size is not None:
-            self._file.seek(self._begins)
-            self._left = self.size
+            self._file.seek(self._start)
+            self._remaining = self.size
         return self.size is not None
 
     def close(self) -> None:
@@ -176,80 +181,80 @@ class OpenFileSource(_NothingToSuspend):
 
 
 class IterableSource(_NothingToSuspend):
-    """The bytes of all buffers, one after another."""
+    """The concatenated buffers of an iterable."""
 
-    def __init__(self, parts: Iterable[Buffer | Tensor]) -> None:
+    def __init__(self, buffers: Iterable[Buffer | Tensor]) -> None:
         self.size: int | None = None
-        self._parts = iter(parts)
+        self._buffers = iter(buffers)
         self._rest = memoryview(b"")
 
-    def read(self, most: int) -> bytes:
+    def read(self, size: int) -> bytes:
         while not self._rest:
             try:
-                part = call_user(next, self._parts)
+                buffer = call_user(next, self._buffers)
             except StopIteration:
                 return b""
-            self._rest = memoryview(_bytes_of(part))
-        found, self._rest = self._rest[:most], self._rest[most:]
-        return bytes(found)
+            self._rest = memoryview(_bytes_of(buffer))
+        data, self._rest = self._rest[:size], self._rest[size:]
+        return bytes(data)
 
     def rewind(self) -> bool:
         return False
 
     def close(self) -> None:
-        """The iterator stays where it is."""
+        """Leave the iterator to the caller."""
 
 
 class AsyncIterableSource(_NothingToSuspend):
-    """The bytes of all buffers of an async iterable. A task asks for them, a little ahead of what is sent."""
+    """The concatenated buffers of an async iterable, which a task reads slightly ahead of the sender."""
 
-    def __init__(self, parts: AsyncIterable[Buffer | Tensor]) -> None:
+    def __init__(self, buffers: AsyncIterable[Buffer | Tensor]) -> None:
         self.size: int | None = None
-        self._parts = parts
+        self._buffers = buffers
         self._ready = bytearray()
-        self._room = asyncio.Event()
+        self._consumed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    async def _gather(self) -> None:
-        async for part in self._parts:
-            self._ready += _bytes_of(part)
-            while len(self._ready) >= _AHEAD:
-                self._room.clear()
-                await self._room.wait()
+    async def _read_ahead(self) -> None:
+        async for buffer in self._buffers:
+            self._ready += _bytes_of(buffer)
+            while len(self._ready) >= _MAX_READ_AHEAD:
+                self._consumed.clear()
+                await self._consumed.wait()
 
-    def read(self, most: int) -> bytes | None:
+    def read(self, size: int) -> bytes | None:
         if self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._gather())
+            self._task = asyncio.get_running_loop().create_task(self._read_ahead())
         if not self._ready:
             if not self._task.done():
                 return None
             self._task.result()
-        found = bytes(self._ready[:most])
-        del self._ready[:most]
-        self._room.set()
-        return found
+        data = bytes(self._ready[:size])
+        del self._ready[:size]
+        self._consumed.set()
+        return data
 
     def rewind(self) -> bool:
         return False
 
     def close(self) -> None:
-        """What waits for the next buffer is cancelled; the iterator stays where it is."""
+        """Cancel the task, and leave the iterator to the caller."""
         if self._task is not None and not self._task.cancel() and not self._task.cancelled():
-            self._task.exception()  # asyncio would log an error that nobody asked for
+            self._task.exception()  # otherwise asyncio logs that the exception was never retrieved
 
 
-def _bytes_of(part: Buffer | Tensor) -> bytes:
-    memory = memory_of(part)
+def _bytes_of(buffer: Buffer | Tensor) -> bytes:
+    memory = memory_of(buffer)
     if memory is None:
-        raise TypeError(f"{type(part).__name__} has no bytes: the iterable gives buffers")
+        raise TypeError(f"{type(buffer).__name__} is not a buffer: the iterable must yield buffers")
     return bytes(memory)
 
 
 def poll_of(file: object, events: int) -> select.poll | None:
-    """What tells whether a pipe, a terminal or a socket is ready; None for what has no descriptor to ask.
+    """Return a poll object that tells when a pipe, a terminal or a socket is ready; None for other files.
 
-    None, too, for what is between the program and the descriptor, and may keep bytes back or change them: a
-    compressed file, TLS, the answer of an HTTP server, a wrapper or a subclass of the caller's.
+    None, too, if anything between the program and the descriptor may hold bytes back or change them: a
+    compressed file, TLS, an HTTP response, a wrapper or a subclass of the caller's.
     """
     raw = _raw_of(file)
     if raw is None or (type(raw) is not FileIO and type(getattr(raw, "_sock", None)) is not socket.socket):
@@ -260,15 +265,15 @@ def poll_of(file: object, events: int) -> select.poll | None:
         return None
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return None
-    found = select.poll()
-    found.register(fd, events)
-    return found
+    poll = select.poll()
+    poll.register(fd, events)
+    return poll
 
 
 def _raw_of(file: object) -> FileIO | socket.SocketIO | None:
-    """The file or socket that `file` reads and writes as it is, perhaps ahead; None for other things.
+    """Return the unbuffered file or socket whose bytes `file` passes on unchanged; None for other objects.
 
-    The exact types are asked for: a subclass may do anything between.
+    Only exact types count: a subclass may change the bytes.
     """
     raw: object = file
     if isinstance(file, BufferedReader | BufferedWriter | BufferedRandom):
@@ -276,10 +281,10 @@ def _raw_of(file: object) -> FileIO | socket.SocketIO | None:
     return raw if type(raw) is FileIO or type(raw) is socket.SocketIO else None
 
 
-def _rest_of(file: object) -> int | None:
-    """How many bytes of a file follow; None where only the end tells.
+def _remaining_size(file: object) -> int | None:
+    """Return the number of bytes after the file's position; None if unknown before the end.
 
-    Of a file of the caller's own kind only the end tells: such a file may read more or less than its size.
+    It is unknown for a file of the caller's own class, which may read more or fewer bytes than its size.
     """
     known = file if type(file) is BytesIO else _raw_of(file)
     if known is None or isinstance(file, BufferedWriter) or not known.seekable():
@@ -292,13 +297,13 @@ def _rest_of(file: object) -> int | None:
 
 
 def source_of(data: Sendable) -> ByteSource:
-    """Open what is to be sent. Raises OSError for a file that cannot be read, TypeError for other things."""
+    """Open a source for the data. Raises OSError if a file cannot be read, TypeError for unsuitable types."""
     if isinstance(data, Source):
         return data
     if isinstance(data, os.PathLike):
         return Source(str(Path(native(data)).absolute()))
     if isinstance(data, str):
-        raise TypeError("str has no bytes: a path is a pathlib.Path, and a text is sent as text.encode()")
+        raise TypeError("str cannot be sent: give a path as pathlib.Path, and a text as text.encode()")
     if (memory := memory_of(data)) is not None:
         return MemorySource(memory)
     if hasattr(data, "read"):
@@ -308,78 +313,85 @@ def source_of(data: Sendable) -> ByteSource:
     if isinstance(data, AsyncIterable):
         return AsyncIterableSource(data)
     raise TypeError(
-        f"{type(data).__name__} cannot be sent: a buffer, a tensor, a path, an open binary file and "
-        "an iterable of buffers can"
+        f"{type(data).__name__} cannot be sent: give a buffer, a tensor, a path, an open binary file or "
+        "an iterable of buffers"
     )
 
 
-def memory_of(info: object) -> memoryview | None:
-    """Return the bytes of a buffer or a tensor; None for other things.
+def memory_of(data: object) -> memoryview | None:
+    """Return the bytes of a buffer or a tensor; None for other objects.
 
-    Raises TypeError for a buffer that is no payload, and for a tensor that the CPU cannot read, or whose type
-    numpy does not know.
+    Raises TypeError for a buffer that cannot be a payload, and for a tensor that the CPU cannot read or whose
+    type numpy does not have.
     """
-    if is_buffer(info):
-        return flat_bytes(cast(Buffer, info))
-    if not hasattr(info, "__dlpack__"):
+    if is_buffer(data):
+        return flat_bytes(cast(Buffer, data))
+    if not hasattr(data, "__dlpack__"):
         return None
-    kind = type(info).__name__
+    kind = type(data).__name__
     try:
         import numpy
     except ImportError:
-        raise TypeError(f"{kind} has __dlpack__, which numpy reads: python -m pip install numpy") from None
-    tensor = cast(Any, info)
+        raise TypeError(
+            f"{kind} has __dlpack__, which needs numpy to be read: python -m pip install numpy"
+        ) from None
+    tensor = cast(Any, data)
     if tensor.__dlpack_device__()[0] not in _CPU_DEVICES:
         raise TypeError(f"{kind} is in the memory of a device: copy the tensor to the CPU first")
     try:
-        found: Any = numpy.from_dlpack(tensor)
+        array: Any = numpy.from_dlpack(tensor)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise TypeError(
             f"{kind}: {error}; view a tensor of a type that numpy does not have as bytes"
         ) from None
-    return flat_bytes(found)
+    return flat_bytes(array)
 
 
 class SendBuffer:
-    """The blocks of one object, which are kept until no receiver can need them, or until they come again."""
+    """Blocks of one object, kept until no receiver can need them or until a carousel sends them again.
+
+    about    description of the object
+    offered  number of blocks that were offered to the protocol, in this cycle of a carousel
+    size     number of bytes that were offered, in the first cycle of a carousel
+    done     bytes that no receiver can need any more; for a carousel, bytes sent in this cycle
+    """
 
     def __init__(self, source: ByteSource, about: Describe) -> None:
         self._source = source
         self.about: Describe = about
         self._blocks: dict[int, SourceBlock] = {}
-        self._left = None if about.size == UNKNOWN_SIZE else about.size
+        self._remaining = None if about.size == UNKNOWN_SIZE else about.size
         self._next_bytes: bytes | bytearray | memoryview = b""
-        """What was read of the next blocks: less than a block, unless the origin gave more than was asked."""
-        self._forgotten = 0
+        """Bytes read ahead: less than a block, unless the source returned more than it was asked for."""
+        self._released = 0
         self.offered: int = 0
         self.size: int = 0
         self.done: int = 0
-        """Bytes that no receiver can need any more; of a carousel, those that this round has sent."""
         self._digest = Digest()
 
     @property
     def digest(self) -> bytes:
-        """The BLAKE3 digest of the object's bytes, as far as they were offered."""
+        """BLAKE3 digest of the bytes that were offered."""
         return bytes(self._digest)
 
     def offer(self, core: ObjectSender) -> bool:
-        """Offer as many blocks as the core has room for. False if there would be more, but not yet.
+        """Offer as many blocks as `core` wants; return False if the source has no bytes for another one yet.
 
-        Raises OSError if the object ends too early, or is another one in a later round.
+        Raises OSError if the object is shorter than its size, or has changed since an earlier cycle.
         """
         outgoing = core.outgoing
         if outgoing is None:
             return True
         if outgoing.offered < self.offered:
             self._rewind()
-        while self._forgotten < outgoing.released:
-            self.done += self._blocks.pop(self._forgotten).info.size
-            self._forgotten += 1
+        while self._released < outgoing.released:
+            self.done += self._blocks.pop(self._released).info.size
+            self._released += 1
         while core.blocks_wanted:
-            if self._left == 0:
+            if self._remaining == 0:
                 core.end(self.digest)
                 break
-            block = self._block()
+            block = self._next_block()
             if block is None:
                 return False
             if not block:
@@ -393,28 +405,28 @@ class SendBuffer:
                 digest = self.digest
             entry = self._blocks[self.offered] = SourceBlock(block, self.about.segment, self.about.k, digest)
             if outgoing.expected_info not in (None, entry.info):
-                raise OSError(f"{self._it} has changed while it was sent")
+                raise OSError(f"{self._subject} has changed while it was sent")
             core.offer(entry.info)
             self.offered += 1
         return True
 
     def _rewind(self) -> None:
-        """A round begins."""
+        """Begin another cycle of a carousel."""
         self._blocks.clear()
         self._next_bytes = b""
         self._source.rewind()
-        self._left = self.about.size
-        self._forgotten = self.offered = self.done = 0
+        self._remaining = self.about.size
+        self._released = self.offered = self.done = 0
 
     def suspend(self) -> None:
-        """Others have their turns, and this object begins anew then."""
+        """Free blocks and source while a carousel sends other objects; the next `offer` rewinds."""
         self._blocks.clear()
         self._source.suspend()
-        self.offered = UNKNOWN_BLOCKS  # beyond all that the core knows of: a round begins
+        self.offered = UNKNOWN_BLOCKS  # more than `core` has, which makes `offer` rewind
 
     @property
-    def _it(self) -> str:
-        """The object in words; one of several is named."""
+    def _subject(self) -> str:
+        """The object in error messages, by name if it is one of several."""
         return f"the object {self.about.name}" if self.about.carousel > 1 else "the object"
 
     def close(self) -> None:
@@ -422,35 +434,34 @@ class SendBuffer:
         self._blocks.clear()
         self._next_bytes = b""
 
-    def _block(self) -> bytes | memoryview | None:
-        """The next block; a shorter one, or None, where the origin has no more for the moment."""
-        most = self.about.segment * self.about.k
-        if self._left is not None:
-            most = min(most, self._left)
-        while len(self._next_bytes) < most:
-            more = self._source.read(most - len(self._next_bytes))
+    def _next_block(self) -> bytes | memoryview | None:
+        """Return the next block, shorter if a stream has no more bytes now; None if it has none yet."""
+        size = self.about.segment * self.about.k
+        if self._remaining is not None:
+            size = min(size, self._remaining)
+        while len(self._next_bytes) < size:
+            more = self._source.read(size - len(self._next_bytes))
             if more and not self._next_bytes:
                 self._next_bytes = more
             elif more:
                 if not isinstance(self._next_bytes, bytearray):
                     self._next_bytes = bytearray(self._next_bytes)
                 self._next_bytes += more
-            elif more is None and (self._left is not None or not self._next_bytes):
+            elif more is None and (self._remaining is not None or not self._next_bytes):
                 return None
             else:
                 break
-        found, self._next_bytes = self._next_bytes[:most], self._next_bytes[most:] or b""
-        if isinstance(found, bytearray):
-            found = bytes(found)
-        if self._left is not None:
-            if len(found) < most:
-                raise OSError(
-                    f"{self._it} has become shorter while it was sent, by {self._left - len(found)}"
-                )
-            self._left -= len(found)
-        return found
+        block, self._next_bytes = self._next_bytes[:size], self._next_bytes[size:] or b""
+        if isinstance(block, bytearray):
+            block = bytes(block)
+        if self._remaining is not None:
+            if len(block) < size:
+                missing = self._remaining - len(block)
+                raise OSError(f"{self._subject} became {missing} bytes shorter while it was sent")
+            self._remaining -= len(block)
+        return block
 
     def packets(self, runs: Iterable[SegmentRange], frames: Framer) -> Iterator[memoryview | HeaderBodyBatch]:
-        """The messages of these runs, as the frames have them; none where all have the block by now."""
+        """Build the messages of these segments; skip blocks that no receiver needs any more."""
         block = self._blocks
         return frames.packets(self.about, ((block[run.block], run) for run in runs if run.block in block))

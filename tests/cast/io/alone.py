@@ -1,4 +1,4 @@
-"""A receiver of objects without a network: what its sender says is handed to it."""
+"""A receiver of objects without a network: a test passes it the messages of its sender."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from mcast.cast.protocol.packets import Admit, Describe, Offer, Packet, encode, 
 from mcast.wire.addresses import Gid
 
 SESSION = number_at("10.0.0.3", 1)
-PIECE, WIDTH = 976, 4
+SEGMENT, K = 976, 4
 
 
 def heard(packet: Packet, address: str = "10.0.0.3") -> Series:
-    """A message of the end at that address, as a turn gets it."""
+    """Return a message of the member at that address, as a step receives it."""
     message = memoryview(encode(packet))
     return Series(message, len(message), len(message), 1, Gid(f"::ffff:{address}"), 7, False)
 
 
 def cut(data: bytes) -> list[SourceBlock]:
-    """The blocks of an object, each with the digest of all up to its end."""
-    size, digest = PIECE * WIDTH, Digest()
+    """Cut an object into blocks, each with the digest of all bytes up to its end."""
+    size, digest = SEGMENT * K, Digest()
     found = []
     for at in range(0, len(data), size):
         block = data[at : at + size]
         digest.update(block)
-        found.append(SourceBlock(block, PIECE, WIDTH, bytes(digest)))
+        found.append(SourceBlock(block, SEGMENT, K, bytes(digest)))
     return found
 
 
 class Alone:
-    """A receiver that takes part, and has been told of an object of `size` bytes, in blocks of 4 pieces.
+    """A receiver in a session that has announced an object of `size` bytes, in blocks of 4 segments.
 
-    It was not admitted where the object goes round and round, with others if `around` is more than 1.
+    carousel  number of objects of a carousel, which admits no receivers; 0: an object that is sent once
     """
 
     def __init__(self, into: ReceiveTarget, size: int, carousel: int = 0, one_session: bool = False) -> None:
@@ -47,17 +47,17 @@ class Alone:
         nonce = self.receiving.sessions[SESSION].core.config.nonce
         if not carousel:
             self.on_packets(Admit(SESSION, {context.number: (0, nonce)}))
-        self.on_packets(Describe(SESSION, 0, size, PIECE, WIDTH, 0, carousel, 0, "thing", b""))
+        self.on_packets(Describe(SESSION, 0, size, SEGMENT, K, 0, carousel, 0, "thing", b""))
 
     def __del__(self) -> None:
         self.receiving.close()
 
     def on_packets(self, *packet: Packet, address: str = "10.0.0.3") -> None:
-        """Messages of the sender come, or of another one, all in one turn."""
+        """Pass messages of the sender, or of another one, in one step."""
         self._steps.send([heard(one, address) for one in packet])
 
     def pauses(self, seconds: float) -> None:
-        """The program does something else, and asks for the next object then."""
+        """Let the program do something else before it asks for the next object."""
         self._steps.close()
         self.now += seconds
         self._steps = self.receiving.next(None)
@@ -65,7 +65,7 @@ class Alone:
 
     @property
     def blocks(self) -> int:
-        """How many blocks have been taken."""
+        """Number of blocks that were received in order."""
         incoming = self.receiving.sessions[SESSION].core.incoming
         assert incoming is not None
         return incoming.base

@@ -1,4 +1,4 @@
-"""Buffers as objects, and as the places of objects: the table of tests/buffers.py."""
+"""Buffers as objects, and as destinations of objects: the table of tests/buffers.py."""
 
 from __future__ import annotations
 
@@ -50,24 +50,24 @@ def test_what_is_no_payload_is_not_sent(roce: Fabric, kind: str) -> None:
 
 
 def test_each_payload_that_can_be_written_is_filled(roce: Fabric) -> None:
-    places = {name: make() for name, make in PAYLOADS.items()}
-    places = {name: place for name, place in places.items() if not memoryview(place).readonly}
-    data = [bytes(1 + at % 255 for at in range(len(content(place)))) for place in places.values()]
-    numbers = list(places.values())
+    targets = {name: make() for name, make in PAYLOADS.items()}
+    targets = {name: target for name, target in targets.items() if not memoryview(target).readonly}
+    data = [bytes(1 + at % 255 for at in range(len(content(target)))) for target in targets.values()]
+    numbers = list(targets.values())
 
     def into(offered: Offered) -> Any:
         return numbers[offered.number]
 
     with (
-        others(lambda: gets(roce, 1, len(places), into)) as ends,
+        others(lambda: gets(roce, 1, len(targets), into)) as ends,
         member(roce, 0) as group,
         cast.open_session(group) as session,
     ):
         session.wait_for_receivers(1, BOUND)
         assert all(session.send(one).strategy_met for one in data)
         ends[0].result(BOUND)
-    found = {name: content(place) for name, place in places.items()}
-    assert found == dict(zip(places, data, strict=True))
+    found = {name: content(target) for name, target in targets.items()}
+    assert found == dict(zip(targets, data, strict=True))
 
 
 FIXED = [name for name, make in PAYLOADS.items() if memoryview(make()).readonly]
@@ -76,23 +76,23 @@ FIXED = [name for name, make in PAYLOADS.items() if memoryview(make()).readonly]
 @pytest.mark.parametrize("kind", [*FIXED, *(name for name in REFUSED if name != "None")])
 def test_no_object_goes_elsewhere(roce: Fabric, kind: str) -> None:
     """Into what is no payload, or cannot be written."""
-    place = (PAYLOADS | REFUSED)[kind]()
-    with member(roce, 0) as group, pytest.raises(TypeError), closing(cast.receive(group, place)) as objects:
+    target = (PAYLOADS | REFUSED)[kind]()
+    with member(roce, 0) as group, pytest.raises(TypeError), closing(cast.receive(group, target)) as objects:
         next(objects)
 
 
 @pytest.mark.parametrize("kind", ["objects", "structured with objects", "array of unions with py_object"])
 def test_no_sender_chooses_what_objects_are(roce: Fabric, kind: str) -> None:
-    """The place is refused even where only a function says it, when an object is offered."""
-    place = REFUSED[kind]()
-    before = bytes(place)
+    """The target is refused even where only a function says it, when an object is offered."""
+    target = REFUSED[kind]()
+    before = bytes(target)
     with (
         others(lambda: offers(roce, len(before))),
         member(roce, 1) as group,
         pytest.raises(TypeError, match="has Python objects as items"),
     ):
-        next(cast.receive(group, lambda offered: place))
-    assert bytes(place) == before
+        next(cast.receive(group, lambda offered: target))
+    assert bytes(target) == before
 
 
 def offers(fabric: Fabric, size: int) -> None:

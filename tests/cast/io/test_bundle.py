@@ -17,7 +17,7 @@ from mcast.cast.io.sinks import Offered
 
 def offered(name: str, kind: Content = Content.FILE, files: int = 1) -> Offered:
     label = Label(kind, files, None, name)
-    return Offered("an object", 3, label.pack(), "sender", "10.0.0.1", 0)
+    return Offered("an object", 3, label.encode(), "sender", "10.0.0.1", 0)
 
 
 def placed(sink: Sink | None, data: bytes = b"new") -> None:
@@ -61,7 +61,7 @@ def test_a_folder_is_its_files_and_folders(tree: Path) -> None:
     assert bundle.size == 20
     assert {(item.label.files, item.label.size) for item in bundle.items} == {(6, 20)}
     assert {Path(path).name: reason for path, reason in bundle.skipped.items()} == {
-        "nowhere": "a link that leads nowhere",
+        "nowhere": "a broken link",
         "pipe": "a named pipe",
         "round": "a link to a folder",
     }
@@ -81,9 +81,8 @@ def test_stdin_is_a_file_of_that_name_if_it_is_open(monkeypatch: pytest.MonkeyPa
         bundle_of(["-"])
 
 
-def test_what_another_user_alone_may_read_or_write_is_named(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_and_unwritable_paths_are_named(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the path that only another user may read or write."""
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     calls: list[tuple[Callable[[], object], Path]] = [
         (lambda: bundle_of([str(tree / "plain")]), tree / "plain"),
@@ -97,16 +96,16 @@ def test_what_another_user_alone_may_read_or_write_is_named(
 
 
 def test_what_is_in_a_folder_arrives_as_it_was(tree: Path, tmp_path: Path) -> None:
-    place = Folder(tmp_path / "copy")
+    target = Folder(tmp_path / "copy")
     times = {one: 10**18 + 1000 * at for at, one in enumerate(("in/run", "plain", "empty", "in", "."))}
     for one, mtime in times.items():
         os.utime(tree / one, ns=(0, mtime))
     for path, label in bundle_of([str(tree)]).items:
-        sink = place(Offered("x", None, label.pack(), "sender", "10.0.0.1", 0))
+        sink = target(Offered("x", None, label.encode(), "sender", "10.0.0.1", 0))
         if label.kind is not Content.FOLDER:
             placed(sink, Path(path).read_bytes())
         else:
-            assert sink is place(Offered("x", None, label.pack(), "sender", "10.0.0.1", 0)) is None
+            assert sink is target(Offered("x", None, label.encode(), "sender", "10.0.0.1", 0)) is None
     copy = tmp_path / "copy" / "tree"
     assert sorted(str(one.relative_to(copy)) for one in copy.rglob("*")) == [
         "empty",
@@ -116,7 +115,7 @@ def test_what_is_in_a_folder_arrives_as_it_was(tree: Path, tmp_path: Path) -> No
         "plain",
     ]
     assert (copy / "in" / "run").read_bytes() == b"#!/bin/sh\n"
-    place.close()
+    target.close()
     assert os.access(copy / "in" / "run", os.X_OK)
     assert [(copy / one).stat().st_mtime_ns for one in times] == list(times.values())
     assert not (copy / "plain").stat().st_mode & 0o111
@@ -136,13 +135,13 @@ def test_a_path_that_no_label_can_have_is_refused(tmp_path: Path) -> None:
 
 def test_a_label_is_read_as_it_was_written() -> None:
     label = Label(Content.PROGRAM, 3, 1 << 40, os.fsdecode(b"caf\xe9/\xff"), -1)
-    assert Label.of(label.pack()) == label
+    assert Label.decode(label.encode()) == label
     for unsayable in (None, 1 << 63, -1 << 63):
-        assert Label.of(label._replace(mtime=unsayable).pack()) == label._replace(mtime=None)
-    packed = label.pack()
-    assert Label.of(packed[:25]) is None
-    assert Label.of(packed[:4] + b"\x09" + packed[5:]) is None
-    assert Label.of(b"a program's own metadata") is None
+        assert Label.decode(label._replace(mtime=unsayable).encode()) == label._replace(mtime=None)
+    packed = label.encode()
+    assert Label.decode(packed[:25]) is None
+    assert Label.decode(packed[:4] + b"\x09" + packed[5:]) is None
+    assert Label.decode(b"a program's own metadata") is None
 
 
 @pytest.mark.parametrize(
@@ -165,7 +164,8 @@ def test_no_name_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
     ]
 
 
-def test_a_link_in_the_folder_is_replaced_and_not_followed(tmp_path: Path) -> None:
+def test_link_in_folder_is_replaced(tmp_path: Path) -> None:
+    """A link in the folder is not followed: the file that it leads to stays."""
     (tmp_path / "in").mkdir()
     (tmp_path / "out").write_bytes(b"old")
     (tmp_path / "in" / "x").symlink_to("../out")
@@ -248,10 +248,8 @@ def test_a_file_that_is_there_counts_if_it_is_the_same(
 
 
 @pytest.mark.parametrize("meanwhile", [b"mine", b"new"])
-def test_a_file_that_comes_to_be_there_meanwhile_is_not_replaced_unasked(
-    tmp_path: Path, meanwhile: bytes
-) -> None:
-    """A transfer may take hours."""
+def test_file_created_during_transfer_is_not_replaced(tmp_path: Path, meanwhile: bytes) -> None:
+    """A file that appears meanwhile stays, unless replacing is allowed. A transfer may take hours."""
     sink = Folder(tmp_path)(offered("x"))
     assert sink is not None
     with closing(sink):
@@ -270,17 +268,17 @@ def test_objects_of_other_programs_have_their_name(tmp_path: Path) -> None:
 
 
 def test_one_file_takes_one_object_alone(tmp_path: Path) -> None:
-    with closing(OneFile(str(tmp_path / "copy"))) as place:
+    with closing(OneFile(str(tmp_path / "copy"))) as target:
         for refused in (offered("x", files=2), offered("x", Content.FOLDER)):
-            with pytest.raises(OSError, match="this receiver takes one file alone"):
-                place(refused)
-        placed(place(offered("../x")))
+            with pytest.raises(OSError, match="this receiver accepts one file only"):
+                target(refused)
+        placed(target(offered("../x")))
     assert [one.name for one in tmp_path.iterdir()] == ["copy"]
 
 
 def test_a_place_that_no_object_took_leaves_nothing(tmp_path: Path) -> None:
-    with closing(OneFile(str(tmp_path / "copy"))) as place:
-        place.open()
+    with closing(OneFile(str(tmp_path / "copy"))) as target:
+        target.open()
         assert len(list(tmp_path.iterdir())) == 1
     Folder(tmp_path / "folder").close()
     assert list(tmp_path.iterdir()) == []

@@ -24,7 +24,7 @@ from mcast.cast.protocol.blocks import Digest, SourceBlock
 from mcast.cast.protocol.packets import Data, Describe, Flush, Seal
 from mcast.cast.protocol.receiver import MAX_PARTIAL_OBJECTS
 
-from .alone import PIECE, SESSION, WIDTH, Alone
+from .alone import SEGMENT, SESSION, Alone, K
 from .test_flow import takes
 from .test_objects import BOUND, DATA, amember, body, member, others, roce
 
@@ -35,8 +35,8 @@ RATE = 4e6
 """Bytes a second: a round of DATA takes some 60 ms."""
 
 
-def goes_round(fabric: Fabric, had: threading.Barrier, key: bytes | None = None) -> list[cast.Missed]:
-    """A carousel on host 0 until all of the barrier have the object; what one hears that comes then."""
+def run_carousel(fabric: Fabric, had: threading.Barrier, key: bytes | None = None) -> list[cast.Missed]:
+    """Run a carousel until the barrier is passed and host 4 joins; return what host 4 missed."""
     stops = threading.Event()
     missed: list[cast.Missed] = []
 
@@ -68,9 +68,8 @@ def goes_round(fabric: Fabric, had: threading.Barrier, key: bytes | None = None)
 
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["open", "closed"])
-def test_late_and_mute_receivers_have_the_object_in_memory_file_and_pipe(
-    roce: Fabric, tmp_path: Path, key: bytes | None
-) -> None:
+def test_late_and_mute_receivers_get_a_carousel(roce: Fabric, tmp_path: Path, key: bytes | None) -> None:
+    """Receivers that join late, or cannot send, get the object in memory, in a file and through a pipe."""
     out, into = os.pipe()
     had = threading.Barrier(4)
     piped = bytearray()
@@ -95,7 +94,7 @@ def test_late_and_mute_receivers_have_the_object_in_memory_file_and_pipe(
             reads,
         ) as ends,
     ):
-        goes_round(roce, had, key)
+        run_carousel(roce, had, key)
         (in_memory,), (in_file,), (in_pipe,) = (ends[at].result(BOUND) for at in range(3))
         ends[3].result(BOUND)
     os.close(out)
@@ -106,13 +105,15 @@ def test_late_and_mute_receivers_have_the_object_in_memory_file_and_pipe(
     assert [one.name for one in tmp_path.iterdir()] == ["copy"]
 
 
-def test_ctrl_c_ends_a_carousel_and_tells_those_that_lack_something(roce: Fabric) -> None:
-    def loses_pieces(message: Delivery) -> Drop | None:
-        """However late its thread runs, the receiver that comes last does not get the object whole."""
-        return Drop() if message.target == "roce4" and message.size > PIECE else None
+def test_ctrl_c_ends_a_carousel(roce: Fabric) -> None:
+    """Receivers with incomplete objects are notified."""
 
-    with roce.rules.on_delivery(loses_pieces):
-        (missed,) = goes_round(roce, threading.Barrier(1))
+    def drop_segments(message: Delivery) -> Drop | None:
+        """However late its thread runs, the receiver that joins last does not get the complete object."""
+        return Drop() if message.target == "roce4" and message.size > SEGMENT else None
+
+    with roce.rules.on_delivery(drop_segments):
+        (missed,) = run_carousel(roce, threading.Barrier(1))
     assert missed.reason == "the sender has ended the session: interrupted"
 
 
@@ -169,7 +170,7 @@ def test_a_signal_ends_a_carousel(roce: Fabric) -> None:
     assert [one.reason for one in missed] == ["the sender has ended the session: interrupted"]
 
 
-def test_a_carousel_that_is_awaited_ends_when_it_is_cancelled(roce: Fabric) -> None:
+def test_cancellation_ends_an_awaited_carousel(roce: Fabric) -> None:
     async def run() -> list[bytes]:
         async with asyncio.timeout(BOUND), amember(roce, 0) as group, amember(roce, 1) as other:
             sending = asyncio.create_task(cast.send(group, DATA, strategy=cast.carousel(), rate=RATE))
@@ -219,8 +220,8 @@ def open_files() -> int:
     return len([*Path("/proc/self/fd").iterdir()])
 
 
-def test_many_that_go_round_come_once_each_to_files_and_memory(roce: Fabric, tmp_path: Path) -> None:
-    """More than may be there in part, in files and buffers at the sender."""
+def test_each_object_of_a_carousel_arrives_once(roce: Fabric, tmp_path: Path) -> None:
+    """More objects than a receiver keeps incomplete, from files and buffers, into files and memory."""
     for name in ("large", "other"):
         (tmp_path / name).write_bytes(THINGS[name])
     given = [
@@ -263,8 +264,8 @@ def test_many_that_go_round_come_once_each_to_files_and_memory(roce: Fabric, tmp
     assert open_files() == fds
 
 
-def test_one_buffer_takes_what_goes_round_one_after_another(roce: Fabric) -> None:
-    """The receiver reads the buffer while the others go on; each comes in some round."""
+def test_one_buffer_for_a_carousel_of_objects(roce: Fabric) -> None:
+    """The program reads the buffer while the sender goes on; each object arrives in some cycle."""
     buffer, found = bytearray(5000), dict[str, bytes]()
     given = [cast.Object(bytes([at + 1]) * (2000 + at), str(at)) for at in range(3)]
 
@@ -301,13 +302,14 @@ def test_one_of_many_that_changes_is_named(roce: Fabric, tmp_path: Path) -> None
         session.send_carousel(given)
 
 
-def test_what_cannot_go_round_together_is_refused_in_words(roce: Fabric) -> None:
+def test_unsuitable_carousels_are_refused(roce: Fabric) -> None:
+    """The error says which objects or strategies a carousel does not accept."""
     with member(roce, 0) as group, cast.open_session(group, rate=RATE) as session:
         with pytest.raises(ValueError, match="give a strategy"):
             session.send_carousel([cast.Object(b"x")], cast.all_receivers())
         with pytest.raises(ValueError, match=r"^0 objects in a carousel: from 1 to 65,536$"):
             session.send_carousel([])
-        with pytest.raises(ValueError, match="again and again"):
+        with pytest.raises(ValueError, match="in each cycle"):
             session.send_carousel([cast.Object(b"x"), cast.Object(parts())])
         assert session.send_carousel([cast.Object(b"x")], cast.carousel(cycles=1))[0].strategy_met
 
@@ -330,20 +332,21 @@ def test_many_that_are_awaited_go_round_together(roce: Fabric) -> None:
     assert sorted(asyncio.run(run())) == [b"one", b"two"]
 
 
-def test_an_object_that_makes_room_for_another_leaves_no_file_and_comes_later(tmp_path: Path) -> None:
+def test_displaced_objects_leave_no_file(tmp_path: Path) -> None:
+    """Incomplete objects beyond the limit are dropped to receive others; a later cycle sends them again."""
     data = Random(5).randbytes(2 * SIZE)
     alone = Alone(lambda offered: tmp_path / str(offered.number), len(data), carousel=MAX_PARTIAL_OBJECTS + 2)
     for number in range(1, MAX_PARTIAL_OBJECTS + 2):
         alone.on_packets(
-            Describe(SESSION, number, len(data), PIECE, WIDTH, 0, MAX_PARTIAL_OBJECTS + 2, number, "", b"")
+            Describe(SESSION, number, len(data), SEGMENT, K, 0, MAX_PARTIAL_OBJECTS + 2, number, "", b"")
         )
         if number == MAX_PARTIAL_OBJECTS - 1:
-            one = SourceBlock(data[:SIZE], PIECE, WIDTH)
+            one = SourceBlock(data[:SIZE], SEGMENT, K)
             alone.on_packets(Data(SESSION, number, 0, 0, one.segment(0)))
-    kept = {int(one.name.split(".")[1]) for one in tmp_path.iterdir()}
-    assert kept == {*range(MAX_PARTIAL_OBJECTS - 1), MAX_PARTIAL_OBJECTS + 1}
+    remaining = {int(one.name.split(".")[1]) for one in tmp_path.iterdir()}
+    assert remaining == {*range(MAX_PARTIAL_OBJECTS - 1), MAX_PARTIAL_OBJECTS + 1}
     incoming = alone.receiving.sessions[SESSION]
-    assert incoming.others.keys() == incoming.core.others.keys() == kept - {0}
+    assert incoming.others.keys() == incoming.core.others.keys() == remaining - {0}
     alone.receiving.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -353,16 +356,16 @@ def parts() -> Iterator[bytes]:
 
 
 class Once:
-    """What reads, and cannot seek."""
+    """A file object that cannot seek."""
 
-    def read(self, most: int) -> bytes:
+    def read(self, size: int) -> bytes:
         return b""
 
 
 @pytest.mark.parametrize("once", [parts(), [b"a list"], Once()], ids=["iterator", "list", "pipe"])
 def test_what_cannot_be_read_again_is_refused_in_words(roce: Fabric, once: Any) -> None:
     with member(roce, 0) as group:
-        with pytest.raises(ValueError, match="again and again: give a buffer, a path, or a file"):
+        with pytest.raises(ValueError, match="in each cycle: give a buffer, a path, or a file"):
             cast.send(group, once, strategy=cast.carousel(), rate=RATE)
         with pytest.raises(ValueError, match="needs a rate"):
             cast.send(group, b"x", strategy=cast.carousel(), rate=inf)
@@ -386,22 +389,22 @@ def test_a_file_that_changes_ends_a_carousel(roce: Fabric, tmp_path: Path) -> No
         session.send(source, strategy=cast.carousel(cycles=99))
 
 
-SIZE = PIECE * WIDTH
+SIZE = SEGMENT * K
 
 
-def comes(alone: Alone, data: bytes, block: int, places: range = range(WIDTH)) -> None:
-    """Pieces of a block come, and its seal after the last."""
-    one = SourceBlock(data[block * SIZE : (block + 1) * SIZE], PIECE, WIDTH)
-    for place in places[: one.info.segments]:
-        alone.on_packets(Data(SESSION, 0, block, place, one.segment(place)))
-    if places.stop >= one.info.segments:
+def send_block(alone: Alone, data: bytes, block: int, indexes: range = range(K)) -> None:
+    """Pass segments of a block, and its seal after the last one."""
+    one = SourceBlock(data[block * SIZE : (block + 1) * SIZE], SEGMENT, K)
+    for index in indexes[: one.info.segments]:
+        alone.on_packets(Data(SESSION, 0, block, index, one.segment(index)))
+    if indexes.stop >= one.info.segments:
         alone.on_packets(Seal(SESSION, 0, block, 0, 2, 0, 1000, (one.info,)))
 
 
 def ends(alone: Alone, blocks: int, digest: bytes) -> Any:
-    """The sender says what the whole is, until the receiver has it or has given it up."""
+    """Pass the digest of the object until the receiver has the object or has given it up."""
     try:
-        for _ in range(10_000):  # a thread puts the file into its place
+        for _ in range(10_000):  # a thread publishes the file
             alone.on_packets(Flush(SESSION, 0, blocks, blocks, 0, 3, 0, 1000, 0, digest, 0, 0))
             if alone.receiving.sessions[SESSION].delivery is None:
                 return None
@@ -411,56 +414,61 @@ def ends(alone: Alone, blocks: int, digest: bytes) -> Any:
     raise AssertionError("the receiver waits for ever")
 
 
-def test_blocks_of_a_file_go_into_their_places_as_they_come(tmp_path: Path) -> None:
+def test_blocks_are_written_out_of_order(tmp_path: Path) -> None:
+    """Blocks of a carousel go to their offsets in the file as they arrive."""
     data = Random(5).randbytes(5 * SIZE + 100)
     alone = Alone(tmp_path / "copy", len(data), carousel=1)
     hidden = tmp_path / ".copy.part"
     for block in (3, 4, 5):
-        comes(alone, data, block)
+        send_block(alone, data, block)
     assert hidden.read_bytes() == bytes(3 * SIZE) + data[3 * SIZE :]
     for block in (1, 0, 2):
-        comes(alone, data, block)
+        send_block(alone, data, block)
     assert not (tmp_path / "copy").exists(), "the digest of the whole is not known"
     assert ends(alone, 6, bytes(Digest(data))).digest == bytes(Digest(data))
     assert (tmp_path / "copy").read_bytes() == data
     assert not hidden.exists()
 
 
-def test_a_block_that_is_wrong_is_not_kept_and_comes_again(tmp_path: Path) -> None:
+def test_wrong_block_is_received_again(tmp_path: Path) -> None:
+    """A block that differs from its digest is dropped."""
     data = Random(5).randbytes(2 * SIZE)
     alone = Alone(tmp_path / "copy", len(data), carousel=1)
-    alone.on_packets(Data(SESSION, 0, 1, 0, bytes(PIECE)))
-    comes(alone, data, 1)
+    alone.on_packets(Data(SESSION, 0, 1, 0, bytes(SEGMENT)))
+    send_block(alone, data, 1)
     assert (tmp_path / ".copy.part").read_bytes() == b""
     for block in (0, 1):
-        comes(alone, data, block)
+        send_block(alone, data, block)
     assert alone.blocks == 2
     assert sum(alone.receiving.sessions[SESSION].core.rejected.values()) == 1
     assert ends(alone, 2, bytes(Digest(data))).size == len(data)
     assert (tmp_path / "copy").read_bytes() == data
 
 
-def test_a_whole_that_is_another_one_is_not_put_into_place(tmp_path: Path) -> None:
+def test_object_with_wrong_digest_is_not_published(tmp_path: Path) -> None:
+    """All blocks are right, but the digest of the object is that of another one."""
     data = Random(5).randbytes(2 * SIZE)
     alone = Alone(tmp_path / "copy", len(data), carousel=1)
     for block in (1, 0):
-        comes(alone, data, block)
+        send_block(alone, data, block)
     assert ends(alone, 2, bytes(Digest(b"another"))) is None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_many_blocks_on_the_disk_are_all_read_before_the_whole_is_judged(tmp_path: Path) -> None:
+def test_all_stored_blocks_are_read_back(tmp_path: Path) -> None:
+    """The digest of the object is checked after all blocks on the disk have been read, in several steps."""
     data = Random(5).randbytes(50 * SIZE)
     alone = Alone(tmp_path / "copy", len(data), carousel=1)
     digest = bytes(Digest(data))
     alone.on_packets(Flush(SESSION, 0, 50, 50, 0, 3, 0, 1000, 0, digest, 0, 0))
     for block in (*range(1, 50), 0):
-        comes(alone, data, block)
+        send_block(alone, data, block)
     assert ends(alone, 50, digest).size == len(data)
     assert (tmp_path / "copy").read_bytes() == data
 
 
-def test_what_came_before_the_disk_was_found_wrong_is_kept(tmp_path: Path) -> None:
+def test_wrong_stored_block_drops_no_received_block(tmp_path: Path) -> None:
+    """Blocks that arrived before a stored block was found to differ are kept."""
     left = tmp_path / ".copy.part"
     left.write_bytes(bytes(SIZE))
     left.chmod(0o1600)
@@ -469,18 +477,20 @@ def test_what_came_before_the_disk_was_found_wrong_is_kept(tmp_path: Path) -> No
     core = alone.receiving.sessions[SESSION].core
     assert core.incoming is not None
     assert core.incoming.prefix.until == 1
-    comes(alone, data, 1)
-    comes(alone, data, 2, range(2))
-    comes(alone, data, 0)
+    send_block(alone, data, 1)
+    send_block(alone, data, 2, range(2))
+    send_block(alone, data, 0)
     assert core.incoming.prefix.until == 0
-    comes(alone, data, 2, range(2, WIDTH))
-    comes(alone, data, 0)
+    send_block(alone, data, 2, range(2, K))
+    send_block(alone, data, 0)
     assert not core.rejected
     assert ends(alone, 3, bytes(Digest(data))).size == len(data)
     assert (tmp_path / "copy").read_bytes() == data
 
 
-def test_alone_a_receiver_that_refuses_a_carousel_does_not_wait_for_its_end() -> None:
+def test_one_session_ends_with_a_refused_carousel() -> None:
+    """With one_session, a receiver that refuses a carousel does not wait for its end."""
+
     def refuses(_: cast.Offered) -> None:
         raise OSError("not this one")
 
@@ -489,10 +499,11 @@ def test_alone_a_receiver_that_refuses_a_carousel_does_not_wait_for_its_end() ->
     assert done.value.value is None
 
 
-def test_alone_a_receiver_that_gives_a_carousel_up_ends_and_keeps_what_has_come(tmp_path: Path) -> None:
+def test_one_session_ends_with_a_failed_carousel(tmp_path: Path) -> None:
+    """With one_session, a receiver that gives up a carousel ends, and keeps its part file."""
     data = Random(5).randbytes(3 * SIZE)
     alone = Alone(tmp_path / "copy", len(data), carousel=1, one_session=True)
-    comes(alone, data, 0)
+    send_block(alone, data, 0)
     alone.receiving.sessions[SESSION].core.fail("in vain", 1.0)
     with pytest.raises(StopIteration) as done:
         alone.on_packets()
@@ -500,19 +511,20 @@ def test_alone_a_receiver_that_gives_a_carousel_up_ends_and_keeps_what_has_come(
     assert (tmp_path / ".copy.part").read_bytes() == data[:SIZE]
 
 
-def test_pieces_that_no_block_has_cost_neither_memory_nor_a_block(tmp_path: Path) -> None:
+def test_impossible_segments_cost_no_memory(tmp_path: Path) -> None:
+    """Segments that no block of the object can have change nothing."""
     data = Random(5).randbytes(8 * SIZE)
     alone = Alone(tmp_path / "copy", len(data), carousel=1)
     core = alone.receiving.sessions[SESSION].core
     for step in range(100):
-        alone.on_packets(Data(SESSION, 0, step % 8, WIDTH, b"liar"))
+        alone.on_packets(Data(SESSION, 0, step % 8, K, b"liar"))
         assert core.incoming is not None
         assert not core.incoming.dropped
     for block in range(8):
-        one = SourceBlock(data[block * SIZE : (block + 1) * SIZE], PIECE, WIDTH)
-        for place in range(WIDTH):
-            alone.on_packets(Data(SESSION, 0, block, place, one.segment(place)))
-            alone.on_packets(Data(SESSION, 0, (block + 3) % 8, WIDTH, b"liar"))
+        one = SourceBlock(data[block * SIZE : (block + 1) * SIZE], SEGMENT, K)
+        for index in range(K):
+            alone.on_packets(Data(SESSION, 0, block, index, one.segment(index)))
+            alone.on_packets(Data(SESSION, 0, (block + 3) % 8, K, b"liar"))
         alone.on_packets(Seal(SESSION, 0, block, 0, 2, 0, 1000, (one.info,)))
     assert not core.rejected
     assert alone.blocks == 8
@@ -540,7 +552,7 @@ def test_a_disk_that_refuses_ends_the_object(tmp_path: Path) -> None:
             raise OSError(28, "No space left on device")
 
     alone = Alone(Full(), 100, carousel=1)
-    one = SourceBlock(bytes(100), PIECE, WIDTH)
+    one = SourceBlock(bytes(100), SEGMENT, K)
     alone.on_packets(Data(SESSION, 0, 0, 0, one.segment(0)))
     alone.on_packets(Seal(SESSION, 0, 0, 0, 2, 0, 1000, (one.info,)))
     incoming = alone.receiving.sessions[SESSION]

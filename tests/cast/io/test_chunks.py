@@ -1,4 +1,4 @@
-"""An object that a program iterates over while it comes: right bytes alone, in order, and few wait."""
+"""An object that a program iterates over while it arrives: verified bytes, in order, few of them waiting."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from mcast.backends.sim.testbed import SimObserver
 from mcast.cast.protocol.blocks import Digest, SourceBlock
 from mcast.cast.protocol.packets import Data, Flush, Offer, Seal
 
-from .alone import PIECE, SESSION, WIDTH, Alone, cut
+from .alone import SEGMENT, SESSION, Alone, K, cut
 from .test_objects import BOUND, amember, member, others
 
-SIZE = PIECE * WIDTH
+SIZE = SEGMENT * K
 DATA = Random(6).randbytes(1_000_000)
 
 
@@ -29,36 +29,38 @@ def fabric() -> Iterator[Fabric]:
     assert SimObserver(made).leftovers() == ()
 
 
-def comes(alone: Alone, data: bytes, number: int, right: bool = True, carousel: bool = True) -> None:
-    """A block comes; its digest is that of all up to its end, unless the object goes round."""
-    block = SourceBlock(data[number * SIZE : (number + 1) * SIZE], PIECE, WIDTH)
+def send_block(alone: Alone, data: bytes, number: int, right: bool = True, carousel: bool = True) -> None:
+    """Pass a block; its digest is that of all bytes up to its end, unless the object is a carousel."""
+    block = SourceBlock(data[number * SIZE : (number + 1) * SIZE], SEGMENT, K)
     if not carousel:
         block = cut(data)[number]
-    for place in range(block.info.segments):
-        segment = bytes(block.segment(place))
-        alone.on_packets(Data(SESSION, 0, number, place, segment if right else segment[::-1]))
+    for index in range(block.info.segments):
+        segment = bytes(block.segment(index))
+        alone.on_packets(Data(SESSION, 0, number, index, segment if right else segment[::-1]))
     alone.on_packets(Seal(SESSION, 0, number, 0, 0, 1, 1000, (block.info,)))
 
 
-def test_a_block_that_comes_early_is_compared_in_its_turn_with_all_before_it() -> None:
+def test_early_block_is_verified_in_order() -> None:
+    """The digest of a block covers all blocks before it, so an early block waits."""
     data, into = DATA[: 3 * SIZE], bytearray(3 * SIZE)
     alone = Alone(into, len(data))
-    comes(alone, data, 2, carousel=False)
-    comes(alone, data, 1)  # what its seal says is right of the block alone, and not of the object
+    send_block(alone, data, 2, carousel=False)
+    send_block(alone, data, 1)  # what its seal says is right of the block alone, and not of the object
     assert alone.blocks == 0
-    comes(alone, data, 0, carousel=False)
+    send_block(alone, data, 0, carousel=False)
     assert alone.blocks == 1
     assert alone.receiving.sessions[SESSION].core.rejected == {"a block that differs from its digest": 1}
 
 
-def test_what_is_not_right_does_not_come_out_and_what_waits_is_bounded() -> None:
+def test_only_verified_chunks_are_yielded() -> None:
+    """A block that differs is not yielded, and the number of waiting bytes is limited."""
     data, chunks = DATA[: 4 * SIZE], cast.Chunks(ahead=SIZE + 1)
     alone = Alone(chunks, len(data), carousel=True)
-    comes(alone, data, 0, right=False)
-    comes(alone, data, 1)
+    send_block(alone, data, 0, right=False)
+    send_block(alone, data, 1)
     assert alone.blocks == 0
     for number in (0, 2, 3):
-        comes(alone, data, number)
+        send_block(alone, data, number)
     assert alone.blocks == 2, "the others wait for the program"
     assert [next(chunks), next(chunks)] == [data[:SIZE], data[SIZE : 2 * SIZE]]
     alone.on_packets()
@@ -71,11 +73,11 @@ def test_what_is_not_right_does_not_come_out_and_what_waits_is_bounded() -> None
     assert list(chunks) == []
 
 
-def test_a_program_that_closes_it_early_gives_the_object_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_early_close_abandons_the_object(caplog: pytest.LogCaptureFixture) -> None:
     chunks = cast.Chunks(ahead=0)
     alone = Alone(chunks, 3 * SIZE)
     for number in (0, 1):
-        comes(alone, DATA, number, carousel=False)
+        send_block(alone, DATA, number, carousel=False)
     assert alone.blocks == 1
     assert next(chunks) == DATA[:SIZE]
     assert not caplog.records
@@ -88,10 +90,11 @@ def test_a_program_that_closes_it_early_gives_the_object_up(caplog: pytest.LogCa
         next(chunks)
 
 
-def test_a_program_that_takes_nothing_for_a_minute_is_told_so(caplog: pytest.LogCaptureFixture) -> None:
+def test_program_that_consumes_nothing_misses_object(caplog: pytest.LogCaptureFixture) -> None:
+    """A program that consumes nothing for a minute misses the object, with this reason."""
     alone = Alone(cast.Chunks(ahead=1), 3 * SIZE)
     for number in (0, 1):
-        comes(alone, DATA, number, carousel=False)
+        send_block(alone, DATA, number, carousel=False)
     for _ in range(60):
         assert not caplog.records
         alone.now += 1.0
@@ -117,7 +120,8 @@ def test_several_tasks_share_the_parts() -> None:
     asyncio.run(run())
 
 
-def test_a_loop_that_has_ended_does_not_end_the_receiving() -> None:
+def test_closed_event_loop_does_not_stop_the_sink() -> None:
+    """The event loop of a waiting iterator has been closed."""
     chunks = cast.Chunks()
     asking = chunks.__anext__()
 
@@ -177,7 +181,7 @@ def test_a_thread_is_told_that_the_rest_does_not_come(fabric: Fabric) -> None:
         with pytest.raises(EOFError, match="the tape is torn"):
             cast.send(group, cut(), timeout=BOUND)
         assert ends[0].result(BOUND) == []
-        with pytest.raises(EOFError, match="the object has not come whole"):
+        with pytest.raises(EOFError, match="the object is incomplete"):
             ends[1].result(BOUND)
     assert len(missed) == 1
     assert DATA.startswith(found)
@@ -190,5 +194,5 @@ def test_where_no_object_comes_the_iteration_ends(fabric: Fabric) -> None:
     for _ in range(2):
         with pytest.raises(EOFError):
             next(chunks)
-    with pytest.raises(OSError, match="one object alone"):
+    with pytest.raises(OSError, match="one object only"):
         chunks.open()

@@ -51,7 +51,7 @@ def test_a_writer_has_every_byte_of_the_object(fabric: Fabric, kind: str) -> Non
 
 def test_small_parts_leave_turns_to_the_sender(monkeypatch: pytest.MonkeyPatch) -> None:
     """A receiver that said nothing until all is written would be given up."""
-    monkeypatch.setattr(sinks, "_MAX_TURN", -1.0)
+    monkeypatch.setattr(sinks, "_MAX_WRITE_TIME", -1.0)
     file = WRITERS["one byte at a time"]()
     sink = sinks.sink_at(file)
     sink.write(b"abcd")
@@ -100,7 +100,7 @@ def test_a_broken_reader_is_named_where_it_is_sent(fabric: Fabric, kind: str) ->
 def test_none_does_not_end_an_iterable(fabric: Fabric) -> None:
     """It would cut off the object, and both ends would call that whole."""
     parts: list[Any] = [b"first", None, b"last"]
-    reason = r"^NoneType has no bytes: the iterable gives buffers$"
+    reason = r"^NoneType is not a buffer: the iterable must yield buffers$"
     with others(lambda: receives(fabric, None)) as ends, member(fabric, 0) as group:
         with pytest.raises(TypeError, match=reason):
             cast.send(group, iter(parts), timeout=BOUND)
@@ -108,7 +108,7 @@ def test_none_does_not_end_an_iterable(fabric: Fabric) -> None:
 
 
 def test_a_subclass_on_a_pipe_writes_in_its_own_way(fabric: Fabric) -> None:
-    """Nothing goes past it to the descriptor."""
+    """Nothing write_fd past it to the descriptor."""
 
     class Inverting(io.FileIO):
         def write(self, part: Any, /) -> int:
@@ -123,9 +123,9 @@ def test_a_subclass_on_a_pipe_writes_in_its_own_way(fabric: Fabric) -> None:
 
     kinds: list[Any] = [Inverting, wrapped]
     for kind in kinds:
-        came, goes = os.pipe()
-        with os.fdopen(came, "rb") as reader:
-            file = kind(goes, "wb")
+        read_fd, write_fd = os.pipe()
+        with os.fdopen(read_fd, "rb") as reader:
+            file = kind(write_fd, "wb")
             with others(partial(receives, fabric, file)) as ends, member(fabric, 0) as group:
                 cast.send(group, DATA[:1000], timeout=BOUND)
                 assert len(ends[0].result(BOUND)[0]) == 1

@@ -1,4 +1,4 @@
-"""What becomes of what is there already: one rule for a path, a folder and `mcast recv -o`."""
+"""Existing files: one rule for a path, a folder and `mcast recv -o`."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ DATA = bytes(range(256)) * 40
 
 
 def to_path(path: Path) -> Sink:
-    """As `cast.receive(into=path)`."""
+    """Open a sink as `cast.receive(into=path)` does."""
     return sink_of(path, None, 1 << 30)
 
 
 def to_output(path: Path) -> Sink:
-    """As `mcast recv -o FILE`."""
+    """Open a sink as `mcast recv -o FILE` does."""
     return OneFile(str(path))(offered("x"))
 
 
 def to_folder(path: Path) -> Sink:
-    """As `mcast recv -o FOLDER/ --overwrite`."""
+    """Open a sink as `mcast recv -o FOLDER/ --overwrite` does."""
     sink = Folder(path.parent, replace=True)(offered(path.name))
     assert sink is not None
     return sink
@@ -154,7 +154,7 @@ def test_a_link_that_the_user_names_is_followed(way: Callable[[Path], Sink], tmp
 
 
 def test_a_link_that_a_sender_names_is_replaced(tmp_path: Path) -> None:
-    """What it leads to stays, because the name is a stranger's."""
+    """The file that it leads to stays, because a stranger chose the name."""
     (tmp_path / "in").mkdir()
     os.mkfifo(tmp_path / "out")
     (tmp_path / "in" / "link").symlink_to("../out")
@@ -178,7 +178,7 @@ def test_a_link_in_place_of_a_folder_is_not_followed(begun: bool, tmp_path: Path
             sink.write(DATA)
         (here / "sub").rename(here / "other")
         (here / "sub").symlink_to(there)
-        with pytest.raises(NotADirectoryError, match="a link has come to be there"):
+        with pytest.raises(NotADirectoryError, match="the folder was replaced by a link"):
             write(sink)
     assert [(one.name, one.read_bytes()) for one in there.iterdir()] == [("file", b"old")]
 
@@ -201,7 +201,7 @@ def test_hard_links_and_sparse_files_are_sent_as_files(tmp_path: Path) -> None:
     assert bundle.size == 200_000
     for path, label in bundle.items:
         if label.kind is not Content.FOLDER:
-            sink = copy(Offered("", None, label.pack(), "sender", "10.0.0.1", 0))
+            sink = copy(Offered("", None, label.encode(), "sender", "10.0.0.1", 0))
             assert sink is not None
             write(sink, Path(path).read_bytes())
     one, other = ((tmp_path / "copy" / "top" / name) for name in ("sparse", "other"))
@@ -222,7 +222,7 @@ def fabric() -> Iterator[Fabric]:
     assert SimObserver(made).leftovers() == ()
 
 
-def test_an_object_goes_into_a_pipe_and_none_into_a_read_only_file(fabric: Fabric, tmp_path: Path) -> None:
+def test_pipe_is_written_and_read_only_file_refused(fabric: Fabric, tmp_path: Path) -> None:
     pipe, fixed = tmp_path / "pipe", tmp_path / "fixed"
     os.mkfifo(pipe)
     protect(fixed)

@@ -29,7 +29,7 @@ def placed(sink: FileSink) -> None:
 
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was done to make a file last, in order."""
+    """Return the sync and rename calls of a publication, in order."""
     done: list[str] = []
 
     def noting(name: str, call: Callable[..., Any], about: Callable[..., str]) -> None:
@@ -75,7 +75,8 @@ def test_a_slow_disk_does_not_silence_the_receiver(tmp_path: Path, monkeypatch: 
     assert (tmp_path / "file").exists()
 
 
-def test_a_file_that_cannot_be_placed_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_publication_leaves_no_file(tmp_path: Path) -> None:
+    """A file that cannot get its name raises an error."""
     with closing(FileSink(tmp_path / "file")) as sink:
         sink.open()
         (tmp_path / "file").mkdir()
@@ -124,7 +125,8 @@ def test_a_file_has_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
     assert stat.S_IMODE(target.stat().st_mode) == 0o640
 
 
-def test_nobody_runs_what_has_come_as_the_owner_of_what_was_there(tmp_path: Path) -> None:
+def test_setuid_is_not_inherited(tmp_path: Path) -> None:
+    """Otherwise users would run the received bytes as the owner of the file that was replaced."""
     target = tmp_path / "file"
     target.write_bytes(b"old")
     target.chmod(0o6755)
@@ -134,7 +136,7 @@ def test_nobody_runs_what_has_come_as_the_owner_of_what_was_there(tmp_path: Path
     assert stat.S_IMODE(target.stat().st_mode) == 0o755
 
 
-def test_a_second_interrupt_while_a_disk_is_waited_for_leaves_nothing(
+def test_second_interrupt_during_fsync_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     syncing, slow = threading.Event(), threading.Event()
@@ -175,16 +177,18 @@ def test_a_file_is_closed_without_a_join(tmp_path: Path, monkeypatch: pytest.Mon
     assert not [*tmp_path.glob(".*")]
 
 
-def test_a_file_of_the_kernel_is_sent_though_it_has_no_size() -> None:
+def test_proc_file_is_sent() -> None:
+    """A file of /proc has size 0, and has bytes."""
     with closing(Source("/proc/self/status")) as source:
         assert source.size is None
         assert source.read(1 << 20)
 
 
 @pytest.mark.parametrize(("code", "refused"), [(E.EINVAL, False), (E.ENOTSUP, False), (E.EIO, True)])
-def test_a_folder_that_cannot_be_synced_is_no_error_and_one_that_fails_is(
+def test_folder_sync_unsupported_or_failing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, refused: bool
 ) -> None:
+    """A file system that cannot sync a folder is no error; a sync that fails is one."""
     sync = os.fsync
 
     def fsync(fd: int) -> None:
@@ -199,14 +203,13 @@ def test_a_folder_that_cannot_be_synced_is_no_error_and_one_that_fails_is(
             placed(sink)
 
 
-def test_what_is_no_file_or_may_not_be_written_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_paths_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names a path that is not a file, or must not be written."""
     folder, file = str(tmp_path), str(tmp_path / "file")
     Path(file).touch()
     calls: list[tuple[Callable[[str], object], str]] = [
-        (Source, "a directory cannot be sent: pack it, with tar for example"),
-        (open_sink, "this is a directory, name a file"),
+        (Source, "a directory cannot be sent: pack it into one file, with tar for example"),
+        (open_sink, "this is a directory: name a file"),
     ]
     for opens, reason in calls:
         with pytest.raises(IsADirectoryError) as directory:
@@ -230,9 +233,7 @@ def test_a_file_that_cannot_be_read_is_named() -> None:
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o177])
-def test_a_new_file_has_the_permissions_of_any_new_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int
-) -> None:
+def test_new_file_obeys_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mask: int) -> None:
     before = os.umask(mask)
     try:
         with monkeypatch.context() as patch:
@@ -272,7 +273,7 @@ def test_a_device_is_written_to_and_not_replaced() -> None:
     assert stat.S_ISCHR(Path("/dev/full").stat().st_mode)
 
 
-def test_a_pipe_that_is_empty_or_full_is_not_waited_for(tmp_path: Path) -> None:
+def test_empty_or_full_pipe_does_not_block(tmp_path: Path) -> None:
     out, into = os.pipe()
     with closing(StreamSink(into, "pipe")) as sink:
         while sink.ready():
@@ -292,9 +293,7 @@ def test_a_pipe_that_is_empty_or_full_is_not_waited_for(tmp_path: Path) -> None:
         assert source.read(10) == b""
 
 
-def test_a_signal_while_the_file_is_made_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signal_during_creation_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = fcntl.flock
 
     def interrupted(*arguments: int) -> None:

@@ -34,7 +34,7 @@ def takes(
     missed: Callable[[cast.Missed], object] = lambda _: None,
     memory: int = 32 << 20,
 ) -> list[cast.Received]:
-    """What a receiver on that host has of one sender."""
+    """Receive the objects of one sender on that host."""
     with member(fabric, host) as group:
         return list(cast.receive(group, into, missed=missed, one_session=True, memory=memory))
 
@@ -45,8 +45,8 @@ def late(posted: int) -> McastError:
     return error
 
 
-def test_a_wire_may_take_longer_for_a_turn_than_a_send_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each send posts a few messages in its time."""
+def test_slow_link_is_no_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step may take longer than the timeout of a send, if each send posts some messages in its time."""
     fabric = Fabric.roce(2, clock="wall")
     sends, sends_awaited = Membership.send_batch, aio.Membership.send_batch
 
@@ -137,7 +137,8 @@ class Moody(Sink):
         self.taken += memoryview(segment)
 
 
-def test_a_sink_is_written_when_it_is_ready_and_no_more_than_it_takes() -> None:
+def test_sink_is_written_when_ready() -> None:
+    """One write has no more bytes than the sink accepts."""
     fabric, sink, data = Fabric.roce(2, clock="wall"), Moody(), Random(2).randbytes(20_000)
     with others(lambda: takes(fabric, 1, sink)) as taking, member(fabric, 0) as group:
         assert cast.send(group, data, receivers=1, timeout=BOUND).strategy_met
@@ -149,16 +150,16 @@ def test_a_pipe_is_sent_as_its_bytes_come(tmp_path: Path) -> None:
     fabric = Fabric.roce(2, clock="wall")
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    came = threading.Event()
+    arrived = threading.Event()
 
     class Notes(NullSink):
         def write(self, segment: object) -> None:
-            came.set()
+            arrived.set()
 
     def writes() -> None:
         with fifo.open("wb", buffering=0) as pipe:
             pipe.write(DATA[:100])
-            assert came.wait(BOUND)
+            assert arrived.wait(BOUND)
             pipe.write(DATA[100:])
 
     with (
@@ -177,13 +178,13 @@ def test_a_file_that_changes_while_it_is_sent(tmp_path: Path, change: str) -> No
     path.write_bytes(DATA)
 
     class Changing(Source):
-        def read(self, most: int) -> bytes | None:
+        def read(self, size: int) -> bytes | None:
             if change == "grows":
                 with path.open("ab") as file:
                     file.write(bytes(1000))
             else:
                 os.truncate(path, 100_000)
-            return super().read(most)
+            return super().read(size)
 
     missed: list[cast.Missed] = []
     with (
@@ -193,7 +194,7 @@ def test_a_file_that_changes_while_it_is_sent(tmp_path: Path, change: str) -> No
         if change == "grows":
             assert cast.send(group, Changing(str(path)), timeout=BOUND).strategy_met
         else:
-            with pytest.raises(OSError, match="the object has become shorter while it was sent, by 100000"):
+            with pytest.raises(OSError, match="the object became 100000 bytes shorter while it was sent"):
                 cast.send(group, Changing(str(path)), timeout=BOUND)
         got = ends[0].result(BOUND)
     if change == "grows":
@@ -201,12 +202,13 @@ def test_a_file_that_changes_while_it_is_sent(tmp_path: Path, change: str) -> No
         assert (tmp_path / "copy").read_bytes() == DATA
     else:
         assert [one.reason for one in missed] == [
-            "the sender has ended the session: the object has become shorter while it was sent, by 100000"
+            "the sender has ended the session: the object became 100000 bytes shorter while it was sent"
         ]
         assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
-def test_one_sender_is_heard_and_the_other_does_not_wait() -> None:
+def test_one_session_refuses_another_sender() -> None:
+    """With one_session the other sender learns the reason, and does not wait."""
     fabric = Fabric.roce(3, clock="wall")
     begun = threading.Event()
 
@@ -232,11 +234,11 @@ def test_one_sender_is_heard_and_the_other_does_not_wait() -> None:
             report = ends[1].result(BOUND)
             assert session.send(b"more").strategy_met
         assert ends[0].result(BOUND) == [DATA, b"more"]
-    assert [one.reason for one in report.receivers] == ["this receiver takes what another sender sends"]
+    assert [one.reason for one in report.receivers] == ["this receiver receives from another sender"]
     assert not report.strategy_met
 
 
-def test_a_receiver_that_came_too_late_waits_for_the_next_sender() -> None:
+def test_late_receiver_waits_for_the_next_sender() -> None:
     fabric = Fabric.roce(3, clock="wall")
     gone = threading.Event()
     missed: list[cast.Missed] = []
@@ -257,12 +259,12 @@ def test_a_receiver_that_came_too_late_waits_for_the_next_sender() -> None:
     class Pausing(Source):
         """The last block waits for the late one."""
 
-        def read(self, most: int) -> bytes | None:
-            return super().read(most) if self.left > BLOCK or late.is_set() else None
+        def read(self, size: int) -> bytes | None:
+            return super().read(size) if self.left > BLOCK or late.is_set() else None
 
         @property
         def left(self) -> int:
-            return self._left or 0
+            return self._remaining or 0
 
     path = Path(f"/proc/self/fd/{os.memfd_create('object')}")
     path.write_bytes(bytes(8 * BLOCK))
@@ -280,7 +282,8 @@ def test_a_receiver_that_came_too_late_waits_for_the_next_sender() -> None:
     assert (first.strategy_met, second.strategy_met) == (True, True)
 
 
-def test_what_has_all_come_is_kept_though_its_sender_ends() -> None:
+def test_complete_object_survives_the_session_end() -> None:
+    """All blocks have arrived when the sender ends its session."""
     fabric = Fabric.roce(2, clock="wall")
     ended = threading.Event()
 
@@ -319,13 +322,14 @@ def test_the_group_learns_no_path(error: BaseException, said: str) -> None:
     assert error_text(error) == said
 
 
-def test_the_group_learns_of_an_error_that_a_program_has_put_into_words() -> None:
+def test_error_text_is_that_of_the_cause() -> None:
+    """The group gets the text of the cause of an error, without its path."""
     error = RuntimeError("/secret/path")
     error.__cause__ = OSError(5, "Input/output error", "/secret/path")
     assert error_text(error) == "Input/output error"
 
 
-def test_a_sink_that_fails_is_named_to_the_sender_and_closed() -> None:
+def test_failing_sink_is_reported_and_closed() -> None:
     fabric = Fabric.roce(2, clock="wall")
     closed: list[bool] = []
 

@@ -68,11 +68,11 @@ def test_interrupted_call(call: Callable[[World], None], kind: Kind) -> None:
 
 
 class Interrupt(BaseException):
-    """What a signal's handler raises."""
+    """Exception of a signal handler."""
 
 
 def test_session_goes_on_after_an_error_of_the_program() -> None:
-    """What an iterator of the program raises ends the object alone, an interrupt included."""
+    """An exception of the program's iterator, or an interrupt in it, ends only the object."""
 
     def raises(error: BaseException) -> Iterator[bytes]:
         yield b"x"

@@ -131,7 +131,7 @@ def others(*calls: Callable[[], object]) -> Iterator[list[Future[Any]]]:
         yield [pool.submit(call) for call in calls]
 
 
-def test_several_objects_reach_all_although_messages_get_lost(fabric: Fabric) -> None:
+def test_objects_arrive_despite_loss(fabric: Fabric) -> None:
     infos = (DATA, b"", bytearray(b"x" * 5000))
     with (
         fabric.rules.when(Messages(rate=0.02), Drop()),
@@ -231,18 +231,19 @@ def test_objects_go_where_the_receiver_wants(roce: Fabric, tmp_path: Path) -> No
     assert (tmp_path / "chosen").read_bytes() == b"little"
     assert sorted(one.name for one in tmp_path.iterdir()) == ["chosen", "copy", "source"]
     assert [one.reason for one in too_small] == [
-        "the object is larger than the 10 bytes that there are for it"
+        "the object is larger than the 10 bytes that it may have here"
     ]
     assert not report.strategy_met
     assert {one.address: one.reason for one in report.receivers} == {
         "10.0.0.2": "",
         "10.0.0.3": "",
         "10.0.0.4": "no room for this one",
-        "10.0.0.5": "the object is larger than the 10 bytes that there are for it",
+        "10.0.0.5": "the object is larger than the 10 bytes that it may have here",
     }
 
 
-def test_a_killed_receiver_is_named_and_a_late_one_gets_the_whole(fabric: Fabric) -> None:
+def test_killed_and_late_receivers(fabric: Fabric) -> None:
+    """The report names a killed receiver, and a late one gets the complete object."""
     begun = threading.Event()
 
     def is_killed() -> None:
@@ -272,7 +273,8 @@ def test_a_killed_receiver_is_named_and_a_late_one_gets_the_whole(fabric: Fabric
     assert (report.strategy_met, len(report.receivers)) == (False, 3)
 
 
-def test_a_liar_at_the_senders_own_address_costs_a_repair_and_no_wrong_byte(roce: Fabric) -> None:
+def test_forged_segment_costs_one_repair(roce: Fabric) -> None:
+    """The forger has the address of the sender. No wrong byte is handed out."""
     blocks = 4
     data = Random(2).randbytes(blocks * MAX_K * segment_size(1024))
     lied = threading.Event()
@@ -304,8 +306,8 @@ def test_a_liar_at_the_senders_own_address_costs_a_repair_and_no_wrong_byte(roce
     assert account.requested, "the block with the liar's piece differs from its digest, and comes again"
 
 
-def test_an_object_with_a_block_that_a_liar_made_up_is_not_handed_out(roce: Fabric) -> None:
-    """The liar is at the sender's own address, and no key is used: seal and pieces are its own."""
+def test_object_with_forged_block_is_missed(roce: Fabric) -> None:
+    """The forger has the sender's address, and there is no key: seal and segments are forged."""
     lied = threading.Event()
     size = 4 * MAX_K * segment_size(1024)
 
@@ -319,7 +321,7 @@ def test_an_object_with_a_block_that_a_liar_made_up_is_not_handed_out(roce: Fabr
                 if isinstance(packet, Describe):
                     made = SourceBlock(bytes(packet.segment * MAX_K), packet.segment, MAX_K)
                     said: list[Packet] = [
-                        Data(packet.session, 0, 3, place, made.segment(place)) for place in range(MAX_K)
+                        Data(packet.session, 0, 3, index, made.segment(index)) for index in range(MAX_K)
                     ]
                     said.append(Seal(packet.session, 0, 3, 0, 0, 1, 1000, (made.info,)))
                     group.send_batch([encode(one) for one in said])
@@ -347,8 +349,8 @@ def test_an_object_with_a_block_that_a_liar_made_up_is_not_handed_out(roce: Fabr
 KEY = bytes(range(32))
 
 
-def test_strangers_and_replays_change_nothing_in_a_closed_group(roce: Fabric) -> None:
-    """One who has no key, at the sender's own address, makes up a block, and says all again that it hears."""
+def test_closed_group_ignores_strangers_and_replays(roce: Fabric) -> None:
+    """A stranger without the key, at the sender's address, forges a block, and replays all that it hears."""
     told: list[bytes] = []
     enough = threading.Event()
 
@@ -405,13 +407,12 @@ def test_what_is_said_in_order_is_taken_at_once(roce: Fabric, key: bytes | None)
     assert sum(account.requested for account in report.receivers) == 0
 
 
-def test_who_has_no_key_or_another_one_takes_no_part_and_both_sides_say_so(
-    roce: Fabric, caplog: pytest.LogCaptureFixture
-) -> None:
-    refused = "in 239.1.2.3: a message of 10.0.0.1 was refused"
+def test_missing_or_wrong_key_is_reported(roce: Fabric, caplog: pytest.LogCaptureFixture) -> None:
+    """A receiver without the key, or with another one, cannot join; both ends say why."""
+    rejected = "in 239.1.2.3: rejected a message from 10.0.0.1"
     wanted = {
-        f"roce1/1, 10.0.0.2, {refused}: of a closed group: this end has no key",
-        f"roce2/1, 10.0.0.3, {refused}: without the key of this group",
+        f"roce1/1, 10.0.0.2, {rejected}, of a closed group: this end has no key",
+        f"roce2/1, 10.0.0.3, {rejected}, without the key of this group",
     }
     over = threading.Event()
 
@@ -437,9 +438,7 @@ def test_who_has_no_key_or_another_one_takes_no_part_and_both_sides_say_so(
         cast.send(group, b"", key=b"abc")
 
 
-def test_a_session_with_a_key_outlives_any_number_of_receivers(
-    roce: Fabric, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keyed_session_outlives_many_receivers(roce: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, "MAX_MEMBERS", 2)
     with member(roce, 0) as group, cast.open_session(group, key=KEY) as session:
         for update in range(5):
@@ -488,7 +487,7 @@ def test_ctrl_c_tells_the_receivers_and_leaves_no_file(roce: Fabric, tmp_path: P
         with pytest.raises(KeyboardInterrupt):
             cast.send(group, Random(3).randbytes(3_000_000), timeout=BOUND, rate=100_000)
         assert isinstance(ends[0].exception(BOUND), EOFError)
-        with pytest.raises(TimedOut, match="0 of 1 receivers take part"):
+        with pytest.raises(TimedOut, match="0 of 1 receivers have joined"):
             cast.send(group, b"again", timeout=0)  # the membership is free again
     assert [one.reason for one in missed] == ["the sender has ended the session: interrupted"]
     assert list(tmp_path.iterdir()) == []
@@ -515,7 +514,7 @@ def test_a_session_takes_one_call_at_a_time(roce: Fabric) -> None:
         assert body(ends[0].result(BOUND)[0]) == DATA
 
 
-def test_a_cancelled_send_is_given_up_and_the_next_arrives(roce: Fabric) -> None:
+def test_next_object_arrives_after_a_cancelled_send(roce: Fabric) -> None:
     missed: list[cast.Missed] = []
 
     async def run() -> tuple[cast.ObjectReport, list[bytes]]:
@@ -547,7 +546,9 @@ def test_a_cancelled_send_is_given_up_and_the_next_arrives(roce: Fabric) -> None
     assert len(missed) == 1
 
 
-def test_a_cancelled_receiver_tells_the_sender_and_leaves_no_file(roce: Fabric, tmp_path: Path) -> None:
+def test_cancelled_receiver_notifies_the_sender(roce: Fabric, tmp_path: Path) -> None:
+    """It leaves no file."""
+
     async def run() -> cast.ObjectReport:
         begun = asyncio.Event()
 
@@ -576,7 +577,7 @@ def test_a_cancelled_receiver_tells_the_sender_and_leaves_no_file(roce: Fabric, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_those_that_came_are_told_that_they_are_too_few(roce: Fabric) -> None:
+def test_too_few_receivers_are_notified(roce: Fabric) -> None:
     def hears_the_end() -> Bye:
         with member(roce, 1) as group:
             for message in group:
@@ -587,13 +588,13 @@ def test_those_that_came_are_told_that_they_are_too_few(roce: Fabric) -> None:
 
     with others(hears_the_end) as ends, member(roce, 0) as group:
         group.ready(timeout=BOUND)
-        with pytest.raises(TimedOut, match="0 of 2 receivers take part"):
+        with pytest.raises(TimedOut, match="0 of 2 receivers have joined"):
             cast.send(group, b"", receivers=2, timeout=0)
         assert ends[0].result(BOUND).member == ALL_MEMBERS
 
     async def awaits() -> None:
         async with amember(roce, 0) as group:
-            with pytest.raises(TimedOut, match="0 of 2 receivers take part"):
+            with pytest.raises(TimedOut, match="0 of 2 receivers have joined"):
                 await cast.send(group, b"", receivers=2, timeout=0)
 
     asyncio.run(awaits())
@@ -622,7 +623,8 @@ def test_a_membership_has_one_end_at_a_time(roce: Fabric) -> None:
         cast.send(sender, b"")  # type: ignore[call-overload]
 
 
-def test_invitations_of_one_address_leave_room_for_others() -> None:
+def test_sessions_per_address_are_limited() -> None:
+    """Invitations from one address leave room for those from others."""
     context = SessionContext(number_at("10.0.0.9", 1), "me", 1024, lambda: 1.0, "mine")
     receiving = ReceivingSession(context, None, None, 1000, 1000, 10.0, None, None)
     steps = receiving.next(None)
@@ -669,7 +671,7 @@ def test_the_log_says_who_has_missed_an_object(caplog: pytest.LogCaptureFixture)
     alone = Alone(None, 900)
     alone.on_packets(Bye(SESSION, ALL_MEMBERS, ""))
     assert caplog.messages == [
-        "mine: the object 'thing' of 10.0.0.3 was missed: the sender has ended the session"
+        "mine: the object 'thing' from 10.0.0.3 was missed: the sender has ended the session"
     ]
 
 
@@ -684,14 +686,15 @@ def test_one_buffer_takes_one_object_at_a_time(chosen: bool, caplog: pytest.LogC
         Describe(other, 0, 900, 976, 4, 0, 0, 0, "second", b""),
     )
     assert caplog.messages == [
-        "mine: the object 'second' of 10.0.0.3 was missed: another object is on its way into the same buffer"
+        "mine: the object 'second' from 10.0.0.3 was missed: "
+        "another object is being received into the same buffer"
     ]
 
 
-def test_sessions_that_have_ended_are_remembered_and_the_oldest_forgotten(
+def test_past_sessions_are_remembered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So an invitation that comes again does not open one."""
+    """A repeated invitation opens no ended session again. Beyond the limit the oldest is forgotten."""
     monkeypatch.setattr(receiving, "MAX_PAST_SESSIONS", 2)
     alone = Alone(None, 900)
     ended = [number_at("10.0.0.3", salt) for salt in range(2, 5)]
@@ -716,10 +719,10 @@ def test_a_host_pushes_out_its_own_past_sessions(monkeypatch: pytest.MonkeyPatch
     assert other not in alone.receiving.sessions
 
 
-def test_a_session_is_known_by_its_nonce_and_the_oldest_are_forgotten(
+def test_past_session_is_known_by_its_nonce(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A sender that was silent goes on with what is remembered of it."""
+    """A silent sender continues with what is remembered. Beyond the limit the oldest is forgotten."""
     monkeypatch.setattr(receiving, "MAX_PAST_SESSIONS", 2)
     time = 0.0
     end = ReceivingSession(
@@ -762,7 +765,7 @@ def test_without_parity_the_report_says_so(roce: Fabric, monkeypatch: pytest.Mon
 
 def test_what_a_session_cannot_do_is_refused_in_words(roce: Fabric) -> None:
     with member(roce, 0) as group:
-        with pytest.raises(ValueError, match=r"^rate is 0: bytes a second, more than 0$"):
+        with pytest.raises(ValueError, match=r"^rate is 0: give bytes per second, more than 0"):
             cast.open_session(group, rate=0)
         session = cast.open_session(group)
         session.close()
@@ -789,12 +792,13 @@ def test_pieces_that_no_message_brings_are_refused(caplog: pytest.LogCaptureFixt
     alone = Alone(None, 900)
     alone.on_packets(Describe(SESSION, 1, 900, 993, 4, 0, 0, 0, "long", b""))
     assert caplog.messages[-1] == (
-        "mine: the object 'long' of 10.0.0.3 was missed: pieces of 993 bytes: this receiver hears at most 992"
+        "mine: the object 'long' from 10.0.0.3 was missed: "
+        "segments of 993 bytes: this receiver's maximum is 992"
     )
     assert alone.receiving.sessions[SESSION].delivery is None
 
 
-def test_a_sender_at_a_slow_pace_looks_often_whether_it_is_stopped() -> None:
+def test_stop_is_noticed_at_a_low_rate() -> None:
     time = 0.0
     sending = SendingSession(_alone(lambda: time), 1000, 10.0, 10.0, None)
     steps = sending.send(bytes(10_000), cast.carousel(), "", b"")
@@ -809,10 +813,10 @@ def test_a_sender_at_a_slow_pace_looks_often_whether_it_is_stopped() -> None:
         steps.send([])
 
 
-def test_a_sender_is_given_up_however_often_the_program_asks_for_the_next_object(
+def test_stalled_sender_is_given_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Else one that brings nothing stays for ever, if others bring much."""
+    """However often the program asks for the next object: otherwise the sender would stay for ever."""
     alone = Alone(None, 900)
     for _ in range(60):
         assert not caplog.messages
@@ -820,11 +824,12 @@ def test_a_sender_is_given_up_however_often_the_program_asks_for_the_next_object
         alone.now += 1.0
         alone.on_packets(Offer(SESSION, 0, 1, 1, 1000, 0, "sender"))
     assert caplog.messages == [
-        "mine: the object 'thing' of 10.0.0.3 was missed: the sender sent no missing segment for 60 s"
+        "mine: the object 'thing' from 10.0.0.3 was missed: the sender sent no missing segment for 60 s"
     ]
 
 
-def test_time_in_which_a_receiver_does_not_listen_is_no_silence() -> None:
+def test_time_between_calls_is_no_silence() -> None:
+    """Time in which a receiver does not receive does not count for the peer timeout."""
     time = 0.0
     receiving = ReceivingSession(_alone(lambda: time), None, None, 1000, 1000, 10.0, None, None)
     steps = receiving.next(0.1)
@@ -839,7 +844,7 @@ def test_time_in_which_a_receiver_does_not_listen_is_no_silence() -> None:
     assert not receiving.sessions
 
 
-def test_who_hears_one_sender_alone_ends_when_that_one_is_silent() -> None:
+def test_one_session_ends_when_its_sender_is_silent() -> None:
     time = 1.0
     receiving = ReceivingSession(
         _alone(lambda: time), None, lambda _: None, 1000, 1000, 10.0, None, None, one_session=True
@@ -861,8 +866,8 @@ def test_who_hears_one_sender_alone_ends_when_that_one_is_silent() -> None:
     assert ended.value.value is None
 
 
-def test_an_empty_object_with_another_digest_is_missed_and_holds_nobody() -> None:
-    """Nothing else comes from its sender, not even a word of farewell."""
+def test_empty_object_with_wrong_digest_is_missed() -> None:
+    """It delays nobody, although nothing else arrives from its sender, not even a BYE."""
     time = 1.0
     missed: list[cast.Missed] = []
     receiving = ReceivingSession(
@@ -886,8 +891,8 @@ def test_an_empty_object_with_another_digest_is_missed_and_holds_nobody() -> Non
     assert ended.value.value is None
 
 
-def test_what_follows_a_whole_object_waits_until_the_caller_has_that_one() -> None:
-    """Both may go to the same buffer."""
+def test_next_object_waits_for_the_program() -> None:
+    """Both objects may have the same buffer."""
 
     time = 1.0
     receiving = ReceivingSession(_alone(lambda: time), None, None, 1000, 1000, 10.0, None, None)

@@ -23,19 +23,19 @@ DATA = Random(1).randbytes(200_000)
 Ends = tuple[SendingEnd, list[ReceivingEnd]]
 
 
-def carried_out(fabric: Fabric, receivers: int = 3) -> Ends:
+def carried_out(fabric: Fabric, count: int = 3) -> Ends:
     """All ends after a transfer of DATA over the fabric."""
     with (
         open_fabric(fabric) as backend,
-        ends(backend, GROUP, receivers, DATA, wait=30.0, peer_timeout=10.0) as (sender, takers),
+        ends(backend, GROUP, count, DATA, wait=30.0, peer_timeout=10.0) as (sender, receivers),
     ):
-        run(sender, takers, lambda: None)
-    return sender, takers
+        run(sender, receivers, lambda: None)
+    return sender, receivers
 
 
-def all_have_it(sender: SendingEnd, takers: list[ReceivingEnd]) -> bool:
-    digests = {taker.received.digest for taker in takers if taker.received is not None}
-    accounts = [sender.report_of(taker) for taker in takers]
+def all_have_it(sender: SendingEnd, receivers: list[ReceivingEnd]) -> bool:
+    digests = {receiver.received.digest for receiver in receivers if receiver.received is not None}
+    accounts = [sender.report_of(receiver) for receiver in receivers]
     return digests == {blake3(DATA).digest()} and all(one is not None and one.complete for one in accounts)
 
 
@@ -48,8 +48,8 @@ def test_every_copy_is_whole(make: Callable[[int], Fabric], verdict: Drop) -> No
 
 
 def test_nothing_is_sent_twice_without_loss() -> None:
-    sender, takers = carried_out(Fabric.infiniband(4))
-    assert all_have_it(sender, takers)
+    sender, receivers = carried_out(Fabric.infiniband(4))
+    assert all_have_it(sender, receivers)
     assert sender.result is not None
     assert sender.result.repairs == 0
 
@@ -57,8 +57,8 @@ def test_nothing_is_sent_twice_without_loss() -> None:
 def test_a_loss_is_counted_where_it_happened() -> None:
     fabric = Fabric.roce(4)
     with fabric.rules.when(Messages(target="roce2", nth=100), Drop()):
-        sender, takers = carried_out(fabric)
-    accounts = [sender.report_of(taker) for taker in takers]
+        sender, receivers = carried_out(fabric)
+    accounts = [sender.report_of(receiver) for receiver in receivers]
     assert [one.requested for one in accounts if one is not None] == [0, 1, 0]
     assert sender.result is not None
     assert sender.result.repairs == 1
@@ -66,12 +66,13 @@ def test_a_loss_is_counted_where_it_happened() -> None:
 
 @pytest.mark.parametrize("ports", [1, 2])
 def test_receivers_share_ports_when_there_are_too_few(ports: int) -> None:
-    sender, takers = carried_out(Fabric.roce(ports))
-    assert {taker.group.endpoint.device.name for taker in takers} == {f"roce{ports - 1}"}
-    assert all_have_it(sender, takers)
+    sender, receivers = carried_out(Fabric.roce(ports))
+    assert {receiver.group.endpoint.device.name for receiver in receivers} == {f"roce{ports - 1}"}
+    assert all_have_it(sender, receivers)
 
 
-def test_more_receivers_than_one_address_may_have_are_refused() -> None:
+def test_too_many_receivers_are_refused() -> None:
+    """One address may have a limited number of receivers."""
     with pytest.raises(ValueError, match="65 receivers are too many for the ports here: at most 64"):
         carried_out(Fabric.roce(2), 65)
 
@@ -81,11 +82,11 @@ def test_a_deaf_receiver_takes_no_part() -> None:
     with (
         fabric.rules.when(Messages(target="roce3"), Drop()),
         open_fabric(fabric) as backend,
-        ends(backend, GROUP, 3, DATA, wait=30.0, peer_timeout=10.0) as (sender, takers),
+        ends(backend, GROUP, 3, DATA, wait=30.0, peer_timeout=10.0) as (sender, receivers),
     ):
-        with pytest.raises(TimedOut, match="2 of 3 receivers take part after 30 s"):
-            run(sender, takers, lambda: None)
-        assert [sender.knows(taker) for taker in takers] == [True, True, False]
+        with pytest.raises(TimedOut, match="2 of 3 receivers have joined the session after 30 s"):
+            run(sender, receivers, lambda: None)
+        assert [sender.has_member(receiver) for receiver in receivers] == [True, True, False]
 
 
 def test_nobody_else_takes_part() -> None:
@@ -98,7 +99,7 @@ def test_nobody_else_takes_part() -> None:
         other.join(GROUP) as offers,
         exclusive(hears, "a test") as stranger,
         exclusive(offers, "a test") as liar,
-        ends(backend, GROUP, 3, DATA, wait=30.0, peer_timeout=10.0) as (sender, takers),
+        ends(backend, GROUP, 3, DATA, wait=30.0, peer_timeout=10.0) as (sender, receivers),
     ):
         taking = ReceivingEnd(hears, stranger, 10.0)
         casting = SendingSession(liar, DEFAULT_MEMORY, 1e6, 10.0, None)
@@ -106,16 +107,16 @@ def test_nobody_else_takes_part() -> None:
             taking,
             End(offers, liar, casting.send(b"lie", all_receivers(), "lie", b"")),
         ]
-        everybody = {end.peer for end in (sender, *takers, *strangers)}
+        everybody = {end.peer for end in (sender, *receivers, *strangers)}
 
         def watch() -> None:
             for end in strangers:
                 if not end.finished:
                     end.step(everybody)
 
-        run(sender, takers, watch)
-        assert all_have_it(sender, takers)
-        assert not any(sender.knows(end) for end in strangers if isinstance(end, ReceivingEnd))
+        run(sender, receivers, watch)
+        assert all_have_it(sender, receivers)
+        assert not any(sender.has_member(end) for end in strangers if isinstance(end, ReceivingEnd))
         assert not {member.number for member in casting.receivers} & {
-            taker.context.number for taker in takers
+            receiver.context.number for receiver in receivers
         }

@@ -1,4 +1,4 @@
-"""What has ended at a receiver has ended for the life of the sender's session, whatever the network does.
+"""An object that has ended at a receiver has ended for the whole session, whatever the network does.
 
 Each object is handed out once at most, and is either handed out or reported missed. The time is virtual.
 """
@@ -86,8 +86,8 @@ def test_a_carousel_brings_each_once_after_a_partition(seconds: float, key: byte
     end.right({one.name: bytes(one.data) for one in objects})  # type: ignore[arg-type]
 
 
-def test_what_a_carousel_had_not_brought_comes_after_a_partition() -> None:
-    """What was there in part is missed; an object of which nothing was heard before has not ended."""
+def test_carousel_continues_after_a_partition() -> None:
+    """Incomplete objects are missed; an object that had not begun before the partition arrives."""
     objects = [*named(*(bytes((at,)) * 8000 for at in range(8)))]
     world = World()
     Sending(world, [Job(objects, carousel(seconds=60.0))], 0, rate=30e3)
@@ -115,7 +115,7 @@ def test_what_was_missed_is_not_taken_up_again(tmp_path: Path) -> None:
     assert not (tmp_path / "copy").exists()
 
 
-def test_an_answer_that_was_lost_is_given_after_a_silence() -> None:
+def test_lost_ack_is_repeated_after_a_silence() -> None:
     """The receiver has the object, and the sender learns so when it asks again."""
     world = World()
     sender = Sending(world, [Job([Object(b"bytes", "first")], all_receivers())], 1, peer_timeout=30.0)
@@ -142,10 +142,10 @@ def test_another_session_of_the_sender_is_another_one() -> None:
     assert end.got == {"of the first session": b"one", "of the second session": b"two"}
 
 
-def test_a_session_that_goes_on_after_a_pause_is_joined_again() -> None:
-    """The sender's program works on something else for longer than it may be silent."""
+def test_session_is_rejoined_after_a_pause() -> None:
+    """The sender's program pauses for longer than the peer timeout."""
     world = World()
-    jobs = [Job([one], quorum(2), 0.5 + 30.0 * place) for place, one in enumerate(named(b"a", b"b", b"c"))]
+    jobs = [Job([one], quorum(2), 0.5 + 30.0 * index) for index, one in enumerate(named(b"a", b"b", b"c"))]
     sender = Sending(world, jobs, 2)
     ends = [Receiving(world, f"10.0.0.{at}", SILENCE) for at in (2, 3)]
     world.run(200.0)
@@ -159,7 +159,7 @@ def test_a_session_that_goes_on_after_a_pause_is_joined_again() -> None:
 def test_what_is_remembered_of_a_session_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many objects it had: those that went round together take a bit each."""
     world = World()
-    jobs = [Job([Object(bytes(4), f"{place}")], all_receivers()) for place in range(300)]
+    jobs = [Job([Object(bytes(4), f"{index}")], all_receivers()) for index in range(300)]
     Sending(world, jobs, 1)
     end = Receiving(world, "10.0.0.2", SILENCE)
     world.cut = lambda source, target, now: len(end.got) == 300
@@ -192,7 +192,7 @@ class AtOnce(ThreadPoolExecutor):
 
 @contextmanager
 def drawn(seed: int) -> Iterator[None]:
-    """What is random in receivers is the seed's."""
+    """Make receivers draw their random numbers from the seed."""
     with (
         patch.object(receiving, "SystemRandom", partial(Random, seed)),
         patch.object(files, "ThreadPoolExecutor", AtOnce),

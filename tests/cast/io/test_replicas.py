@@ -32,7 +32,7 @@ UPDATES = 3
 
 
 def replica(fabric: Fabric, host: int, updates: int) -> list[tuple[str, Any]]:
-    """What a replica has after each of so many updates."""
+    """Run a replica; return its weights after each update."""
     found: list[tuple[str, Any]] = []
     before: Any = None
     with (
@@ -199,7 +199,8 @@ def test_replicas_may_come_go_hang_and_be_killed(
     assert version > 5
 
 
-def test_the_bytes_that_leave_the_trainer_are_the_same_for_one_replica_and_eight() -> None:
+def test_bytes_sent_do_not_grow_with_replicas() -> None:
+    """The trainer sends as many bytes to eight replicas as to one."""
     one, eight = train(1, late=0), train(8, late=3)
     assert one == pytest.approx(eight, rel=0.005)
     assert 1 < eight / (UPDATES * SHAPE[0] * SHAPE[1] * 4) < 1.02

@@ -1,4 +1,4 @@
-"""What a sender's report says, what errors call themselves, and who is let in between two objects."""
+"""Reports of a sender, names of calls in errors, and receivers that join between two objects."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_errors_name_the_call_that_was_made(roce: Fabric) -> None:
         with cast.open_session(group) as session:
             with pytest.raises(TimedOut, match=r"^session\.wait_for_receivers"):
                 session.wait_for_receivers(1, timeout=0.01)
-            with pytest.raises(ValueError, match=r"^session\.wait_for_receivers: say how many receivers"):
+            with pytest.raises(ValueError, match=r"^session\.wait_for_receivers: give the number"):
                 session.wait_for_receivers()
             with pytest.raises(RuntimeError, match=r"^cast\.open_session"):
                 cast.open_session(group)

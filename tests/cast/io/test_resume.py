@@ -22,7 +22,7 @@ from mcast.cast.protocol.blocks import Digest
 from mcast.cast.protocol.packets import UNKNOWN_SIZE, Flush, Seal
 
 from ...waiting import until
-from .alone import PIECE, SESSION, WIDTH, Alone, cut
+from .alone import SEGMENT, SESSION, Alone, K, cut
 from .test_flow import takes
 from .test_objects import BOUND, gets, member, others
 
@@ -59,9 +59,8 @@ def sends(fabric: Fabric, data: bytes, target: Path | Folder, key: bytes | None 
 
 
 @pytest.mark.parametrize("key", [None, bytes(range(32))], ids=["open", "closed"])
-def test_what_a_killed_receiver_has_on_its_disk_is_not_sent_again(
-    fabric: Fabric, tmp_path: Path, key: bytes | None
-) -> None:
+def test_stored_blocks_are_not_sent_again(fabric: Fabric, tmp_path: Path, key: bytes | None) -> None:
+    """A killed receiver resumes from its part file."""
     target, part = tmp_path / "copy", tmp_path / ".copy.part"
     leaves(part, DATA[:2_000_000])
     report = sends(fabric, DATA, target, key)
@@ -99,7 +98,8 @@ def test_a_file_that_is_there_whole_is_not_sent_again(fabric: Fabric, tmp_path: 
     assert (there.stat().st_ino, there.read_bytes() == DATA) == (before, True)
 
 
-def test_a_file_that_is_there_and_differs_is_refused_and_stays(fabric: Fabric, tmp_path: Path) -> None:
+def test_different_existing_file_stays(fabric: Fabric, tmp_path: Path) -> None:
+    """An object for a file that exists and differs is refused."""
     mine = DATA[:400_000] + b"mine" + DATA[400_004:]
     (tmp_path / "object 0").write_bytes(mine)
     missed: list[cast.Missed] = []
@@ -115,10 +115,11 @@ def test_a_file_that_is_there_and_differs_is_refused_and_stays(fabric: Fabric, t
 
 
 @pytest.mark.parametrize("wrong", [0, 1])
-def test_nobody_learns_which_part_of_a_file_that_is_there_differs(
+def test_the_differing_block_is_not_disclosed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, wrong: int
 ) -> None:
-    size = PIECE * WIDTH
+    """The sender cannot learn an existing file block by block."""
+    size = SEGMENT * K
     (tmp_path / "thing").write_bytes(DATA[: 2 * size])
     guess = [DATA[:size], DATA[size : 2 * size]]
     guess[wrong] = guess[wrong][::-1]
@@ -131,9 +132,9 @@ def test_nobody_learns_which_part_of_a_file_that_is_there_differs(
     assert [one.message.rpartition(": ")[2] for one in caplog.records] == ["File exists"]
 
 
-def test_a_transfer_that_the_sender_cuts_off_goes_on_with_another_sender(
-    fabric: Fabric, tmp_path: Path
-) -> None:
+def test_transfer_resumes_with_another_sender(fabric: Fabric, tmp_path: Path) -> None:
+    """The first sender ends its session in the middle of the object."""
+
     def cut() -> Iterator[bytes]:
         yield DATA[:2_000_000]
         raise OSError("the sender's disk")
@@ -162,11 +163,9 @@ def test_a_transfer_that_the_sender_cuts_off_goes_on_with_another_sender(
 
 
 @pytest.mark.parametrize(("total", "right"), [(12, True), (0, False)])
-def test_an_object_that_ends_before_what_was_left_is_compared_to_its_end(
-    tmp_path: Path, total: int, right: bool
-) -> None:
-    """That is said while the first block is yet to be compared."""
-    size = PIECE * WIDTH
+def test_object_shorter_than_the_part_file(tmp_path: Path, total: int, right: bool) -> None:
+    """It is compared up to its end, which is known while the first block is yet to be compared."""
+    size = SEGMENT * K
     leaves(tmp_path / ".copy.part", DATA[: 20 * size])
     blocks = [DATA[at : at + size] if right else bytes(size) for at in range(0, 12 * size, size)]
     digest = bytes(Digest(b"".join(blocks[:total])))
@@ -178,7 +177,7 @@ def test_an_object_that_ends_before_what_was_left_is_compared_to_its_end(
     )
     found: list[cast.Received] = []
 
-    def is_whole() -> bool:  # once a thread has put the file into its place
+    def is_whole() -> bool:  # a thread publishes the file
         try:
             alone.on_packets()
         except StopIteration as done:
@@ -220,8 +219,8 @@ def test_a_file_that_has_such_a_name_of_its_own_stays(tmp_path: Path, own: str) 
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_hidden_file_that_was_removed_takes_no_other_with_it(tmp_path: Path, whole: bool) -> None:
-    """Another run may have made one of the same name since."""
+def test_removed_part_file_leaves_others(tmp_path: Path, whole: bool) -> None:
+    """Another run may have created one of the same name since."""
     with closing(FileSink(tmp_path / "copy")) as second:
         with closing(FileSink(tmp_path / "copy")) as first:
             first.open()
@@ -238,9 +237,7 @@ def test_a_hidden_file_that_was_removed_takes_no_other_with_it(tmp_path: Path, w
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"copy": b"second"}
 
 
-def test_another_run_would_go_on_while_the_disk_is_at_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_part_file_is_resumable_during_fsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, part = list[int](), tmp_path / ".copy.part"
     monkeypatch.setattr(os, "fsync", lambda fd: found.append(os.fstat(fd).st_mode if part.exists() else 0))
     with closing(FileSink(tmp_path / "copy")) as sink:
@@ -266,10 +263,8 @@ def test_what_a_failing_disk_has_is_taken_anew(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "copy").read_bytes() == b"new"
 
 
-def test_a_file_that_cannot_be_removed_ends_no_receiver(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file system that fails is often one that nothing more can be written to."""
+def test_failed_removal_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a write error a file system often refuses all changes."""
     sink = FileSink(tmp_path / "copy")
     sink.open()
     monkeypatch.setattr(Path, "unlink", failing)

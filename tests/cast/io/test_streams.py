@@ -1,4 +1,4 @@
-"""What can be sent and where it can go: streams, pipes, tensors; and metadata that has a type."""
+"""Sources and destinations: streams, pipes, tensors; and typed metadata."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from mcast.cast.io.sources import ByteSource, MemorySource, Sendable, Tensor, so
 from mcast.cast.protocol.packets import Data, Seal
 
 from ...waiting import until
-from .alone import PIECE, SESSION, WIDTH, Alone, cut
+from .alone import SEGMENT, SESSION, Alone, K, cut
 from .test_objects import BOUND, amember, body, gets, member, others
 
 DATA = Random(4).randbytes(300_000)
@@ -61,7 +61,7 @@ class OfDevice:
 
 
 class Step(BaseModel):
-    """What a trainer says of its weights."""
+    """Metadata of a trainer's weights."""
 
     number: int
     loss: float
@@ -77,12 +77,11 @@ def all_of(source: ByteSource, most: int = 1000) -> bytes:
     return b"".join(found)
 
 
-def test_streams_go_out_of_files_pipes_and_iterators_and_into_pipes_and_files(
-    fabric: Fabric, tmp_path: Path
-) -> None:
+def test_streams_of_all_kinds(fabric: Fabric, tmp_path: Path) -> None:
+    """From files, pipes and iterators into pipes and files."""
     (tmp_path / "file").write_bytes(b"not this" + DATA)
     out, into = os.pipe()
-    came, goes = os.pipe()
+    read_fd, write_fd = os.pipe()
     copied: list[bytes] = []
 
     def writes() -> None:
@@ -92,11 +91,11 @@ def test_streams_go_out_of_files_pipes_and_iterators_and_into_pipes_and_files(
             file.write(DATA[1000:])
 
     def reads() -> None:
-        with os.fdopen(came, "rb") as file:
+        with os.fdopen(read_fd, "rb") as file:
             copied.append(file.read())
 
     def pipes() -> list[cast.Received]:
-        with os.fdopen(goes, "wb") as file:
+        with os.fdopen(write_fd, "wb") as file:
             return gets(fabric, 2, 4, file)
 
     memory = io.BytesIO()
@@ -112,14 +111,14 @@ def test_streams_go_out_of_files_pipes_and_iterators_and_into_pipes_and_files(
         parts = (DATA[at : at + 70_001] for at in range(0, len(DATA), 70_001))
         infos: tuple[Sendable, ...] = (file, pipe, parts, [b"", bytearray(b"x"), np.arange(3, dtype="u1")])
         reports = [session.send(one) for one in infos]
-        *_, piped, kept = (end.result(BOUND) for end in ends)
+        *_, piped, other = (end.result(BOUND) for end in ends)
         assert not file.closed
     sizes = [len(DATA), None, None, None]
-    assert [one.offered.size for one in kept] == [one.offered.size for one in piped] == sizes
+    assert [one.offered.size for one in other] == [one.offered.size for one in piped] == sizes
     assert [one.size for one in reports] == [len(DATA)] * 3 + [4]
     assert all(report.strategy_met for report in reports)
     assert memory.getvalue() == copied[0] == DATA * 3 + b"x\x00\x01\x02"
-    assert [(one.data, one.path) for one in kept] == [(None, None)] * 4
+    assert [(one.data, one.path) for one in other] == [(None, None)] * 4
 
 
 def test_a_tensor_is_sent_and_filled_in_its_own_memory(fabric: Fabric) -> None:
@@ -133,7 +132,7 @@ def test_a_tensor_is_sent_and_filled_in_its_own_memory(fabric: Fabric) -> None:
 
 
 def test_a_large_buffer_is_lent_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no part once it is done, or goes round again."""
+    """And no part once it is done, or write_fd round again."""
     monkeypatch.setattr(sources, "MAX_REGISTERED", 1000)
     monkeypatch.setattr(sources, "MIN_REGISTERED", 300)
     lent: list[tuple[int, int]] = []
@@ -148,7 +147,7 @@ def test_a_large_buffer_is_lent_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch
             return region
 
         def still() -> list[int]:
-            return [place for place, part in enumerate(parts) if not part.closed]
+            return [index for index, part in enumerate(parts) if not part.closed]
 
         with closing(MemorySource(memoryview(DATA)[:2400])) as source:
             source.lend = lend
@@ -164,7 +163,8 @@ def test_a_large_buffer_is_lent_a_part_at_a_time(monkeypatch: pytest.MonkeyPatch
     assert lent == [(0, 1000), (1200, 1000), (0, 1000)]
 
 
-def test_metadata_has_a_type_and_what_does_not_fit_is_refused(fabric: Fabric) -> None:
+def test_metadata_that_does_not_fit_is_refused(fabric: Fabric) -> None:
+    """The receiver names the pydantic model of the metadata."""
     missed: list[cast.Missed] = []
 
     def receives() -> list[cast.Received]:
@@ -212,13 +212,13 @@ def test_an_iterator_that_fails_ends_its_object_alone(fabric: Fabric) -> None:
     assert [one.offered.name for one in missed] in (["fails"], [])
 
 
-def test_a_pipe_whose_reader_has_gone_costs_its_receiver_the_object(fabric: Fabric) -> None:
-    came, goes = os.pipe()
-    os.close(came)
+def test_broken_pipe_costs_the_object(fabric: Fabric) -> None:
+    read_fd, write_fd = os.pipe()
+    os.close(read_fd)
     missed = threading.Event()
 
     def receives() -> None:
-        with member(fabric, 1) as group, os.fdopen(goes, "wb", buffering=0) as file:
+        with member(fabric, 1) as group, os.fdopen(write_fd, "wb", buffering=0) as file:
             list(cast.receive(group, file, missed=lambda _: missed.set(), timeout=1.0))
 
     with others(receives) as ends, member(fabric, 0) as group:
@@ -229,8 +229,8 @@ def test_a_pipe_whose_reader_has_gone_costs_its_receiver_the_object(fabric: Fabr
 
 
 def test_a_pipe_with_a_slow_reader_is_not_waited_for() -> None:
-    came, goes = os.pipe()
-    with os.fdopen(came, "rb", buffering=0) as reader, os.fdopen(goes, "wb") as file:
+    read_fd, write_fd = os.pipe()
+    with os.fdopen(read_fd, "rb", buffering=0) as reader, os.fdopen(write_fd, "wb") as file:
         file.write(b"first ")
         sink = sink_at(file)
         sink.write(DATA)
@@ -251,7 +251,8 @@ def test_a_pipe_with_a_slow_reader_is_not_waited_for() -> None:
     assert copied == DATA
 
 
-def test_what_a_file_object_keeps_back_is_there_when_the_object_is() -> None:
+def test_file_object_is_flushed() -> None:
+    """The bytes that a file object buffers are written before the object is handed out."""
     raw = io.BytesIO()
     with io.BufferedWriter(raw) as file:
         sink = sink_at(file)
@@ -278,7 +279,8 @@ class Narrow(io.RawIOBase):
         return len(new)
 
 
-def test_what_a_file_without_a_buffer_takes_in_parts_is_all_written() -> None:
+def test_partial_writes_are_completed() -> None:
+    """A file without a buffer may accept a part of each write."""
     file = Narrow(len(DATA))
     sink = sink_at(file)
     sink.write(DATA[:1000])
@@ -290,13 +292,13 @@ def test_what_a_file_without_a_buffer_takes_in_parts_is_all_written() -> None:
 
 
 def test_a_buffer_is_filled_to_its_end_and_no_further() -> None:
-    place = bytearray(3)
-    sink = sink_at(place)
+    target = bytearray(3)
+    sink = sink_at(target)
     sink.write(b"ab")
     sink.write(b"c")
-    with pytest.raises(OSError, match="the object is larger than the 3 bytes that there are for it"):
+    with pytest.raises(OSError, match="the object is larger than the 3 bytes that it may have here"):
         sink.write(b"d")
-    assert place == b"abc"
+    assert target == b"abc"
     with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)) as caught:
         NewMemorySink(1 << 62)
     assert caught.value.errno == errno.ENOMEM
@@ -315,12 +317,13 @@ def test_what_is_only_described_takes_no_memory() -> None:
     assert segment is not None
     segment[:] = b"bytes"
     del segment
-    assert sink.taken()[-5:] == b"bytes"
+    assert sink.take()[-5:] == b"bytes"
 
 
-def test_what_a_file_object_makes_of_its_bytes_comes_to_the_pipe() -> None:
-    came, goes = os.pipe()
-    with os.fdopen(came, "rb") as reader, os.fdopen(goes, "wb") as pipe:
+def test_file_object_may_change_its_bytes() -> None:
+    """The pipe gets what the file object writes, such as compressed bytes."""
+    read_fd, write_fd = os.pipe()
+    with os.fdopen(read_fd, "rb") as reader, os.fdopen(write_fd, "wb") as pipe:
         with gzip.GzipFile(fileobj=pipe, mode="wb") as file:
             sink = sink_at(file)
             sink.write(DATA[:10_000])
@@ -329,7 +332,8 @@ def test_what_a_file_object_makes_of_its_bytes_comes_to_the_pipe() -> None:
         assert gzip.decompress(reader.read()) == DATA[:10_000]
 
 
-def test_what_a_file_object_has_read_ahead_is_sent_while_its_socket_is_quiet() -> None:
+def test_bytes_read_ahead_are_sent() -> None:
+    """A file object has bytes in its buffer while its socket has none."""
     here, there = socket.socketpair()
     with here, there, HTTPResponse(here) as answer:
         there.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody")
@@ -337,19 +341,20 @@ def test_what_a_file_object_has_read_ahead_is_sent_while_its_socket_is_quiet() -
         assert source_of(answer).read(9) == b"body"  # of a connection that stays open
 
 
-def test_a_receiver_takes_no_more_than_a_slow_pipe_does() -> None:
-    came, goes = os.pipe()
-    with os.fdopen(came, "rb"), os.fdopen(goes, "wb", buffering=0) as file:
-        fits = fcntl.fcntl(file, fcntl.F_GETPIPE_SZ) // (PIECE * WIDTH)
-        alone = Alone(file, 4 * fits * PIECE * WIDTH)
-        for number, block in enumerate(cut(bytes((4 * fits - 1) * PIECE * WIDTH))):
-            for place in range(WIDTH):
-                alone.on_packets(Data(SESSION, 0, number, place, block.segment(place)))
+def test_slow_pipe_slows_the_transfer() -> None:
+    read_fd, write_fd = os.pipe()
+    with os.fdopen(read_fd, "rb"), os.fdopen(write_fd, "wb", buffering=0) as file:
+        fits = fcntl.fcntl(file, fcntl.F_GETPIPE_SZ) // (SEGMENT * K)
+        alone = Alone(file, 4 * fits * SEGMENT * K)
+        for number, block in enumerate(cut(bytes((4 * fits - 1) * SEGMENT * K))):
+            for index in range(K):
+                alone.on_packets(Data(SESSION, 0, number, index, block.segment(index)))
             alone.on_packets(Seal(SESSION, 0, number, 0, 0, 1, 1000, (block.info,)))
         assert fits // 2 < alone.blocks <= fits + 1
 
 
-def test_the_rest_of_a_file_is_sent_and_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_rest_of_a_file_and_an_idle_pipe(tmp_path: Path) -> None:
+    """A file is sent from its position, and a pipe without bytes does not block."""
     path = tmp_path / "file"
     path.write_bytes(DATA)
     with path.open("rb") as file:
@@ -362,8 +367,8 @@ def test_the_rest_of_a_file_is_sent_and_a_pipe_is_not_waited_for(tmp_path: Path)
     with path.open("r+b") as mutable, mmap.mmap(mutable.fileno(), 0) as mapped:
         assert all_of(source_of(mapped)) == DATA + b"later"
         assert isinstance(sink_at(mapped), BufferSink)
-    came, goes = os.pipe()
-    with os.fdopen(came, "rb") as pipe, os.fdopen(goes, "wb", buffering=0) as writer:
+    read_fd, write_fd = os.pipe()
+    with os.fdopen(read_fd, "rb") as pipe, os.fdopen(write_fd, "wb", buffering=0) as writer:
         source = source_of(pipe)
         assert (source.size, source.read(9)) == (None, None)
         writer.write(b"now")
@@ -376,12 +381,12 @@ def test_the_rest_of_a_file_is_sent_and_a_pipe_is_not_waited_for(tmp_path: Path)
 @pytest.mark.parametrize(
     ("info", "says"),
     [
-        ("a text", "a path is a pathlib.Path"),
+        ("a text", "a path as pathlib.Path"),
         (io.StringIO("text"), "open the file in binary mode"),
         (
             7,
-            "^int cannot be sent: a buffer, a tensor, a path, an open binary file and "
-            "an iterable of buffers can$",
+            "^int cannot be sent: give a buffer, a tensor, a path, an open binary file or "
+            "an iterable of buffers$",
         ),
         (OfDevice(np.zeros(3), (2, 0)), "copy the tensor to the CPU first"),
     ],
@@ -391,7 +396,9 @@ def test_what_cannot_be_sent_is_refused_in_words(info: Sendable, says: str) -> N
         source_of(info)
 
 
-def test_what_has_no_bytes_in_a_row_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_non_contiguous_data_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also elements that are no buffers, and tensors that numpy cannot read."""
+
     class Odd(OfDevice):
         def __dlpack__(self, **how: Any) -> Any:
             raise BufferError("an odd type")
@@ -400,7 +407,7 @@ def test_what_has_no_bytes_in_a_row_is_refused_in_words(monkeypatch: pytest.Monk
         TypeError, match=r"^this ndarray has items that lie apart in memory: give a contiguous copy$"
     ):
         source_of(np.zeros((2, 2))[:, 1])
-    with pytest.raises(TypeError, match=r"^int has no bytes: the iterable gives buffers$"):
+    with pytest.raises(TypeError, match=r"^int is not a buffer: the iterable must yield buffers$"):
         source_of([7]).read(1)  # type: ignore[list-item]
     odd = Odd(np.zeros(3))
     with pytest.raises(
@@ -409,7 +416,7 @@ def test_what_has_no_bytes_in_a_row_is_refused_in_words(monkeypatch: pytest.Monk
         source_of(odd)
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(
-        TypeError, match=r"^Odd has __dlpack__, which numpy reads: python -m pip install numpy$"
+        TypeError, match=r"^Odd has __dlpack__, which needs numpy to be read: python -m pip install numpy$"
     ):
         source_of(odd)
 
@@ -417,11 +424,11 @@ def test_what_has_no_bytes_in_a_row_is_refused_in_words(monkeypatch: pytest.Monk
 def test_memory_that_cannot_be_written_is_refused() -> None:
     fixed = np.zeros(3)
     fixed.setflags(write=False)
-    places: list[bytes | Tensor] = [b"fixed", fixed]
-    for place in places:
+    targets: list[bytes | Tensor] = [b"fixed", fixed]
+    for target in targets:
         with pytest.raises(TypeError, match="is read-only"):
-            sink_at(place)
-    with pytest.raises(TypeError, match="int is no buffer, no path, and has no write"):
+            sink_at(target)
+    with pytest.raises(TypeError, match="int cannot be received into"):
         sink_at(1)  # type: ignore[arg-type]
 
 
@@ -430,7 +437,9 @@ async def sends(fabric: Fabric, parts: AsyncIterable[bytes]) -> cast.ObjectRepor
         return await cast.send(group, parts)
 
 
-def test_an_async_iterable_is_asked_as_receivers_take_what_there_is(fabric: Fabric) -> None:
+def test_async_iterable_is_read_on_demand(fabric: Fabric) -> None:
+    """It is asked for more as receivers accept what it has given."""
+
     async def parts() -> AsyncIterator[bytes]:
         for at in range(0, len(DATA), 777):
             await asyncio.sleep(0)
@@ -449,7 +458,8 @@ def test_an_async_iterable_is_asked_as_receivers_take_what_there_is(fabric: Fabr
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_an_async_iterable_that_fails_or_waits_ends_with_the_call(fabric: Fabric, cancelled: bool) -> None:
+def test_async_iterable_ends_with_the_call(fabric: Fabric, cancelled: bool) -> None:
+    """It fails, or waits when the call ends."""
     ended: list[str] = []
     calls: list[asyncio.Task[cast.ObjectReport]] = []
     heard = threading.Event()

@@ -1,6 +1,6 @@
-"""Senders and receivers of objects on a network in virtual time, which loses messages and is cut at times.
+"""Senders and receivers of objects on a network in virtual time, with losses and partitions.
 
-The ends are those of programs (`SendingSession`, `ReceivingSession`), with another driver.
+The sessions are those of programs (`SendingSession`, `ReceivingSession`), with another driver.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from mcast.wire.addresses import Gid
 MESSAGE_SIZE = 1024
 LATENCY = 0.0002
 TURN = 0.00005
-"""Seconds that a turn of an end takes."""
+"""Duration of a step of an end, in seconds."""
 DEPTH = 4096
 
 
 class World:
-    """The network and its time. Each message reaches each other end, unless it is lost, or the way is cut.
+    """The network and its clock. Each message reaches each other end, unless it is lost or the path is cut.
 
-    loss, doubles  the part of the messages that are lost, or come twice
-    jitter         seconds by which a message may come later than others
+    loss, doubles  share of the messages that are lost, or arrive twice
+    jitter         maximum additional delay of a message, in seconds
     """
 
     def __init__(self, seed: int = 0, loss: float = 0.0, jitter: float = 0.0, doubles: float = 0.0) -> None:
@@ -46,12 +46,12 @@ class World:
         self._order = 0
 
     def at(self, when: float, call: Callable[[], object]) -> None:
-        """Make the call at that time."""
+        """Schedule a call."""
         self._order += 1
         heappush(self._events, (max(when, self.now), self._order, call))
 
     def say(self, source: End, message: bytes) -> None:
-        """Let a message go from an end to all others."""
+        """Send a message from an end to all others."""
         for target in self.ends:
             if target is source or self.cut(source, target, self.now) or self.random.random() < self._loss:
                 continue
@@ -60,7 +60,7 @@ class World:
                 self.at(self.now + late, partial(target.on_message, message, source))
 
     def run(self, until: float) -> None:
-        """Play what happens until then."""
+        """Run the scheduled calls until that time."""
         while self._events and self._events[0][0] <= until:
             self.now, _, call = heappop(self._events)
             call()
@@ -68,7 +68,7 @@ class World:
 
 
 class End:
-    """What sits at an address, and takes its turns."""
+    """Driver of a session at an address."""
 
     def __init__(self, world: World, address: str, salt: int = 1) -> None:
         self.world, self.address = world, address
@@ -82,17 +82,17 @@ class End:
         world.ends.append(self)
 
     def start(self, steps: SessionSteps[Any], then: Callable[[Any], object] = bool) -> None:
-        """Take these turns, and then make a call with what they return."""
+        """Run these steps, and then call `then` with their result."""
         self._steps, self._then = steps, then
         self._go(lambda: next(steps))
 
     def kill(self) -> None:
-        """Say and hear nothing more."""
+        """Leave the network without a word."""
         self._steps = None
         self.world.ends.remove(self)
 
     def on_message(self, message: bytes, source: End) -> None:
-        """A message has come."""
+        """Queue a message for the next step."""
         if len(self._inbox) < DEPTH:
             view = memoryview(message)
             gid = Gid(f"::ffff:{source.address}")
@@ -127,7 +127,7 @@ class End:
 
 
 class Job(NamedTuple):
-    """Objects that a sender sends, those of a carousel together, and for how long it pauses before."""
+    """Objects that a sender sends in one call, and the pause before it in seconds."""
 
     objects: Sequence[Object]
     strategy: Strategy
@@ -135,7 +135,7 @@ class Job(NamedTuple):
 
 
 class Sending(End):
-    """A sender, which waits for receivers, does its jobs in one session, and ends that."""
+    """A sender that waits for receivers, does its jobs in one session, and ends it."""
 
     def __init__(
         self,
@@ -172,10 +172,12 @@ class Sending(End):
 
 
 class Receiving(End):
-    """A receiver, which takes what comes, object after object.
+    """A receiver of any number of objects.
 
-    begun   the name of each object that it has begun to take
-    got     name -> bytes; `missed` has why, by name. An object that comes twice is in `twice`
+    begun   names of the objects that have begun
+    got     name -> bytes
+    missed  name -> reason
+    twice   names of objects that ended twice
     """
 
     def __init__(
@@ -194,16 +196,16 @@ class Receiving(End):
         self.missed: dict[str, str] = {}
         self.twice: list[str] = []
         self._into, self._pause = into, pause
-        place: ReceiveTarget = self._place
+        target: ReceiveTarget = self._target
         self.inn = ReceivingSession(
-            self.context, place, self._misses, 1 << 20, 1 << 20, peer_timeout, key, None
+            self.context, target, self._on_missed, 1 << 20, 1 << 20, peer_timeout, key, None
         )
         self.start(self.inn.next(None), self._takes)
 
     def __del__(self) -> None:
         self.inn.close()
 
-    def _place(self, offered: Offered) -> Target:
+    def _target(self, offered: Offered) -> Target:
         self.begun.append(offered.name)
         return None if self._into is None else self._into(offered)
 
@@ -216,7 +218,7 @@ class Receiving(End):
         self.got[name] = bytes(data)
         self.world.at(self.world.now + self._pause, lambda: self.start(self.inn.next(None), self._takes))
 
-    def _misses(self, missed: Missed) -> None:
+    def _on_missed(self, missed: Missed) -> None:
         name = missed.offered.name
         if name in self.missed:
             self.twice.append(name)
@@ -231,10 +233,10 @@ class Receiving(End):
 
 
 def between(*times: tuple[float, float]) -> Callable[[float], bool]:
-    """Whether a time is in one of these stretches."""
+    """Return a function that tells if a time is within one of these intervals."""
     return lambda now: any(first < now < last for first, last in times)
 
 
 def named(*data: bytes) -> Iterator[Object]:
-    """Objects with these bytes, each with a name of its own."""
-    return (Object(one, f"object {place}") for place, one in enumerate(data))
+    """Yield objects with these bytes and different names."""
+    return (Object(one, f"object {index}") for index, one in enumerate(data))
