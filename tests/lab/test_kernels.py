@@ -44,6 +44,12 @@ def test_the_newest_kernel_is_taken(tmp_path: Path) -> None:
     assert kernels.find(roots=[tmp_path]).version == "6.12.9-amd64"
 
 
+def test_an_empty_kernel_is_refused() -> None:
+    for choose in (kernels.find, kernels.newest):
+        with pytest.raises(LabUnavailableError, match="the kernel's version is empty: name one, such as 6.12"):
+            choose(" ")
+
+
 def test_the_kernel_of_this_system_goes_before_a_fetched_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
