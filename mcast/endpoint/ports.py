@@ -98,6 +98,7 @@ def active(backend: Backend, group: McastAddress | None = None) -> list[LocalPor
     """Each active port that has an address, with its first address; with `group`, one of the group's IP
     version first.
 
+    Of `udp` it is one port, because the interfaces of a host are in networks that may not reach each other.
     Raises ValueError if there is no such port.
     """
 
@@ -114,7 +115,7 @@ def active(backend: Backend, group: McastAddress | None = None) -> list[LocalPor
     local_ports = _outward(local_ports)
     if not local_ports:
         raise ValueError(f"backend {backend.name!r} has no active port with an address: see `mcast info`")
-    return local_ports
+    return local_ports[:1] if backend.name == "udp" else local_ports
 
 
 def _outward(local_ports: list[LocalPort]) -> list[LocalPort]:

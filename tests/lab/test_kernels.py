@@ -46,7 +46,7 @@ def test_the_newest_kernel_is_taken(tmp_path: Path) -> None:
 
 def test_an_empty_kernel_is_refused() -> None:
     for choose in (kernels.find, kernels.newest):
-        with pytest.raises(LabUnavailableError, match="the kernel's version is empty: name one, such as 6.12"):
+        with pytest.raises(LabUnavailableError, match="version is empty: name one"):
             choose(" ")
 
 
