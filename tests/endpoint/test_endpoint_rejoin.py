@@ -251,7 +251,7 @@ def test_a_membership_that_the_fabric_lost_comes_back(
     comes_back(pairs(Fabric.infiniband(ports=2, switches=3)), fault)
 
 
-def stays_lost(pair: Pair, fault: Callable[[Any], None]) -> McastError:
+def stays_lost(pair: Pair, fault: Callable[[Any], object]) -> McastError:
     """Why a membership without a policy was lost."""
     fault(pair)
     with pytest.raises(MembershipLost) as caught:
