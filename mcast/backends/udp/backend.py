@@ -58,11 +58,11 @@ from mcast.backends.model import cm
 from mcast.backends.model.qp import Qp
 from mcast.backends.model.region import HostRegion
 from mcast.backends.net.groups import group_table
+from mcast.backends.net.readiness import Readiness
 from mcast.backends.udp import _native, sockets
 from mcast.backends.udp.availability import why_refused
 from mcast.backends.udp.datapath import DataPath
 from mcast.backends.udp.network import UdpNetwork
-from mcast.backends.udp.readiness import Readiness
 from mcast.backends.udp.suspicions import suspicions
 from mcast.backends.udp.watcher import Watcher
 from mcast.wire.packets import ROCE_UDP_PORT

@@ -12,9 +12,10 @@ ALWAYS: int = os.eventfd(1, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
 
 class Readiness:
-    """The descriptor of an epoll object, which is readable while it watches one that is.
+    """A descriptor for poll, select and asyncio; `look` says whether something is there in this process.
 
-    `look` says whether something is there in this process; sockets are watched besides.
+    It is that of an epoll object, which is readable while it watches a descriptor that is. Such an object
+    closes its own when it is dropped, without Python code, in which an exception would be lost.
     """
 
     def __init__(self, look: Callable[[], bool]) -> None:
@@ -30,13 +31,18 @@ class Readiness:
     def show(self) -> None:
         """Look, and make the descriptor readable or not."""
         readable = self._look()
-        if readable != self._shown and not self._epoll.closed:
+        if readable != self._shown:
             self._shown = readable
-            with suppress(FileExistsError, FileNotFoundError):  # where the last call was interrupted here
-                if readable:
-                    self._epoll.register(ALWAYS, select.EPOLLIN)
-                else:
-                    self._epoll.unregister(ALWAYS)
+            self._mark(readable)
+
+    def _mark(self, readable: bool) -> None:
+        if self._epoll.closed:
+            return
+        with suppress(FileExistsError, FileNotFoundError):  # where the last call was interrupted here
+            if readable:
+                self._epoll.register(ALWAYS, select.EPOLLIN)
+            else:
+                self._epoll.unregister(ALWAYS)
 
     def close(self) -> None:
         """Close the descriptor. Idempotent."""
