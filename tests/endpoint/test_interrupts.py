@@ -170,12 +170,18 @@ def test_interrupted_call(
     assert outcomes
 
 
-def test_interrupted_backend_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # as above
+@pytest.mark.parametrize(
+    ("name", "bind", "options"), [("sim-roce", "10.0.0.1", {"clock": "wall"}), ("udp", "127.0.0.1", {})]
+)
+def test_interrupted_backend_of_its_own(
+    own_network: None, monkeypatch: pytest.MonkeyPatch, name: str, bind: str, options: dict[str, str]
+) -> None:
     """An endpoint that opens its backend closes it, too, unless the backend was never its own."""
     monkeypatch.setattr("mcast.endpoint.blocking.MAX_SLEEP", SOON)
 
     def opens_and_closes(opened: list[Endpoint]) -> None:
-        opened.append(open_endpoint("sim-roce", "10.0.0.1", options={"clock": "wall"}))
+        opened.append(open_endpoint(name, bind, options=options))
         opened[0].join(GROUP)
         opened[0].close()
 
