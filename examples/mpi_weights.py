@@ -2,8 +2,8 @@
 
     mpirun -n 8 python mpi_weights.py
 
-Where a rank has no RDMA device, MPI carries the bytes, and a warning says why. Without hardware, serve a
-simulated fabric by `mcast sim serve`, and name it: `mpirun -n 8 --oversubscribe python mpi_weights.py sim`.
+Where a rank has no RDMA device, MPI carries the bytes, and a warning says why. Without hardware, name the
+provider `udp`: `mpirun -n 8 --oversubscribe python mpi_weights.py udp`.
 """
 
 from __future__ import annotations

@@ -114,6 +114,11 @@ def installed(roots: Sequence[Path]) -> list[Kernel]:
     ]
 
 
+def _refuse_empty(wanted: str | None) -> None:
+    if wanted is not None and not wanted.strip():
+        raise LabUnavailableError("the kernel's version is empty: name one, such as 6.12")
+
+
 def find(wanted: str | None = None, roots: Sequence[Path] | None = None) -> Kernel:
     """The first kernel, in the order of `installed`, that can make Soft-RoCE devices.
 
@@ -121,6 +126,7 @@ def find(wanted: str | None = None, roots: Sequence[Path] | None = None) -> Kern
     of an unpacked kernel package.
     Raises LabUnavailableError.
     """
+    _refuse_empty(wanted)
     if wanted is not None and "/" in wanted:
         roots, wanted = (Path(wanted),), None
     roots = default_roots() if roots is None else roots
@@ -213,6 +219,7 @@ def newest(wanted: str) -> str:
 
     Raises LabUnavailableError.
     """
+    _refuse_empty(wanted)
     images = re.findall(r"^linux-image-(\d+\.\d+\.\d[^-]*(?:-\d+)?-amd64) ", _listed(), re.M)
     versions: list[str] = [version for version in images if matches(version, wanted)]
     if not versions:

@@ -149,13 +149,17 @@ def ping(
         else:
             _live(f"ping {wanted[0]} from {where}, {size} bytes")
             outcome = ping_all(pairs, count or 10, size, interval, timeout, _answered)
+        heard = bool(outcome.heard if isinstance(outcome, AnswerResult) else outcome.members)
+        suspected = () if heard else opened.suspicions()
     if as_json:
         json_output.result(outcome.as_dict())
     elif isinstance(outcome, AnswerResult):
         _show_heard(outcome)
     else:
         _show_members(outcome)
-    if not (outcome.heard if isinstance(outcome, AnswerResult) else outcome.members):
+    if not heard:
+        for cause in () if as_json else suspected:
+            say(cause.shown("likely"))
         raise typer.Exit(ExitStatus.FAILED)
 
 

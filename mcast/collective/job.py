@@ -83,7 +83,8 @@ def opened(stack: ExitStack, backend: str | Backend, bind: str | None, local_ran
     if isinstance(backend, str):
         if backend in SIMULATED and not provider(backend).shared():
             raise ValueError(
-                "no simulated fabric is served to the ranks: run `mcast sim serve`, and export what it prints"
+                "each rank would have a simulated fabric of its own: use `udp`, or run `mcast sim serve` and "
+                "export what it prints"
             )
         backend = stack.enter_context(open_backend(backend))
     local_ports = active(backend)

@@ -14,7 +14,7 @@ from mcast.contract.cm_id import CmId
 from mcast.contract.enums import Capability
 from mcast.contract.groups import GroupTable
 from mcast.contract.values import CmEvent, DeviceInfo, UnusableDevice
-from mcast.errors.cause import Phase
+from mcast.errors.cause import Cause, Phase
 from mcast.wire.kinds import PortSpace
 
 
@@ -47,10 +47,10 @@ class Backend(Closeable):
         """Why nobody else can be heard here, and what to do, in a sentence; "" where others may be there."""
         return ""
 
-    def suspicions(self) -> tuple[str, ...]:
-        """Return what may keep this host from receiving although all seems well.
+    def suspicions(self, quiet: float = 0.0) -> tuple[Cause, ...]:
+        """Return what may keep others from being heard although all seems well.
 
-        Each with the command that decides; asked for when nobody was heard.
+        With `quiet` return nothing unless queue pairs have been open for so many seconds without a message.
         """
         return ()
 

@@ -101,6 +101,7 @@ def active(backend: Backend, group: McastAddress | None = None) -> list[LocalPor
 
     With `group`, one of the group's IP version first.
 
+    Of `udp` it is one port, because the interfaces of a host are in networks that may not reach each other.
     Raises ValueError if there is no such port.
     """
 
@@ -117,7 +118,7 @@ def active(backend: Backend, group: McastAddress | None = None) -> list[LocalPor
     local_ports = _outward(local_ports)
     if not local_ports:
         raise ValueError(f"backend {backend.name!r} has no active port with an address: see `mcast info`")
-    return local_ports
+    return local_ports[:1] if backend.name == "udp" else local_ports
 
 
 def _outward(local_ports: list[LocalPort]) -> list[LocalPort]:

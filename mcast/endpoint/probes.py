@@ -184,9 +184,10 @@ def unanswered(
         )
     if why_isolated := backend.why_isolated():
         detail += f"; {why_isolated}"
-    elif not pending.peers:
-        detail += "".join(f"; {one}" for one in backend.suspicions())
-    return mcast_error(E.ETIMEDOUT, "ready", Phase.RECV, {"group": group.address}, detail)
+    error = mcast_error(E.ETIMEDOUT, "ready", Phase.RECV, {"group": group.address}, detail)
+    if not pending.peers:
+        error.suspected = backend.suspicions()
+    return error
 
 
 MIN_PROBE_INTERVAL, MAX_PROBE_INTERVAL = 0.02, 1.0

@@ -211,11 +211,19 @@ MAX_SAMPLE_INTERVAL = 64 * DEFAULT_BATCH
 """One of so many messages is looked at in the long run, because a look costs as much as several messages."""
 
 
+QUIET_TIME = 10.0
+"""Seconds without a message after which a receive in vain names what may keep others from being heard."""
+
+
 def log_isolation(resources: PortResources) -> None:
-    """A receive has waited in vain: log once if nobody else can be heard on the backend."""
-    if not resources.isolation_logged and (why := resources.backend.why_isolated()):
+    """A receive has waited in vain: log once what keeps others from being heard, or may."""
+    if resources.isolation_logged:
+        return
+    why = resources.backend.why_isolated()
+    likely = "".join(f"\n{cause.shown('likely')}" for cause in resources.backend.suspicions(QUIET_TIME))
+    if why or likely:
         resources.isolation_logged = True
-        logger.warning("%s: no message arrived: %s", resources.name, why)
+        logger.warning("%s: no message arrived%s%s", resources.name, f": {why}" if why else "", likely)
 
 
 def require_count(max: int) -> None:

@@ -43,6 +43,10 @@ class Cause(NamedTuple):
     check: str
     next_step: str
 
+    def shown(self, sure: str) -> str:
+        """Return the lines that show it; `sure` is "found" or "likely"."""
+        return f"  {sure}: {self.why} -> {self.next_step}\n    check: {self.check}"
+
 
 class Row(NamedTuple):
     """A cause, and the errors that it can be the cause of.

@@ -83,10 +83,12 @@ class McastError(OSError):
                 step
     found       causes that were found by asking the fabric; if there are any, `causes` has these and no
                 guesses
+    suspected   causes that the provider adds to the likely ones
     link_layer  the link layer of the port; None where it is not known
     """
 
     found: tuple[Cause, ...] = ()
+    suspected: tuple[Cause, ...] = ()
     link_layer: LinkLayer | None = None
     posted: int = 0
 
@@ -123,7 +125,7 @@ class McastError(OSError):
 
         From `mcast.errors.rows`.
         """
-        return self.found or self._likely("")
+        return self.found or (*self._likely(""), *self.suspected)
 
     def _likely(self, status: str) -> tuple[Cause, ...]:
         call = str(self.arguments.get("event", self.call))
@@ -134,9 +136,7 @@ class McastError(OSError):
         number = self.errno or 0
         lines = [f"{self.call}({given}): {errno_name(number)}: {self.detail or errno_text(number)}"]
         sure = "found" if self.found else "likely"
-        for cause in self.causes:
-            lines += [f"  {sure}: {cause.why} -> {cause.next_step}", f"    check: {cause.check}"]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(cause.shown(sure) for cause in self.causes)])
 
 
 def _portable(value: object) -> object:

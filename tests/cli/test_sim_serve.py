@@ -1,4 +1,4 @@
-"""One served fabric, several commands: each a process of its own, as in as many terminals."""
+"""Several commands, each a process of its own, as in as many terminals; most on one served fabric."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from ..commands import MCAST, Run
 from ..waiting import until
 
 SIM = ("--backend", "sim")
+UDP = ("--backend", "udp", "-b", "127.0.0.1")
 
 
 class Terminals:
@@ -121,13 +122,12 @@ def test_ping_groups_info_and_demo_share_it(terminals: Terminals, tmp_path: Path
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_signal_ends_pings_with_a_summary(terminals: Terminals, number: int) -> None:
+def test_signal_ends_pings_with_a_summary(own_network: None, terminals: Terminals, number: int) -> None:
     """A signal ends the pings of both ends with their summary."""
-    terminals.serve("--ports", 2)
     terminals.env["FORCE_COLOR"] = "1"  # lines of what goes on are for a terminal
-    answering = terminals.start("ping", "239.1.1.1", "--answer", *SIM)
+    answering = terminals.start("ping", "239.1.1.1", "--answer", *UDP)
     assert "answering 239.1.1.1 as" in line_of(answering)
-    asking = terminals.start("ping", "239.1.1.1", "-C", 10**6, "-i", 0.01, *SIM)
+    asking = terminals.start("ping", "239.1.1.1", "-C", 10**6, "-i", 0.01, *UDP)
     while "seq=" not in (line := line_of(asking)):
         assert line
     for process, summary in (asking, ", 1 answered\n"), (answering, "other messages\n"):

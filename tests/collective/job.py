@@ -1,4 +1,4 @@
-"""The MPI job of test_collective.py: ranks on a served fabric, each of which checks what it gets."""
+"""The MPI job of test_collective.py: ranks on `udp`, each of which checks what it gets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from ..buffers import PAYLOADS, REFUSED, content
 
 COMM = MPI.COMM_WORLD
 RANK, SIZE = COMM.Get_rank(), COMM.Get_size()
-SIM = "sim"
+UDP = "udp"
 
 
 @contextmanager
@@ -145,7 +145,7 @@ def an_error_between_two_calls_reaches_the_others() -> None:
             raise LookupError("of rank 1's own")
         ranks.allgather(b"")
 
-    with all_raise(1, LookupError, "of rank 1's own"), Collective(COMM, SIM, bind=NOWHERE) as ranks:
+    with all_raise(1, LookupError, "of rank 1's own"), Collective(COMM, UDP, bind=NOWHERE) as ranks:
         leave(ranks)
 
 
@@ -158,7 +158,7 @@ def mpi_carries_the_bytes_where_one_rank_has_no_device() -> None:
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("mcast")
     logger.addHandler(handler)
-    with Collective(COMM, SIM, bind=NOWHERE) as ranks:
+    with Collective(COMM, UDP, bind=NOWHERE) as ranks:
         assert ranks.reason.startswith("rank 2: ValueError: no port has the address 10.254.0.9"), ranks.reason
         any_buffer_is_filled_in_its_place(ranks)
         all_get_what_each_has(ranks)
@@ -171,7 +171,7 @@ def mpi_carries_the_bytes_where_one_rank_has_no_device() -> None:
 
 def a_key_closes_the_groups_to_all_but_the_ranks() -> None:
     """A sender at the root's own address that knows its session ends nothing without the key."""
-    with Collective(COMM, SIM, authenticated=True) as ranks:
+    with Collective(COMM, UDP, authenticated=True) as ranks:
         data = bytes(range(256)) * 40
         buffer = bytearray(data if RANK == 0 else len(data))
         if RANK == 0:
@@ -192,7 +192,7 @@ def a_key_closes_the_groups_to_all_but_the_ranks() -> None:
 
 def a_rank_that_is_gone_in_a_call_ends_it_on_the_others() -> None:
     """Rank 3 is as dead as one that was killed: it neither speaks nor agrees any more."""
-    ranks = Collective(COMM, SIM)
+    ranks = Collective(COMM, UDP)
     ranks._peer_timeout = 0.1
     if RANK == 0:
         root_group: Any = ranks._root_groups[0]
@@ -207,7 +207,7 @@ def a_rank_that_is_gone_in_a_call_ends_it_on_the_others() -> None:
 
 
 def a_rank_that_does_not_come_is_waited_for_so_long() -> None:
-    ranks = Collective(COMM, SIM, wait=60)
+    ranks = Collective(COMM, UDP, wait=60)
     assert ranks._wait == 60
     ranks._wait = 0.1
     if RANK != 1:
@@ -250,16 +250,16 @@ def single_calls_share_a_collective() -> None:
     with patch.object(calls, "open_root_group", side_effect=open_root_group) as opening:
         for turn in range(2):
             buffer = bytearray([turn + 1]) * 9 if RANK == 0 else bytearray(9)
-            collective.broadcast(buffer, backend=SIM)
+            collective.broadcast(buffer, backend=UDP)
             assert buffer == bytes([turn + 1]) * 9
     assert opening.call_count == 1
     broken = patch.object(MemorySource, "read", side_effect=OSError("no more")) if RANK == 0 else ExitStack()
     with all_raise(0, OSError, "no more"), broken:
-        collective.broadcast(bytearray(9), backend=SIM)
+        collective.broadcast(bytearray(9), backend=UDP)
 
 
 def main() -> None:
-    with patch.object(job, "_DEPTH", 1024), Collective(COMM, SIM) as ranks:
+    with patch.object(job, "_DEPTH", 1024), Collective(COMM, UDP) as ranks:
         assert not ranks.reason, ranks.reason
         checks: tuple[Callable[[Collective], None], ...] = (
             the_loop_joins_once_for_each_root,
@@ -281,7 +281,7 @@ def main() -> None:
     a_rank_that_does_not_come_is_waited_for_so_long()
     what_a_rank_has_given_up_is_said_as_it_was()
     a_rank_that_gives_no_reason_is_named()
-    assert train(COMM, SIM) == [6.0 + rank for rank in range(SIZE)]
+    assert train(COMM, UDP) == [6.0 + rank for rank in range(SIZE)]
     sys.stdout.write(f"rank {RANK} is done\n")  # at once: an unbuffered print may mix with another rank's
 
 

@@ -101,7 +101,7 @@ def main(where: str, seconds: float, seed: int) -> None:
         stops_itself(seconds, after)
     try:
         with (
-            Collective(COMM, "sim", bind=bind, peer_timeout=PEER_TIMEOUT, wait=wait) as ranks,
+            Collective(COMM, "udp", bind=bind, peer_timeout=PEER_TIMEOUT, wait=wait) as ranks,
             ExitStack() as stack,
         ):
             watch.next()

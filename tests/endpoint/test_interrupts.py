@@ -17,15 +17,12 @@ from mcast import Endpoint, Message, open_backend, open_endpoint
 from mcast.api import Backend, Broken, Closed, Phase, TimedOut
 
 from ..interrupts.sweep import BOUND, Kind, states, sweep, works
-from ..networks import Network, SimNetwork, network_of
+from ..networks import KINDS, UDP, Network, SimNetwork, UdpNetwork, network_of
 from ..waiting import until
 
 GROUP, OTHER = "239.1.2.3", "239.4.5.6"
 SOON = 0.01
 DEFAULT_BATCH = [b"1", b"2", b"3"]
-
-
-NETWORKS = ["roce", "infiniband", "card-roce", "card-infiniband"]
 
 
 class World:
@@ -140,19 +137,27 @@ def after(world: World, error: BaseException | None) -> str:
         end(world)
 
 
-@pytest.fixture(params=NETWORKS)
-def another(request: pytest.FixtureRequest) -> Callable[[], Network]:
-    """Return a network for each line: a fabric may be broken, and cards are not."""
-    if request.param.startswith("card"):
-        cards = network_of(request)
-        world = World(cards)
-        world.here.recv(SOON)
-        use(world)
-        end(world)  # what a process opens once is there
-        return lambda: cards
-    return lambda: network_of(request)
+@pytest.fixture(params=[*KINDS, UDP])
+def another(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], Network]]:
+    """Yield what gives a network for each line: a fabric may be broken, cards and interfaces are not."""
+    if request.param in ("roce", "infiniband"):
+        yield lambda: network_of(request)
+        return
+    network = network_of(request)
+    if isinstance(network, UdpNetwork):
+        monkeypatch.setattr("mcast.backends.udp.backend.MAX_SLEEP", SOON)
+    world = World(network)
+    world.here.recv(SOON)
+    use(world)
+    end(world)  # what a process opens once is there
+    yield lambda: network
+    network.close()
 
 
+# Python itself closes a socket that an interrupt has taken from who opened it, and warns.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("call", CALLS)
 def test_interrupted_call(
@@ -165,12 +170,18 @@ def test_interrupted_call(
     assert outcomes
 
 
-def test_interrupted_backend_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # as above
+@pytest.mark.parametrize(
+    ("name", "bind", "options"), [("sim-roce", "10.0.0.1", {"clock": "wall"}), ("udp", "127.0.0.1", {})]
+)
+def test_interrupted_backend_of_its_own(
+    own_network: None, monkeypatch: pytest.MonkeyPatch, name: str, bind: str, options: dict[str, str]
+) -> None:
     """An endpoint that opens its backend closes it, too, unless the backend was never its own."""
     monkeypatch.setattr("mcast.endpoint.blocking.MAX_SLEEP", SOON)
 
     def opens_and_closes(opened: list[Endpoint]) -> None:
-        opened.append(open_endpoint("sim-roce", "10.0.0.1", options={"clock": "wall"}))
+        opened.append(open_endpoint(name, bind, options=options))
         opened[0].join(GROUP)
         opened[0].close()
 

@@ -44,6 +44,12 @@ def test_the_newest_kernel_is_taken(tmp_path: Path) -> None:
     assert kernels.find(roots=[tmp_path]).version == "6.12.9-amd64"
 
 
+def test_an_empty_kernel_is_refused() -> None:
+    for choose in (kernels.find, kernels.newest):
+        with pytest.raises(LabUnavailableError, match="version is empty: name one"):
+            choose(" ")
+
+
 def test_system_kernel_is_preferred(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel of this system goes before a fetched one."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))

@@ -8,7 +8,8 @@ import sys
 import pytest
 
 from mcast import open_endpoint
-from mcast.api import TimedOut
+from mcast.api import Level, TimedOut
+from mcast.backends.udp.doctor import examine
 from mcast.conformance.helpers import BOUND
 
 from ..commands import MCAST
@@ -60,7 +61,12 @@ def test_a_missing_querier_is_a_warning(hosts: tuple[Host, Host]) -> None:
     assert "without a querier" in querier["seen"]
 
 
-DECIDING = ("nft list ruleset", "mcast doctor --backend udp --listen 130", "--network=host", "rdma link")
+DECIDING = (
+    "check: nft list ruleset",
+    "check: as root: mcast doctor --backend udp --listen 130",
+    "check: run both ends with --network=host",
+    "check: rdma link | grep 'netdev ",
+)
 
 
 @pytest.mark.parametrize("alone", [True, False])
@@ -68,7 +74,7 @@ def test_who_heard_nobody_is_told_of_suspicions(
     alone: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """By `ready`, and once by a receive that has waited long; not where somebody was heard."""
-    monkeypatch.setattr("mcast.backends.udp.backend.QUIET", 0.0)
+    monkeypatch.setattr("mcast.endpoint.receiving.QUIET_TIME", 1e-9)
     monkeypatch.setattr("mcast.backends.udp.suspicions.LOOPBACK", "none")
     with open_endpoint("udp", bind="127.0.0.1") as one, open_endpoint("udp", bind="127.0.0.1") as other:
         group = one.join("239.1.1.1")
@@ -97,6 +103,24 @@ def test_loopback_has_no_firewall_between_hosts() -> None:
 def findings(host: Host, options: str = "") -> list[dict[str, str]]:
     found: list[dict[str, str]] = json.loads(host.run("sh", "-c", DOCTOR.format(options)))["providers"]["udp"]
     return found
+
+
+@needs_namespaces
+def test_a_ping_that_nobody_answers_names_suspicions(hosts: tuple[Host, Host]) -> None:
+    asked = hosts[0].run("sh", "-c", f"{MCAST} ping 239.1.1.1 --backend udp -C 1 -W 0.1; true")
+    assert [command for command in DECIDING if command not in asked] == []
+
+
+@needs_namespaces
+@pytest.mark.parametrize("kind", ["docker", ""], ids=["inside", "outside"])
+def test_a_container_is_a_warning(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the kernel's own processes are not seen; its network may carry no multicast."""
+    monkeypatch.setattr("mcast.backends.net.hostnet.container", lambda: kind)
+    found = [one for one in examine() if one.check == "container"]
+    assert [one.level for one in found] == [Level.WARNING] * bool(kind)
+    for one in found:
+        assert one.seen == "this is docker: its network may carry no multicast"
+        assert "--network=host" in one.fix
 
 
 @needs_namespaces

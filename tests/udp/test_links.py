@@ -34,7 +34,7 @@ def test_a_switch_knows_the_group_again(bridge: Testbed) -> None:
         until(lambda: bridge.observer.group_ports(gid) == {port})
         with bridge.link_down(port):
             assert isinstance(receiver.next_event(BOUND), PortDown)
-            assert bridge.observer.group_ports(gid) == frozenset()
+            until(lambda: not bridge.observer.group_ports(gid))
             out.send(b"lost")
         assert isinstance(receiver.next_event(BOUND), PortUp)
         until(lambda: bridge.observer.group_ports(gid) == {port})

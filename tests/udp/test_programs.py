@@ -1,13 +1,11 @@
-"""Programs made of endpoints work on `udp`: top, replay, objects through loss, collectives, awaiting ends."""
+"""Programs made of endpoints work on `udp`: top, replay, objects through loss, awaiting ends."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -111,29 +109,6 @@ def dropped() -> int:
 def started(where: Path, *words: str) -> subprocess.Popen[str]:
     command: Sequence[str | Path] = [MCAST, *words, *UDP, *LO]
     return subprocess.Popen(command, cwd=where, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-RANKS = """
-import sys
-from mpi4py import MPI
-from examples.mpi_weights import train
-from mcast.collective import Collective
-
-world = MPI.COMM_WORLD
-with Collective(world, "udp") as ranks:
-    assert not ranks.reason, ranks.reason
-print(train(world, "udp"), flush=True)
-"""
-
-
-def test_ranks_share_an_array(run: Run) -> None:
-    """Four processes of an MPI job; multicast carries the bytes, not MPI."""
-    if shutil.which("mpirun") is None:
-        pytest.fail("this test starts ranks with mpirun: apt-get install openmpi-bin", pytrace=False)
-    mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", 4)
-    done = run(*mpirun, sys.executable, "-c", RANKS, env={"PYTHONPATH": str(ROOT)})
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert sorted(done.stdout.splitlines()) == [str([6.0 + rank for rank in range(4)])] * 4
 
 
 def test_objects_pass_between_awaiting_ends() -> None:

@@ -1,1 +1,1 @@
-"""Interfaces, bridges, IGMP and groups of the host, for the providers on real networks."""
+"""Interfaces, bridges, IGMP and groups of the host, and descriptors that say whether something is there."""

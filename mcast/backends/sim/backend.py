@@ -58,11 +58,11 @@ from mcast.backends.model.port import COMP_VECTORS, PORT_COUNTERS
 from mcast.backends.model.qp import Burst, Qp
 from mcast.backends.model.region import HostRegion
 from mcast.backends.model.times import NS
+from mcast.backends.net.readiness import Readiness
 from mcast.backends.sim.clock import VirtualClock
 from mcast.backends.sim.core.groups import group_table
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.lease import DeviceSlots, MemorySlots, PackedPayloads, SimBatch, Slots, message_of
-from mcast.backends.sim.readiness import Readiness
 from mcast.backends.sim.region import SimDeviceRegion, bytes_of
 from mcast.wire.addresses import Gid, McastAddress
 
@@ -214,14 +214,16 @@ class SimEventChannel(EventChannel):
     @_call("fileno", Phase.EVENT)
     def fileno(self) -> int:
         if self._readiness is None:
-            self.attach_readiness(Readiness(self._clock, lambda: bool(self._core.queue)))
+            self._clock.descriptor_requested()
+            self.attach_readiness(Readiness(lambda: bool(self._core.queue)))
         assert self._readiness is not None
         return self._readiness.fd
 
     def attach_readiness(self, readiness: Readiness) -> None:
         """Show there whether an event waits."""
         self._readiness = readiness
-        self._core.on_event = readiness.update
+        self._core.on_event = readiness.show
+        readiness.show()
 
     def take(self) -> cm.QueuedEvent | None:
         """The next event, if there is one; what the SA says of a failure is left to the caller."""
@@ -450,14 +452,14 @@ class SimQueuePair(QueuePair):
     def _modify(self, state: QpState) -> None:
         _check(self.core.modify(state), "modify", Phase.MODIFY, state=state.name)
         if self._readiness is not None:
-            self._readiness.update()
+            self._readiness.show()
 
     @_call("port_events", Phase.EVENT)
     def port_events(self) -> tuple[PortEvent, ...]:
         core = self.core
         found, core.port_events, core.port_changed = core.port_events, (), False
         if self._readiness is not None:
-            self._readiness.update()
+            self._readiness.show()
         return found
 
     @property
@@ -556,7 +558,7 @@ class SimQueuePair(QueuePair):
         core = self.core
         slices = core.lease(max)
         if self._readiness is not None:
-            self._readiness.update()
+            self._readiness.show()
         if not slices:
             return None
         batch = SimBatch(slices, core.is_own, core.leases, self._slots)
@@ -582,7 +584,7 @@ class SimQueuePair(QueuePair):
                     guard.amid = "recv"
                     found = core.pop_one()
                     if self._readiness is not None:
-                        self._readiness.update()
+                        self._readiness.show()
                     guard.amid = ""
                     if guard.after_change is not None:
                         guard.after_change("recv")
@@ -599,7 +601,7 @@ class SimQueuePair(QueuePair):
     def _take_one(self, max: int) -> tuple[Burst, int] | None:
         found = self.core.pop_one()
         if self._readiness is not None:
-            self._readiness.update()
+            self._readiness.show()
         return found
 
     def _receive(
@@ -649,7 +651,7 @@ class SimQueuePair(QueuePair):
                     if over:
                         core.port_changed = False
                         if self._readiness is not None:
-                            self._readiness.update()
+                            self._readiness.show()
                 guard.amid = ""
                 if guard.after_change is not None:
                     guard.after_change("recv")
@@ -663,16 +665,16 @@ class SimQueuePair(QueuePair):
     @_call("fileno", Phase.RECV)
     def fileno(self) -> int:
         if self._readiness is None:
-            self.attach_readiness(
-                Readiness(self._clock, lambda: self.core.readable or self.core.port_changed)
-            )
+            self._clock.descriptor_requested()
+            self.attach_readiness(Readiness(lambda: self.core.readable or self.core.port_changed))
         assert self._readiness is not None
         return self._readiness.fd
 
     def attach_readiness(self, readiness: Readiness) -> None:
         """Show there whether messages wait, or an error, or news of the port."""
         self._readiness = readiness
-        self.core.on_readable = readiness.update
+        self.core.on_readable = readiness.show
+        readiness.show()
 
     def _register(
         self, buffer: memoryview, recv_slot: int | None, relaxed_ordering: bool, constant: bool
@@ -712,7 +714,7 @@ class SimQueuePair(QueuePair):
         """Post the receives that the queue pair was made with, and drop what is queued."""
         self.core.repost_default(*self._own_receives)
         if self._readiness is not None:
-            self._readiness.update()
+            self._readiness.show()
 
     def _close(self) -> None:
         if self._freed:

@@ -20,6 +20,7 @@ from mcast.api import (
     Backend,
     Batch,
     Capability,
+    Cause,
     CmEvent,
     CmId,
     CopiedBatch,
@@ -57,11 +58,11 @@ from mcast.backends.model import cm
 from mcast.backends.model.qp import Qp
 from mcast.backends.model.region import HostRegion
 from mcast.backends.net.groups import group_table
+from mcast.backends.net.readiness import Readiness
 from mcast.backends.udp import _native, sockets
 from mcast.backends.udp.availability import why_refused
 from mcast.backends.udp.datapath import DataPath
 from mcast.backends.udp.network import UdpNetwork
-from mcast.backends.udp.readiness import Readiness
 from mcast.backends.udp.suspicions import suspicions
 from mcast.backends.udp.watcher import Watcher
 from mcast.wire.packets import ROCE_UDP_PORT
@@ -73,8 +74,6 @@ _UNUSABLE = frozenset(
 """Errnos of a send from a port whose link or address is gone, or to where no route leads."""
 _JOIN_MASK, _FULL_MEMBER = int(JOIN_MASK), JoinFlag.FULLMEMBER
 _AGAIN = errno.EAGAIN
-QUIET = 10.0
-"""Seconds without a message after which a receive in vain names what may keep others from being heard."""
 
 
 class UdpBackend(Backend):
@@ -134,14 +133,11 @@ class UdpBackend(Backend):
                     found[name] = found.get(name, 0) + count
         return found | dict(self.network.passed_on)
 
-    def why_isolated(self) -> str:
+    def suspicions(self, quiet: float = 0.0) -> tuple[Cause, ...]:
         paths, now = list(self.network.queue_pairs.paths.values()), monotonic()
-        heard = any(path.counts()[0] or now - path.opened < QUIET for path in paths)
-        return "" if heard else "; ".join(self.suspicions())
-
-    def suspicions(self) -> tuple[str, ...]:
-        names = {path.port.name for path in list(self.network.queue_pairs.paths.values())}
-        return next(filter(None, map(suspicions, sorted(names))), ())
+        if quiet and any(path.counts()[0] or now - path.opened < quiet for path in paths):
+            return ()
+        return next(filter(None, map(suspicions, sorted({path.port.name for path in paths}))), ())
 
     def groups(self) -> GroupTable:
         return group_table(self._change("groups", Phase.OPEN, self._devices), lambda device, port: (device,))

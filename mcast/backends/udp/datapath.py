@@ -17,11 +17,11 @@ from time import monotonic
 
 from mcast.api import Batch, Leases, QpInit, QpState, WcStatus
 from mcast.backends.model.qp import RECEIVING, Qp
+from mcast.backends.net.readiness import Readiness
 from mcast.backends.udp import sockets
 from mcast.backends.udp._native import Ring
 from mcast.backends.udp.batch import UdpBatch
 from mcast.backends.udp.host import UdpPort
-from mcast.backends.udp.readiness import Readiness
 from mcast.wire.addresses import Gid
 from mcast.wire.packets import ROCE_UDP_PORT
 

@@ -10,7 +10,6 @@ from mcast.backends.net import hostnet
 from mcast.backends.net.firewall import dropping_rule, ruleset
 from mcast.backends.net.igmp_listener import hear_queriers
 from mcast.backends.udp.availability import LOOPBACK_DOWN, status
-from mcast.backends.udp.suspicions import CONTAINER, NO_QUERIER
 from mcast.wire.packets import ROCE_UDP_PORT
 
 _WANTED_BYTES = 4 << 20
@@ -44,8 +43,9 @@ def _container() -> list[Finding]:
     kind = hostnet.container()
     if not kind:
         return []
-    fix = "if messages of other hosts do not arrive, run it with --network=host"
-    return [Finding("container", "", Level.WARNING, f"this is {kind}: {CONTAINER}", fix)]
+    fix = "if members on other hosts are not heard, run it with --network=host"
+    seen = f"this is {kind}: its network may carry no multicast"
+    return [Finding("container", "", Level.WARNING, seen, fix)]
 
 
 def _queriers(listen: float) -> list[Finding]:
@@ -68,7 +68,10 @@ def _queriers(listen: float) -> list[Finding]:
         elif name in heard:
             found.append(Finding("querier", name, Level.OK, f"{heard[name]} asks"))
         else:
-            seen = f"none was detected in {listen:g} s: {NO_QUERIER}"
+            seen = (
+                f"none was heard in {listen:g} s: a switch that snoops IGMP, without a querier, stops the "
+                "group's messages minutes after a join"
+            )
             fix = "switch on an IGMP querier in that network"
             found.append(Finding("querier", name, Level.WARNING, seen, fix))
     return found

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from weakref import WeakMethod
 
-from mcast.backends.udp.readiness import ALWAYS
+from mcast.backends.net.readiness import ALWAYS
 
 logger: logging.Logger = logging.getLogger("mcast")
 

@@ -21,7 +21,6 @@ from examples.replicas import SHAPE as REPLICA_SHAPE
 from examples.replicas import follow, publish
 from mcast import cast
 from mcast.backends.sim import Fabric, open_fabric
-from mcast.backends.sim.served.server import FabricServer, Serving
 from mcast.backends.sim.trace.events import Send
 
 GROUP = "239.1.2.3"
@@ -92,9 +91,9 @@ PROGRAM = Path(__file__).parents[3] / "examples" / "replicas.py"
 class Process:
     """A replica that is a process. Of each update it prints the number, and the least and largest weight."""
 
-    def __init__(self, address: str) -> None:
-        reason = [sys.executable, str(PROGRAM), "replica", address, "sim", str(PERIOD)]
-        self.process = subprocess.Popen(reason, stdout=subprocess.PIPE, text=True)
+    def __init__(self) -> None:
+        words = [sys.executable, str(PROGRAM), "replica", "127.0.0.1", "udp", str(PERIOD)]
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
         self.updates: list[int] = []
         self.wrong: list[str] = []
         self.stopped = False
@@ -126,44 +125,35 @@ class Process:
         self.process.stdout.close()  # type: ignore[union-attr]
 
 
-def test_replicas_may_come_go_hang_and_be_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, long: bool
-) -> None:
+def test_replicas_may_come_go_hang_and_be_killed(own_network: None, long: bool) -> None:
     """Those that live have new updates in the end, each only whole ones, and no update takes too long."""
-    path = tmp_path / "fabric.sock"
-    monkeypatch.setenv("MCAST_SIM", str(path))
     random, lasts = Random(1), 3600.0 if long else 12.0
-    there: dict[str, Process] = {}
-    free = [f"10.0.0.{port}" for port in range(2, 6)]
+    there: list[Process] = []
     took: list[float] = []
     with (
         ExitStack() as stack,
-        Serving(FabricServer(Fabric.roce(ports=5, clock="wall"), path)),
-        mcast.open_endpoint("sim", "10.0.0.1", receive_depth=4096) as endpoint,
+        mcast.open_endpoint("udp", "127.0.0.1", receive_depth=4096) as endpoint,
         endpoint.join(GROUP) as group,
         cast.open_session(group, peer_timeout=2.0) as session,
     ):
 
         def comes() -> None:
-            if free:
-                address = free.pop(0)
-                there[address] = Process(address)
-                stack.callback(there[address].end)
+            if len(there) < 4:
+                there.append(Process())
+                stack.callback(there[-1].end)
 
         def leaves(number: int) -> None:
-            address = random.choice([*there])
-            gone = there.pop(address)
+            gone = there.pop(random.randrange(len(there)))
             gone.signal(number)
             gone.process.wait(BOUND)
             gone.end()
             assert gone.wrong == []
-            free.append(address)
 
         def hangs() -> None:
-            random.choice([*there.values()]).signal(SIGSTOP)
+            random.choice(there).signal(SIGSTOP)
 
         def goes_on() -> None:
-            for one in there.values():
+            for one in there:
                 if one.stopped:
                     one.signal(SIGCONT)
 
@@ -190,11 +180,11 @@ def test_replicas_may_come_go_hang_and_be_killed(
         goes_on()
         comes()
         last, end = version, monotonic() + BOUND
-        while not all(max(one.updates, default=0) > last for one in there.values()):
-            assert monotonic() < end, {address: one.updates[-3:] for address, one in there.items()}
+        while not all(max(one.updates, default=0) > last for one in there):
+            assert monotonic() < end, [one.updates[-3:] for one in there]
             version += 1
             update(version)
-        assert [one.wrong for one in there.values() if one.wrong] == []
+        assert [one.wrong for one in there if one.wrong] == []
         assert max(took) < 4 * PERIOD + 1
     assert version > 5
 

@@ -22,6 +22,7 @@ from mcast.api import Cause, ClientProcess, McastError, Phase, QpError, QpState,
 from mcast.backends.model.cm import QueuedEvent
 from mcast.backends.model.qp import Burst
 from mcast.backends.model.times import NS
+from mcast.backends.net.readiness import Readiness
 from mcast.backends.sim.backend import (
     ASK_WHY_SECONDS,
     SimBackend,
@@ -32,7 +33,6 @@ from mcast.backends.sim.backend import (
 from mcast.backends.sim.core.groups import group_table
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.lease import PackedPayloads, Slices
-from mcast.backends.sim.readiness import Readiness
 from mcast.backends.sim.served import frames
 from mcast.backends.sim.served.control import Control
 from mcast.backends.sim.served.tap import TapWriter
@@ -65,13 +65,12 @@ class ReadySocket(Readiness):
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._theirs.setblocking(False)
-        self._is_ready, self._readable = is_ready, False
+        self._look, self._shown = is_ready, False
         try:
             self.fd: int = self._theirs.dup().detach()  # closed by whoever sends it
         except OSError:
             self.close()
             raise
-        self.update()
 
     def _mark(self, readable: bool) -> None:
         try:
@@ -322,7 +321,7 @@ class ClientSession:
                 raise QpError(core.error, "recv", Phase.RECV)
             known.answered += 1
         core.port_changed = core.port_changed and bool(known.last)
-        known.flag.update()
+        known.flag.show()
         messages = [_messages(core.is_own(one[0].header), *one) for one in known.last]
         tail = b"".join(_payloads(*one) for one in known.last)
         return AnswerWithData(frames.Received(messages, bool(core.port_events)), tail=tail)

@@ -1,12 +1,10 @@
-"""Commands on a served fabric that test_sim_serve.py does not run: bench, record, replay, top; and MPI."""
+"""Programs at both ends of a group: rates, transfers that are killed or interrupted, ranks of an MPI job."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,92 +14,26 @@ from signal import SIGINT, SIGKILL
 import pytest
 
 from mcast import cast, open_endpoint
-from mcast.backends.sim import Fabric
-from mcast.backends.sim.served.server import FabricServer, Serving
+from mcast.backends.net import hostnet
 
 from ..commands import MCAST, QUOTED, Run
 from ..waiting import until
-
-GROUP = "239.1.1.1"
-SIM = ("--backend", "sim")
+from .test_processes import GROUP, LO, UDP
 
 
-@pytest.fixture(autouse=True)
-def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FabricServer]:
-    path = tmp_path / "fabric.sock"
-    monkeypatch.setenv("MCAST_SIM", str(path))
-    with Serving(FabricServer(Fabric.roce(ports=9, clock="wall"), path)) as server:
-        yield server
-
-
-def members(server: FabricServer) -> int:
-    return sum(bool(qp.attached) for qp in server.fabric.qps)
-
-
-def test_recording_is_replayed_to_other_processes(server: FabricServer, here: Run, tmp_path: Path) -> None:
-    """A recording is replayed to other processes."""
-    sent = [b"message %d" % number for number in range(20)]
-
-    def talk() -> None:
-        until(lambda: members(server))
-        with open_endpoint("sim", "10.0.0.9") as endpoint, endpoint.sender(GROUP) as sender:
-            sender.send_batch(sent)
-
-    talking = threading.Thread(target=talk)
-    talking.start()
-    done = here("record", GROUP, "-o", "taken.pcapng", "-C", 20, *SIM)
-    talking.join()
-    assert done.returncode == 0, done.stderr
-    with open_endpoint("sim", "10.0.0.9") as endpoint, endpoint.join(GROUP) as group:
-        done = here("replay", "taken.pcapng", *SIM)
-        assert done.returncode == 0, done.stderr
-        found = [group.recv(10) for _ in sent]
-        assert [bytes(message.payload) for message in found if message is not None] == sent
-    assert not server.fabric.qps
-
-
-def test_top_shows_what_another_program_sends(server: FabricServer, here: Run) -> None:
-    stop = threading.Event()
-
-    def talk() -> None:
-        until(lambda: members(server))
-        with open_endpoint("sim", "10.0.0.9") as endpoint, endpoint.sender(GROUP) as sender:
-            while not stop.wait(0.01):
-                sender.send(b"again")
-
-    talking = threading.Thread(target=talk)
-    talking.start()
-    done = here("top", GROUP, "-C", 3, "--interval", 0.3, "--json", *SIM)
-    stop.set()
-    talking.join()
-    assert done.returncode == 0, done.stderr
-    last = json.loads(done.stdout.splitlines()[-1])
-    (group,) = last["groups"]
-    assert group["messages"] > 0
-    assert [source["source"] for source in group["sources"]] == ["10.0.0.9"]
-
-
-def test_bench_measures_the_served_fabric(here: Run) -> None:
-    done = here("bench", "--seconds", 0.05, "--receivers", 2, "--json", *SIM)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["messages"] > 0
-    assert (found["receivers"], found["lost"]) == (2, 0)
-
-
-def test_bench_measures_between_two_programs(server: FabricServer, here: Run) -> None:
-    words = ("bench", "--server", "--json", *SIM)
+def test_bench_measures_between_two_programs(here: Run) -> None:
+    words = ("bench", "--server", "--json", *UDP, *LO)
     with subprocess.Popen([MCAST, *words], stdout=subprocess.PIPE, text=True) as other, ExitStack() as stack:
         stack.callback(other.kill)
-        until(lambda: members(server))
+        until(hostnet.igmp_memberships)
         options = ("--seconds", 0.5, "--size", "512", "--interval", "100ms", "--rate", "20Mbit/s")
-        done = here("bench", "--client", "--bind", "10.0.0.9", *options, "--json", *SIM)
+        done = here("bench", "--client", *options, "--json", *UDP, *LO)
         assert done.returncode == 0, done.stderr
         sent = json.loads(done.stdout)
         assert other.stdout is not None
         came = json.loads(other.stdout.read())
-    assert (sent["role"], came["role"], came["address"]) == ("client", "server", "10.0.0.1")
-    assert [one["address"] for one in sent["receivers"]] == ["10.0.0.1"]
+    assert (sent["role"], came["role"], came["address"]) == ("client", "server", "127.0.0.1")
+    assert [one["address"] for one in sent["receivers"]] == ["127.0.0.1"]
     assert 0 < sent["messages"] == came["messages"] + came["lost"]
     assert came["bytes"] == 512 * came["messages"]
     assert sent["gbits_per_s"] < 0.05  # 20 Mbit/s, and what a last batch is above that
@@ -111,17 +43,17 @@ def test_bench_measures_between_two_programs(server: FabricServer, here: Run) ->
 
 def test_killed_receiver_resumes(tmp_path: Path) -> None:
     """A receiver that was killed goes on from what it has."""
-    data, copy = Random(1).randbytes(3_000_000), tmp_path / "copy"
-    receiving = [str(word) for word in (MCAST, "recv", GROUP, "-o", copy, *SIM)]
+    data, copy = Random(1).randbytes(6_000_000), tmp_path / "copy"
+    receiving = [str(word) for word in (MCAST, "recv", GROUP, "-o", copy, *UDP, *LO)]
 
     def until_killed(receiver: subprocess.Popen[bytes]) -> Iterator[bytes]:
-        yield data[:2_000_000]
+        yield data[:5_000_000]
         part = tmp_path / ".copy.part"
         until(lambda: part.exists() and part.stat().st_size > 1_000_000)
         receiver.kill()
-        yield data[2_000_000:]
+        yield data[5_000_000:]
 
-    with open_endpoint("sim", "10.0.0.9") as endpoint, endpoint.join(GROUP) as group, ExitStack() as stack:
+    with open_endpoint("udp", "127.0.0.1") as endpoint, endpoint.join(GROUP) as group, ExitStack() as stack:
         for goes_on in (False, True):
             receiver = stack.enter_context(subprocess.Popen(receiving))
             stack.callback(receiver.kill)
@@ -141,28 +73,28 @@ def test_ctrl_c_is_one_sentence_at_both_ends(tmp_path: Path, role: str, stdout: 
 
     Of the command and of its other end; what has come stays under its documented name.
     """
-    data, folder, part = Random(1).randbytes(3_000_000), tmp_path / "in", tmp_path / "in" / ".copy.part"
+    data, folder, part = Random(1).randbytes(6_000_000), tmp_path / "in", tmp_path / "in" / ".copy.part"
     (tmp_path / "data").write_bytes(data)
     folder.mkdir()
     words = {"send": "send data 239.1.1.1 --rate 20M", "recv": "recv 239.1.1.1 -o in/copy"}[role]
-    command = ["sh", "-c", f"exec {QUOTED} {words} --backend sim{stdout}"]
+    command = ["sh", "-c", f"exec {QUOTED} {words} --backend udp -b 127.0.0.1{stdout}"]
 
     def has_come() -> bool:
         return part.exists() and part.stat().st_blocks * 512 > 500_000
 
     def until_interrupted() -> Iterator[bytes]:
-        yield data[:2_000_000]
+        yield data[:5_000_000]
         until(has_come)
         process.send_signal(SIGINT)
         process.wait(60)
-        yield data[2_000_000:]
+        yield data[5_000_000:]
 
     def on_progress(offered: cast.Offered, done: int) -> None:
         if done > 500_000:
             process.send_signal(SIGINT)
 
     with (
-        open_endpoint("sim", "10.0.0.9") as endpoint,
+        open_endpoint("udp", "127.0.0.1") as endpoint,
         endpoint.join(GROUP) as group,
         subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process,
     ):
@@ -188,13 +120,13 @@ def test_ctrl_c_is_one_sentence_at_both_ends(tmp_path: Path, role: str, stdout: 
         finally:
             process.kill()
     assert process.returncode == 128 + SIGINT
-    assert [line for line in said.splitlines() if not line.startswith("sim: ")] == ["mcast: interrupted"]
+    assert said == "mcast: interrupted\n"
     assert list(folder.iterdir()) == [part]
 
 
 def test_a_client_without_servers_says_what_to_start(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mcast.bench.client_server.MAX_HELLOS", 1)
-    done = here("bench", "--client", "--receivers", 2, *SIM)
+    done = here("bench", "--client", "--receivers", 2, *UDP, *LO)
     assert (done.returncode, done.stdout) == (1, "")
     assert (
         "mcast: 0 of 2 receivers answered in 239.1.1.1: start `mcast bench --server` on them" in done.stderr
@@ -204,18 +136,17 @@ def test_a_client_without_servers_says_what_to_start(here: Run, monkeypatch: pyt
 def test_client_refuses_a_message_too_long(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client refuses what no message holds before it waits."""
     monkeypatch.setattr("mcast.bench.client_server.MAX_HELLOS", 1)
-    done = here("bench", "--client", "--receivers", 2, "--size", 5000, *SIM)
+    done = here("bench", "--client", "--receivers", 2, "--size", 5000, *UDP, *LO)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "mcast: --size is 5000: one MTU carries 1000 bytes, and a message is one MTU" in done.stderr
+    assert "mcast: --size is 5000: one MTU carries 4072 bytes, and a message is one MTU" in done.stderr
 
 
 @pytest.mark.long  # eight processes import the command
-def test_eight_ranks_of_mpi_share_the_served_fabric(run: Run) -> None:
+def test_eight_ranks_of_mpi_measure_together(run: Run) -> None:
     if shutil.which("mpirun") is None:
         pytest.fail("this test starts ranks with mpirun: apt-get install openmpi-bin", pytrace=False)
     mpirun = ("mpirun", "--allow-run-as-root", "--oversubscribe", "-n", 8)
-    env = {"MCAST_SIM": os.environ["MCAST_SIM"]}
-    done = run(*mpirun, MCAST, "bench", "--seconds", 0.3, "--json", *SIM, env=env)
+    done = run(*mpirun, MCAST, "bench", "--seconds", 0.3, "--json", *UDP, *LO)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["processes"], found["receivers"], found["lost"]) == (8, 7, 0)
