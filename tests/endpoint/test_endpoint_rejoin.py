@@ -9,6 +9,7 @@ import errno as E
 import logging
 import re
 from collections.abc import Callable, Iterator
+from ipaddress import ip_address
 from math import inf
 from random import Random
 from typing import Any
@@ -41,7 +42,6 @@ from mcast.api import (
 )
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.clock import VirtualClock
-from mcast.endpoint.ports import active
 from mcast.endpoint.resources import _added
 
 from ..networks import KINDS, UDP, CardNetwork, Network, SimNetwork, UdpNetwork, network_of
@@ -393,7 +393,8 @@ def test_permanent_refusal_ends_the_policy(paired: Callable[..., Pair]) -> None:
 @pytest.mark.parametrize("network", ["roce", "card-roce", UDP], indirect=True)
 def test_named_device_returns_with_a_new_address(network: Network, backend: Backend) -> None:
     """A named device is found again though its address has changed."""
-    name = next(port.device.name for port in active(backend) if str(port.address) == "10.0.0.2")
+    wanted = ip_address("10.0.0.2")
+    name = next(device.name for device in backend.devices() if wanted in device.ports[0].addresses)
     with open_endpoint(backend, device=name) as endpoint:
         group = endpoint.join(GROUP)
         before = endpoint.address
