@@ -43,7 +43,7 @@ HOME = Path("/home", USER)
 _WAIT = """
 apt-get update -q && apt-get install -qy --no-install-recommends python3-venv
 useradd --create-home --uid $1 $0
-echo waits in $(readlink /proc/self/ns/mnt)
+echo waits in $(readlink /proc/self/ns/pid)
 exec sleep infinity
 """
 
@@ -61,8 +61,9 @@ class FreshRoot:
 
     def popen(self, *command: str, network: str = "/proc/self/ns/net") -> subprocess.Popen[str]:
         """Start a command of the user, who has no capability and can get none, in a network namespace."""
-        drop = ("setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "--no-new-privs")
-        drop += ("--inh-caps=-all", "--bounding-set=-all", "env", f"--chdir={HOME}")
+        ids = (f"--reuid={UID}", f"--regid={UID}", "--clear-groups")
+        nothing = ("--no-new-privs", "--inh-caps=-all", "--bounding-set=-all")
+        drop = ("setpriv", *ids, *nothing, "env", f"--chdir={HOME}")
         environment = {"HOME": str(HOME), "LANG": "C.UTF-8", "PATH": "/opt/mcast/bin:/usr/bin:/bin"}
         return subprocess.Popen(
             [*self._enter, f"--net={network}", *drop, *command],
@@ -85,9 +86,7 @@ class FreshRoot:
     def install(self, script: str) -> None:
         """Run a script of root, with the network and the registries of this host."""
         command = [*self._enter, "bash", "-euc", script]
-        done = subprocess.run(
-            command, env=self._environment, capture_output=True, text=True, timeout=SECONDS
-        )
+        done = subprocess.run(command, env=self._environment, capture_output=True, text=True, timeout=SECONDS)
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
@@ -113,12 +112,12 @@ def fresh_root(release: str, folder: Path) -> Iterator[FreshRoot]:
             process.send_signal(signal.SIGTERM)
 
 
-def _process_in(mounts: str) -> int:
-    """Return the number of a process in that mount namespace."""
+def _process_in(namespace: str) -> int:
+    """Return the number of a process in that PID namespace."""
     for process in Path("/proc").iterdir():
         try:
-            if process.name.isdecimal() and str((process / "ns/mnt").readlink()) == mounts:
+            if process.name.isdecimal() and str((process / "ns/pid").readlink()) == namespace:
                 return int(process.name)
         except OSError:  # it has ended
             continue
-    raise AssertionError(f"nobody is in {mounts}")
+    raise AssertionError(f"nobody is in {namespace}")
