@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -20,9 +21,10 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import pytest
 
 from mcast import Endpoint, Membership, cast, open_endpoint
-from mcast.api import Backend, JoinFlag, Testbed, open_backend
+from mcast.api import Backend, JoinFlag, QpInit, Testbed, open_backend
 from mcast.backends.net import hostnet
 from mcast.backends.net.netlink import snooping_table
+from mcast.backends.udp import doctor
 
 from .test_mckey import COUNT, SENDS, SIZE, joined, mckey
 from .test_mckey import GROUP as MCKEY_GROUP
@@ -211,6 +213,30 @@ def test_ready_finds_the_other(both: tuple[Side, Side]) -> None:
         assert peer.gid.ipv4 == answers.address
         asks.do(group.send, b"end")
         assert listening.result(BOUND) is not None
+
+
+def test_full_buffer_is_reported_in_a_namespace(udp: Side, caplog: pytest.LogCaptureFixture) -> None:
+    """Linux 6.1 shows net.core.rmem_max in the first namespace alone, and so in no container."""
+    caplog.set_level("WARNING", "mcast")
+    channel = udp.do(udp.backend.event_channel)
+    ids = [udp.do(channel.create_id) for _ in range(2)]
+    for one in ids:
+        udp.do(one.bind_addr, udp.address)
+    receiver = udp.do(ids[0].create_qp, QpInit(max_recv_wr=1, max_recv_size=64))
+    sender = udp.do(ids[1].create_qp)
+    udp.do(ids[0].join_multicast, GROUP)
+    event = udp.do(channel.get_event, BOUND)
+    assert event is not None
+    assert event.ud is not None
+    for _ in range(64):
+        udp.do(sender.send, event.ud.destination, [b"x"] * 64)
+    assert udp.do(lambda: receiver.counters.dropped_no_receive) == 64 * 64 - 1
+    udp.do(channel.close)
+    (warning,) = [one.getMessage() for one in caplog.records if "rmem_max" in one.message]
+    (room,) = re.findall(r"net\.core\.rmem_max is (\d+) bytes", warning)
+    (buffers,) = [one for one in udp.do(doctor.examine) if one.check == "buffers"]
+    assert f"a socket may have {room} bytes" in buffers.seen
+    assert int(room) == int(Path("/proc/sys/net/core/rmem_max").read_text())
 
 
 @contextmanager
