@@ -63,7 +63,8 @@ class FreshRoot:
         """Start a command of the user, who has no capability and can get none, in a network namespace."""
         ids = (f"--reuid={UID}", f"--regid={UID}", "--clear-groups")
         nothing = ("--no-new-privs", "--inh-caps=-all", "--bounding-set=-all")
-        drop = ("setpriv", *ids, *nothing, "env", f"--chdir={HOME}")
+        # nsenter, which is what is killed here, only waits for the command.
+        drop = ("setpriv", *ids, *nothing, "--pdeathsig=KILL", "env", f"--chdir={HOME}")
         environment = {"HOME": str(HOME), "LANG": "C.UTF-8", "PATH": "/opt/mcast/bin:/usr/bin:/bin"}
         return subprocess.Popen(
             [*self._enter, f"--net={network}", *drop, *command],
