@@ -64,7 +64,7 @@ def roots(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dic
 
 
 def assert_lacks_everything(root: FreshRoot) -> None:
-    """There is no package of RDMA and no compiler."""
+    """Check that no package of RDMA and no compiler is installed."""
     status, packages = root.run("dpkg-query", "-W")
     assert status == 0, packages
     assert not [line for line in packages.splitlines() if "ibverbs" in line or "rdma" in line]
@@ -73,7 +73,7 @@ def assert_lacks_everything(root: FreshRoot) -> None:
 
 
 def wait_for_member(host: udp.Host) -> None:
-    """Until the kernel of the host has joined the group."""
+    """Wait until the kernel of the host has joined the group."""
     wanted, end = "010101EF", monotonic() + BOUND
     while wanted not in Path(f"/proc/{host.pid}/net/igmp").read_text():
         assert monotonic() < end, "nobody joins"
@@ -82,7 +82,7 @@ def wait_for_member(host: udp.Host) -> None:
 
 @EACH
 def test_user_has_nothing(roots: dict[str, FreshRoot], release: str) -> None:
-    """No capability, and no way to one."""
+    """Run without a capability, and without a way to get one."""
     status, said = roots[release].run("cat", "/proc/self/status")
     assert status == 0, said
     fields = dict(line.split(":\t", 1) for line in said.splitlines())
@@ -95,7 +95,7 @@ def test_user_has_nothing(roots: dict[str, FreshRoot], release: str) -> None:
 def test_file_passes(
     roots: dict[str, FreshRoot], hosts: tuple[udp.Host, udp.Host], direction: tuple[str, str]
 ) -> None:
-    """By the two commands of the page, between hosts that have nothing else in common than a cable."""
+    """Send a file by the two commands of the page, between hosts that share a cable and nothing else."""
     sender, receiver = (roots[release] for release in direction)
     here, there = hosts
     film = sender.root / HOME.relative_to("/") / "film.mkv"
@@ -120,7 +120,7 @@ def test_file_passes(
 
 @EACH
 def test_everything_imports(roots: dict[str, FreshRoot], release: str) -> None:
-    """Nothing of `udp`, and no name of the package, wants the libraries that are not there."""
+    """Import each module of `udp` and each name of the package without libibverbs and librdmacm."""
     status, said = roots[release].run("/opt/mcast/bin/python", "-c", EVERYTHING)
     assert status == 0, said
     assert "lo" in said.split()
@@ -139,7 +139,7 @@ def test_doctor_finds_no_problem(
 
 @EACH
 def test_suite_conforms(roots: dict[str, FreshRoot], hosts: tuple[udp.Host, udp.Host], release: str) -> None:
-    """On loopback, because the user may make no network namespace."""
+    """Run the suite on loopback, because the user may make no network namespace."""
     network = f"/proc/{hosts[0].pid}/ns/net"
     status, said = roots[release].run("mcast", "conformance", "--backend", "udp", network=network)
     assert status == 0, said
@@ -151,7 +151,7 @@ def test_suite_conforms(roots: dict[str, FreshRoot], hosts: tuple[udp.Host, udp.
 
 @EACH
 def test_error_says_how_to_build(roots: dict[str, FreshRoot], release: str) -> None:
-    """Built without a compiler, the package has no `udp`, and names the line that mends it."""
+    """Built without a compiler, the package has no `udp`, and names the line that builds it."""
     root = roots[release]
     root.install(f"python3 -m venv {PURE}/..; {PURE}/pip install -q {CLONE}")
     status, said = root.run(f"{PURE}/mcast", "recv", GROUP, "-o", "copy", "--backend", "udp")
