@@ -142,6 +142,9 @@ mkdir /run/upper/files /run/upper/work
 mount -t overlay -o lowerdir=/run/host,upperdir=/run/upper/files,workdir=/run/upper/work root /run/root ||
     fail "the copy-on-write view cannot be mounted"
 
+# The guest has this name. Where the host has no such file, as a new root file system has none, nobody would know it.
+[ -e /run/root/etc/hosts ] || echo "127.0.0.1 localhost" >/run/root/etc/hosts
+
 # Modules that the kernel asks for by itself come from where the kernel came from.
 release=$(uname -r)
 if [ ! -d "/run/root/lib/modules/$release" ] && mkdir -p /run/root/lib/modules; then

@@ -225,6 +225,25 @@ def test_a_resumed_guest_knows_the_time(again: Again) -> None:
     assert int(again.began) <= int(again.said[1]) <= again.ended, "not that at which it was kept"
 
 
+WITHOUT_HOSTS = """
+mount -t tmpfs tmpfs "$0" && mkdir "$0/upper" "$0/work" &&
+mount -t overlay overlay -o "lowerdir=/etc,upperdir=$0/upper,workdir=$0/work" /etc &&
+rm /etc/hosts && exec "$@"
+"""
+"""Runs a command in a mount namespace that has no /etc/hosts, by way of the directory $0."""
+
+
+def test_localhost_is_known_where_hosts_is_missing(again: Again, tmp_path: Path) -> None:
+    """A new root file system has no /etc/hosts; without a line for its host, fi_pingpong finds no address."""
+    lab = [sys.executable, "-m", "rdma_lab", "run", "--ports", "3", "--output-timeout", "300", "--"]
+    command = ["unshare", "--mount", "--map-root-user", "sh", "-c", WITHOUT_HOSTS, str(tmp_path), *lab]
+    script = "hostname; getent ahostsv4 $(hostname)"
+    done = subprocess.run([*command, "sh", "-c", script], capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    name, address, *_ = done.stdout.split()
+    assert (name, address) == ("localhost", "127.0.0.1")
+
+
 def test_a_panic_is_reported_with_the_console(again: Again, tmp_path: Path) -> None:
     out = io.BytesIO()
     script = "cat /proc/sys/kernel/random/uuid; echo c >/proc/sysrq-trigger"

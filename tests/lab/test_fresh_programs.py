@@ -24,7 +24,7 @@ pytestmark = [needs_root, pytest.mark.long, pytest.mark.timeout(SECONDS + 60)]
 
 def script() -> str:
     """Install as the README says, remove the rest of this project, and run the programs on both fabrics."""
-    install = re.search(r"## Install\n\n.*\n\n```sh[^\n]*\n(.*?)```", README.read_text("utf-8"), re.S)
+    install = re.search(r"## Install\n\n.*?\n\n```sh[^\n]*\n(.*?)```", README.read_text("utf-8"), re.S)
     assert install is not None
     packages = sorted({program.package for program in PROGRAMS})
     lines = [

@@ -12,7 +12,6 @@ import mmap
 import socket
 from functools import partial
 from ipaddress import IPv4Address
-from pathlib import Path
 from time import monotonic
 
 from mcast.api import Batch, Leases, QpInit, QpState, WcStatus
@@ -45,7 +44,6 @@ OVERFLOW = "overflow"
 _LINE = 64
 _MANY = 32
 """Number of datagrams at once that may be the rest of more."""
-_RMEM_MAX = Path("/proc/sys/net/core/rmem_max")
 
 
 class DataPath:
@@ -167,18 +165,18 @@ class DataPath:
         self._overflow = sum(map(sockets.drops, (self.own, *self.groups.sockets)))
         if self._overflow and not self._warned:
             self._warned = self._overflow
-            has = _RMEM_MAX.read_text().strip()
+            has = sockets.max_buffer()
             depth, room = self._first
             wanted = depth * (room + 1024)
             logger.warning(
                 "queue pair %#x lost %d messages because the kernel's buffer of its socket was full: "
-                "net.core.rmem_max is %s bytes; to have room for its %d receives, run: "
+                "net.core.rmem_max is %s bytes; to have room for its %d receives, run on the host: "
                 "sysctl -w net.core.rmem_max=%d, and open the endpoint again; or read faster, or send slower",
                 self.core.number,
                 self._overflow,
                 has,
                 depth,
-                max(wanted, 2 * int(has or 0)),
+                max(wanted, 2 * has),
             )
 
     def counts(self) -> tuple[int, int, int, int, dict[str, int]]:

@@ -10,6 +10,7 @@ from mcast.backends.net import hostnet
 from mcast.backends.net.firewall import dropping_rule, ruleset
 from mcast.backends.net.igmp_listener import hear_queriers
 from mcast.backends.udp.availability import LOOPBACK_DOWN, status
+from mcast.backends.udp.sockets import max_buffer
 from mcast.wire.packets import ROCE_UDP_PORT
 
 _WANTED_BYTES = 4 << 20
@@ -101,7 +102,7 @@ def _of_interfaces() -> list[Finding]:
 
 
 def _buffers() -> Finding:
-    most = int(Path("/proc/sys/net/core/rmem_max").read_text())
+    most = max_buffer()
     seen = f"a socket may have {most} bytes for messages that nobody has read yet"
     if most >= _WANTED_BYTES:
         return Finding("buffers", "", Level.OK, seen)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import subprocess
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address
@@ -16,15 +15,6 @@ from mcast.backends.rdma.infiniband_bed import InfinibandTestbed
 from mcast.backends.rdma.net.ipoib import interfaces_of
 from mcast.wire.addresses import Gid
 from mcast.wire.mapping import infiniband_mgid
-
-_KERNEL = tuple(int(number) for number in platform.release().split(".")[:2])
-
-mckey_sends = pytest.mark.xfail(
-    _KERNEL >= (6, 12),
-    run=False,
-    reason="mckey ends right after its last post; on Linux 6.12 Soft-RoCE has sent one of five messages then",
-)
-
 
 BOUND = 60.0
 """Seconds; the longest that a command or a change may take, never a delay."""

@@ -12,9 +12,10 @@ import pytest
 
 from mcast.api import Backend, CmId, Destination, EventChannel, Gid, JoinAttrEx, JoinFlag, QueuePair, Testbed
 
-from .conftest import mckey_sends
-
 COUNT, SIZE, BOUND = 100, 512, 100.0
+SENDS = ("-s", "-C", "4000")
+"""mckey's options as a sender. It ends right after its last post, and Linux 6.12 drops what Soft-RoCE has not
+sent by then: some hundred of these come."""
 GROUP = IPv4Address("239.77.1.1")
 
 
@@ -51,14 +52,13 @@ def wait_for_member(bed: Testbed, address: IPv4Address) -> None:
         sleep(0.1)
 
 
-@mckey_sends
 @pytest.mark.parametrize("options", [(), ("-o",)], ids=["full member", "send-only"])
 def test_mckey_sends_to_us(lab_bed: Testbed, options: tuple[str, ...]) -> None:
     ours, theirs, *_ = lab_bed.ports
     _, _, qp, _ = joined(lab_bed.backend, ours, JoinFlag.FULLMEMBER)
     wait_for_member(lab_bed, ours)
     got = 0
-    with mckey(theirs, "-s", *options) as process:
+    with mckey(theirs, *SENDS, *options) as process:
         while got < COUNT:
             with qp.recv(COUNT, BOUND) as batch:
                 assert len(batch), "no message came"
@@ -66,7 +66,6 @@ def test_mckey_sends_to_us(lab_bed: Testbed, options: tuple[str, ...]) -> None:
                 assert {message.source for message in batch} == {Gid(theirs)}
                 got += len(batch)
         assert process.wait(BOUND) == 0
-    assert got == COUNT
 
 
 @pytest.mark.parametrize("flag", list(JoinFlag), ids=lambda flag: flag.name)

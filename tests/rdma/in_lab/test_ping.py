@@ -15,7 +15,8 @@ from mcast.endpoint.ports import choose
 from mcast.wire.addresses import McastAddress
 from mcast.wire.probe import PROBE_SIZE
 
-from .conftest import mckey_sends, mgid_of, source_of
+from .conftest import mgid_of, source_of
+from .test_mckey import SENDS
 
 BOUND = 100.0
 GROUP = McastAddress.of("239.77.3.1")
@@ -40,9 +41,8 @@ def test_another_device_answers(lab_bed: Testbed, size: int) -> None:
     assert 0 < member.milliseconds.min <= member.milliseconds.max < 10_000
 
 
-@mckey_sends
 def test_what_mckey_sends_is_counted(lab_bed: Testbed) -> None:
-    command = ["mckey", "-m", str(GROUP), "-b", str(lab_bed.ports[1]), "-s", "-C", "20", "-S", "300"]
+    command = ["mckey", "-m", str(GROUP), "-b", str(lab_bed.ports[1]), "-S", "300", *SENDS]
     with (
         ping_endpoint(lab_bed, 0) as answering,
         subprocess.Popen(command, stdout=subprocess.DEVNULL) as mckey,
