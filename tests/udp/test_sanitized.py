@@ -17,6 +17,7 @@ from ..card.run_sanitized import LIBRARIES, OPTIONS
 from .sanitized import EXTENSION
 
 SOURCES = ROOT / "mcast" / "backends" / "udp" / "csrc"
+SOURCE_NAMES = "crc", "module", "ring"
 FLAGS = [
     "-std=gnu11",
     "-O1",
@@ -47,7 +48,7 @@ else:
     def test_no_datagram_breaks_a_rule_of_c(tmp_path: Path, long: bool) -> None:
         extension = tmp_path / "_native.so"
         include = sysconfig.get_path("include")
-        sources = [SOURCES / f"{name}.c" for name in ("crc", "module", "ring")]
+        sources = [SOURCES / f"{name}.c" for name in SOURCE_NAMES]
         subprocess.run(["gcc", *FLAGS, f"-I{include}", "-o", extension, *sources], check=True, timeout=500)
         command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
         # a captured stderr (fd 2) would take the sanitizer's report with it

@@ -498,7 +498,7 @@ static int send_some(struct object *self, const struct send_to *to, const struct
 		memset(one->tail, 0, sizeof(one->tail));
 		for (int part = 0; part < 2; part++)
 			crc = crc_more(crc, payloads[i].parts[part].iov_base, payloads[i].parts[part].iov_len);
-		crc = ~crc_more(crc, one->tail, pad);
+		crc = crc_more(crc, one->tail, pad);
 		for (int byte = 0; byte < ICRC_BYTES; byte++)
 			one->tail[pad + (uint32_t)byte] = (uint8_t)(crc >> 8 * byte);
 		parts[i][0] = (struct iovec){ one->head, head };
@@ -871,7 +871,7 @@ static PyObject *crc32_of(PyObject *module, PyObject *arg)
 
 	if (PyObject_GetBuffer(arg, &given, PyBUF_SIMPLE))
 		return NULL;
-	crc = ~crc_more(CRC_BEGIN, given.buf, (size_t)given.len);
+	crc = crc_more(0, given.buf, (size_t)given.len);
 	PyBuffer_Release(&given);
 	return PyLong_FromUnsignedLong(crc);
 }
@@ -893,9 +893,22 @@ static struct PyModuleDef definition = {
 
 PyMODINIT_FUNC PyInit__native(void)
 {
-	PyObject *module = PyModule_Create(&definition);
+	const char *crc_by = crc_prepare();
+	PyObject *module;
 
-	crc_prepare();
+	if (!*crc_by) {
+		PyObject *said = PyUnicode_FromString("there is neither libisal.so.2 nor libz.so.1, and one of them makes the ICRC");
+		PyObject *name = PyUnicode_FromString("libisal.so.2");
+
+		if (said && name)
+			PyErr_SetImportError(said, name, NULL);
+		Py_XDECREF(said);
+		Py_XDECREF(name);
+		return NULL;
+	}
+	module = PyModule_Create(&definition);
+	if (module && PyModule_AddStringConstant(module, "CRC_BY", crc_by))
+		Py_CLEAR(module);
 	if (module && (!(ring_type = PyType_FromSpec(&ring_spec)) || PyModule_AddObjectRef(module, "Ring", ring_type)))
 		Py_CLEAR(module);
 #ifdef Py_GIL_DISABLED

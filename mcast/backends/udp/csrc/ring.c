@@ -58,7 +58,7 @@ uint32_t icrc_of_addresses(uint32_t source, uint32_t dest, uint16_t source_port,
 	put16(udp, source_port);
 	put16(udp + 2, dest_port);
 	put16(udp + 4, UDP_BYTES + size);
-	return crc_more(CRC_BEGIN, masked, sizeof(masked));
+	return crc_more(0, masked, sizeof(masked));
 }
 
 uint32_t icrc_of_head(uint32_t crc, const uint8_t *head)
@@ -122,7 +122,7 @@ static int has_icrc(const struct datagram *it)
 
 	crc = icrc_of_head(crc, it->head);
 	crc = crc_more(crc, it->body, inside);
-	crc = ~crc_more(crc, it->tail, size - inside);
+	crc = crc_more(crc, it->tail, size - inside);
 	copy(it, sent, size, ICRC_BYTES);
 	wanted = sent[0] | (uint32_t)sent[1] << 8 | (uint32_t)sent[2] << 16 | (uint32_t)sent[3] << 24;
 	/* behind the identification: the rest of both headers, and the message */
