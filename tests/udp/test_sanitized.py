@@ -30,6 +30,9 @@ FLAGS = [
 TESTS = (
     "tests/udp/test_sanitized.py",
     "tests/udp/test_filter.py",
+    "tests/udp/test_offloads.py::test_batches_arrive_as_they_were_sent",
+    "tests/udp/test_offloads.py::test_each_message_of_a_run_is_judged_alone",
+    "tests/udp/test_offloads.py::test_a_run_past_the_last_receive_is_counted_by_message",
     "tests/udp/test_commands.py::test_a_series_of_rows_keeps_its_order",
     "tests/udp/test_commands.py::test_own_messages_come_back_unless_blocked",
     "tests/udp/test_processes.py::test_more_groups_than_a_socket_may_join",

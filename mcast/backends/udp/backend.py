@@ -388,7 +388,7 @@ class UdpQueuePair(QueuePair):
         self._look()
         received, free, low, empty, fates = path.counts()
         return QpCounters(
-            core.sent,
+            path.ring.sent,
             received,
             fates["no_receive"] + fates["overflow"],
             fates["too_long"],
@@ -553,7 +553,6 @@ class UdpQueuePair(QueuePair):
             imm,
         )
         posted, failed = post(where, begin)
-        core.sent += posted - begin
         if failed in _UNUSABLE:
             self._break(posted, to)
         if failed and failed != _AGAIN:
