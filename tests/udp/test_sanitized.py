@@ -17,7 +17,7 @@ from ..card.run_sanitized import LIBRARIES, OPTIONS
 from .sanitized import EXTENSION
 
 SOURCES = ROOT / "mcast" / "backends" / "udp" / "csrc"
-SOURCE_NAMES = "crc", "module", "ring"
+SOURCE_NAMES = "calls", "crc", "module", "ring"
 FLAGS = [
     "-std=gnu11",
     "-O1",
@@ -30,6 +30,7 @@ FLAGS = [
 TESTS = (
     "tests/udp/test_sanitized.py",
     "tests/udp/test_filter.py",
+    "tests/udp/test_calls.py",
     "tests/udp/test_offloads.py::test_batches_arrive_as_they_were_sent",
     "tests/udp/test_offloads.py::test_each_message_of_a_run_is_judged_alone",
     "tests/udp/test_offloads.py::test_a_run_past_the_last_receive_is_counted_by_message",

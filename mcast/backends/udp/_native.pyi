@@ -1,6 +1,8 @@
-from typing import final
+from typing import Any, final
 
 from typing_extensions import Buffer
+
+from mcast.api import Batch, Destination, DeviceBytes, Message
 
 @final
 class Ring:
@@ -40,6 +42,35 @@ class Ring:
     ) -> tuple[int, int]: ...
     def overflow(self) -> int: ...
     def counts(self) -> tuple[int, int, int, int, tuple[int, ...]]: ...
+
+class Calls:
+    """Base of the queue pair; csrc/calls.c."""
+
+    def send(
+        self,
+        destination: Destination,
+        batch: Any,
+        imm: int | None = None,
+        timeout: float | None = None,
+    ) -> int: ...
+    def send_one(
+        self,
+        destination: Destination,
+        payload: Buffer | DeviceBytes,
+        imm: int | None = None,
+        timeout: float | None = None,
+    ) -> None: ...
+    def recv(self, max: int = 64, timeout: float | None = None, events: bool = False) -> Batch: ...
+    def recv_one(self, timeout: float | None = None) -> Message | None: ...
+    def _arm(
+        self, ring: Ring, guard: Any, core: Any, port: Any, path: Any, readiness: Any, epoll: int, /
+    ) -> None: ...
+    def _aim(
+        self, destination: Destination | None, to: tuple[object, ...] = ..., group_mtu: int = 0, /
+    ) -> None: ...
+    def _disarm(self) -> None: ...
+
+def set_up(queue_pair: Any, message: Any, gid: Any, rts: Any, copied_batch: Any, /) -> None: ...
 
 CRC_BY: str
 """Name of the library that makes CRCs."""

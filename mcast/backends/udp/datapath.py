@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import mmap
 import socket
+from collections.abc import Callable
 from functools import partial
 from ipaddress import IPv4Address
 from pathlib import Path
@@ -69,6 +70,8 @@ class DataPath:
         self.readiness: Readiness = Readiness(self._has_something)
         self.is_closed: bool = False
         self.opened: float = monotonic()
+        self.forget_aim: Callable[[], object] = lambda: None
+        """Called when the port has changed: what C knows of a destination may be wrong."""
         self.leases: Leases = Leases()
         self._first = init.max_recv_wr, core.room
         self._overflow = self._warned = 0

@@ -21,7 +21,7 @@ class Readiness:
         self._epoll = select.epoll()
         self.fd: int = self._epoll.fileno()
         self._look = look
-        self._shown = False
+        self.shown: bool = False
 
     def watch(self, descriptor: int) -> None:
         """Be readable while that one is, until it is closed."""
@@ -30,8 +30,8 @@ class Readiness:
     def show(self) -> None:
         """Look, and make the descriptor readable or not."""
         readable = self._look()
-        if readable != self._shown and not self._epoll.closed:
-            self._shown = readable
+        if readable != self.shown and not self._epoll.closed:
+            self.shown = readable
             with suppress(FileExistsError, FileNotFoundError):  # where the last call was interrupted here
                 if readable:
                     self._epoll.register(ALWAYS, select.EPOLLIN)

@@ -841,7 +841,13 @@ static PyObject *crc32_of(PyObject *module, PyObject *arg)
 	return PyLong_FromUnsignedLong(crc);
 }
 
+static PyObject *set_up(PyObject *module, PyObject *args)
+{
+	return calls_set_up(args) ? NULL : Py_NewRef(Py_None);
+}
+
 static PyMethodDef methods[] = {
+	{ "set_up", set_up, METH_VARARGS, "The contract's QueuePair, Message, Gid, QpState.RTS and CopiedBatch." },
 	{ "wait", wait_for, METH_VARARGS, "Wait for one of two descriptors." },
 	{ "forward", forward, METH_VARARGS, "Pass on unicast datagrams." },
 	{ "interfaces", interfaces, METH_NOARGS, "List the interfaces." },
@@ -871,17 +877,20 @@ static void refuse_without_crc(void)
 PyMODINIT_FUNC PyInit__native(void)
 {
 	const char *crc_by = crc_prepare();
-	PyObject *module;
+	PyObject *module, *calls;
 
 	if (!*crc_by) {
 		refuse_without_crc();
 		return NULL;
 	}
 	module = PyModule_Create(&definition);
+	calls = PyType_FromSpec(&calls_spec);
 	ring_type = (PyTypeObject *)PyType_FromSpec(&ring_spec);
-	if (module && (!ring_type || PyModule_AddStringConstant(module, "CRC_BY", crc_by) ||
-		       PyModule_AddObjectRef(module, "Ring", (PyObject *)ring_type)))
+	if (module && (!ring_type || !calls || PyModule_AddStringConstant(module, "CRC_BY", crc_by) ||
+		       PyModule_AddObjectRef(module, "Ring", (PyObject *)ring_type) ||
+		       PyModule_AddObjectRef(module, "Calls", calls)))
 		Py_CLEAR(module);
+	Py_XDECREF(calls);
 #ifdef Py_GIL_DISABLED
 	if (module && PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED))
 		Py_CLEAR(module);

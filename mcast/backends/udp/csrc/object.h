@@ -88,3 +88,7 @@ PyObject *ring_take_records(struct object *self, unsigned long wanted);
 uint64_t ring_overflow(const struct object *self);
 
 extern PyTypeObject *ring_type;
+
+/* QueuePair.send, send_one, recv and recv_one. */
+extern PyType_Spec calls_spec;
+int calls_set_up(PyObject *args);
