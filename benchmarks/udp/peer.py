@@ -129,7 +129,7 @@ class Ends(ABC):
     def receive(self, place: int, size: int, count: int, single: int) -> Answer:
         receive, received, credits = self.receiver(DATA, bool(single)), 0, self.credits
         tell({"ready": True})
-        cpu, before = process_time(), self.drops()
+        before, cpu = self.drops(), process_time()
         while received < count:
             found = receive()
             if found:
@@ -137,7 +137,8 @@ class Ends(ABC):
                 credits.got(place, received)
             elif credits.is_over:
                 break
-        return {"count": received, "cpu": process_time() - cpu, "drops": self.drops() - before}
+        cpu = process_time() - cpu
+        return {"count": received, "cpu": cpu, "drops": self.drops() - before}
 
     def ping(self, _: int, size: int, count: int, awaits: int) -> Answer:
         if awaits:

@@ -104,6 +104,7 @@ def test_each_segment_on_the_wire_has_its_icrc(hosts: tuple[Host, Host], imm: st
         source, dest = IPv4Address(packet[12:16]), IPv4Address(packet[16:20])
         covered = masked(packet[28:], source, int.from_bytes(packet[20:22]), dest, ROCE_UDP_PORT, number)
         assert zlib.crc32(covered) == int.from_bytes(packet[-4:], "little"), number
+        assert packet[8] == 64, "the hop limit of a destination"
     psns = [int.from_bytes(one[37:40]) for one in packets]
     assert all((after - before) & 0xFFFFFF == 1 for before, after in pairwise(psns))
 

@@ -65,7 +65,7 @@ static int take_apart(struct object *self, const struct source *source, struct m
 	struct msghdr *all = &header->msg_hdr;
 	const struct sockaddr_in *from = all->msg_name;
 	uint32_t left = header->msg_len, run = left, dest = source->is_group ? 0 : self->ring.address;
-	const uint8_t *data = all->msg_iov->iov_base;
+	uint8_t *data = all->msg_iov->iov_base;
 	int count = 0;
 
 	for (struct cmsghdr *c = CMSG_FIRSTHDR(all); c; c = CMSG_NXTHDR(all, c))
@@ -82,6 +82,7 @@ static int take_apart(struct object *self, const struct source *source, struct m
 			.dest = dest,
 			.dest_port = source->port,
 			.size = left < run ? left : run,
+			.place = (uint16_t)count,
 			.data = data,
 		};
 
@@ -205,8 +206,14 @@ static PyObject *ring_judge(PyObject *object, PyObject *args)
 	if (!PyArg_ParseTuple(args, "y*IIII:judge", &given, &source, &source_port, &dest, &dest_port))
 		return NULL;
 	struct datagram it = { .source = source, .dest = dest, .source_port = (uint16_t)source_port,
-			       .dest_port = (uint16_t)dest_port, .size = (uint32_t)given.len, .data = given.buf };
+			       .dest_port = (uint16_t)dest_port, .size = (uint32_t)given.len, .data = malloc((size_t)given.len + 1) };
+	if (!it.data) {
+		PyBuffer_Release(&given);
+		return PyErr_NoMemory();
+	}
+	memcpy(it.data, given.buf, (size_t)given.len);
 	fate = ring_take(&self->ring, &it);
+	free(it.data);
 	PyBuffer_Release(&given);
 	return PyLong_FromLong(fate);
 }
@@ -416,70 +423,112 @@ static int run_of(const struct payload *payloads, int count, size_t beside)
 	return run < most && run < count && size_of(&payloads[run]) < size ? run + 1 : run;
 }
 
-/* Build the head and the end of a message with that identification; return its size. */
-static uint32_t put_around(const struct object *self, const struct send_to *to, const struct payload *payload, uint32_t psn,
-			   uint16_t identification, struct outgoing *one, struct iovec *parts)
+static struct iovec *add_part(struct iovec *parts, const void *data, size_t size)
+{
+	if (size)
+		*parts++ = (struct iovec){ (void *)data, size };
+	return parts;
+}
+
+/* Build the head and the end of the message at that place in its run, and add its parts; return its size. */
+static uint32_t put_around(struct object *self, const struct send_to *to, const struct payload *payload, uint32_t psn,
+			   uint16_t place, struct outgoing *one, struct iovec **parts)
 {
 	uint32_t pad = (uint32_t)(-size_of(payload) & 3), head = HEAD_BYTES + (to->has_imm ? 4 : 0);
 	uint32_t size = (uint32_t)(head + size_of(payload) + pad + ICRC_BYTES), imm = htonl(to->imm), crc;
+	uint32_t ports = (uint32_t)to->port << 16 | ntohs(to->address.sin_port);
+	struct addresses addresses = { self->ring.address, to->dest, ports, size, 0 };
 
 	put_head(one->head, to->has_imm, pad, self->ring.pkey, to->dest_qp, psn, to->qkey, self->ring.qp_num);
 	memcpy(one->head + HEAD_BYTES, &imm, 4);
-	crc = icrc_of_addresses(self->ring.address, to->dest, to->port, ntohs(to->address.sin_port), size, identification);
-	crc = icrc_of_head(crc, one->head);
-	crc = crc_more(crc, one->head + HEAD_BYTES, head - HEAD_BYTES);
+	crc = icrc_of_addresses(&self->ring.sent_to, addresses, place);
+	one->head[RESERVED] = 0xFF; /* as the ICRC covers it */
+	crc = crc_more(crc, one->head, head);
+	one->head[RESERVED] = 0;
 	memset(one->tail, 0, sizeof(one->tail));
-	for (int part = 0; part < 2; part++)
+	*parts = add_part(*parts, one->head, head);
+	for (int part = 0; part < 2; part++) {
 		crc = crc_more(crc, payload->parts[part].iov_base, payload->parts[part].iov_len);
+		*parts = add_part(*parts, payload->parts[part].iov_base, payload->parts[part].iov_len);
+	}
 	crc = crc_more(crc, one->tail, pad);
 	for (int byte = 0; byte < ICRC_BYTES; byte++)
 		one->tail[pad + (uint32_t)byte] = (uint8_t)(crc >> 8 * byte);
-	parts[0] = (struct iovec){ one->head, head };
-	parts[1] = payload->parts[0];
-	parts[2] = payload->parts[1];
-	parts[3] = (struct iovec){ one->tail, pad + ICRC_BYTES };
+	*parts = add_part(*parts, one->tail, pad + ICRC_BYTES);
 	return size;
+}
+
+/* Send one datagram; 1, or -1 with errno. A small one is copied, because each of its parts costs the kernel more than that. */
+static int send_datagram(int fd, const struct msghdr *header)
+{
+	uint8_t whole[MAX_COPIED];
+	size_t size = 0;
+
+	for (size_t i = 0; i < header->msg_iovlen; i++)
+		size += header->msg_iov[i].iov_len;
+	if (size > sizeof(whole) || header->msg_controllen)
+		return sendmsg(fd, header, MSG_DONTWAIT) < 0 ? -1 : 1;
+	size = 0;
+	for (size_t i = 0; i < header->msg_iovlen; size += header->msg_iov[i++].iov_len)
+		memcpy(whole + size, header->msg_iov[i].iov_base, header->msg_iov[i].iov_len);
+	return sendto(fd, whole, size, MSG_DONTWAIT, header->msg_name, header->msg_namelen) < 0 ? -1 : 1;
+}
+
+/* Send datagrams; return how many were sent, or -1 with errno. */
+static int send_datagrams(int fd, struct mmsghdr *headers, int count)
+{
+	int sent;
+
+	do
+		sent = count == 1 ? send_datagram(fd, &headers[0].msg_hdr) : sendmmsg(fd, headers, (unsigned int)count, MSG_DONTWAIT);
+	while (sent < 0 && errno == EINTR);
+	return sent;
 }
 
 int ring_send_some(struct object *self, const struct send_to *to, const struct payload *payloads, int count)
 {
 	struct mmsghdr headers[AT_ONCE];
-	struct iovec parts[AT_ONCE][PARTS];
+	struct iovec all_parts[AT_ONCE * PARTS], *parts = all_parts;
 	struct outgoing outgoing[AT_ONCE];
 	struct control controls[AT_ONCE];
-	int runs[AT_ONCE], datagrams = 0, found, sent = 0;
+	int runs[AT_ONCE], datagrams = 0, is_group = to->dest >> 28 == 0xE, found, sent = 0;
 	size_t beside = HEAD_BYTES + (to->has_imm ? 4 : 0) + ICRC_BYTES;
 
+	/* to groups the socket keeps it, because a control message costs each call a tenth of a microsecond */
+	if (is_group && to->ttl != self->group_ttl) {
+		if (setsockopt(to->fd, IPPROTO_IP, IP_MULTICAST_TTL, &to->ttl, sizeof(to->ttl)))
+			return -errno;
+		self->group_ttl = to->ttl;
+	}
 	for (int at = 0; at < count; at += runs[datagrams++]) {
 		int run = self->no_gso ? 1 : run_of(&payloads[at], count - at, beside);
 		struct msghdr *header = &headers[datagrams].msg_hdr;
+		struct iovec *first = parts;
 		uint16_t segment = 0;
 
 		/* the kernel numbers the segments of one datagram from 0 on, and one that is not to be cut with 0 */
 		for (int i = 0; i < run; i++) {
 			uint32_t size = put_around(self, to, &payloads[at + i], self->psn + (uint32_t)(at + i), (uint16_t)i,
-						   &outgoing[at + i], parts[at + i]);
+						   &outgoing[at + i], &parts);
 
 			segment = i ? segment : (uint16_t)size;
 		}
 		*header = (struct msghdr){
 			.msg_name = (void *)&to->address,
 			.msg_namelen = sizeof(to->address),
-			.msg_iov = parts[at],
-			.msg_iovlen = PARTS * (size_t)run,
+			.msg_iov = first,
+			.msg_iovlen = (size_t)(parts - first),
 			.msg_control = &controls[datagrams],
 		};
 		if (to->tos)
 			add_control(header, IPPROTO_IP, IP_TOS, &to->tos, sizeof(to->tos));
-		if (to->ttl)
+		if (to->ttl && !is_group)
 			add_control(header, IPPROTO_IP, IP_TTL, &to->ttl, sizeof(to->ttl));
 		if (run > 1)
 			add_control(header, IPPROTO_UDP, UDP_SEGMENT, &segment, sizeof(segment));
 		runs[datagrams] = run;
 	}
-	do
-		found = sendmmsg(to->fd, headers, (unsigned int)datagrams, MSG_DONTWAIT);
-	while (found < 0 && errno == EINTR);
+	found = send_datagrams(to->fd, headers, datagrams);
 	if (found < 0 && runs[0] > 1 && (errno == EINVAL || errno == EIO || errno == EOPNOTSUPP)) {
 		self->no_gso = 1; /* this kernel or interface does not */
 		sent = ring_send_some(self, to, payloads, count);
@@ -883,6 +932,7 @@ PyMODINIT_FUNC PyInit__native(void)
 		refuse_without_crc();
 		return NULL;
 	}
+	icrc_prepare();
 	module = PyModule_Create(&definition);
 	calls = PyType_FromSpec(&calls_spec);
 	ring_type = (PyTypeObject *)PyType_FromSpec(&ring_spec);

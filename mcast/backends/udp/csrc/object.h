@@ -19,9 +19,10 @@
 #endif
 
 enum {
-	AT_ONCE = 64,	   /* messages of one call to send, and the most that the kernel takes as one datagram to cut */
+	AT_ONCE = PLACES, /* messages of one call to send, and the most that the kernel takes as one datagram to cut */
 	PARTS = 4,	   /* of a message that is sent: head, two of the payload, what is behind */
 	MAX_DATAGRAM = 65507,
+	MAX_COPIED = 2048, /* bytes of a datagram that is sent from a copy */
 	SOURCES = 64,	   /* sockets that a set of them can name */
 	ARRIVALS = 16,	   /* datagrams of one call to receive; each may be a run of messages */
 	ARRIVAL_BYTES = 65536,
@@ -54,6 +55,7 @@ struct object {
 	Py_buffer memory;
 	char has_memory, no_gso;
 	uint32_t psn;
+	int group_ttl; /* the socket's, 0 as sockets.send_by leaves it */
 	uint64_t sent;
 	struct source *sources;
 	uint32_t source_count;

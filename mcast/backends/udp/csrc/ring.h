@@ -10,6 +10,8 @@ enum {
 	ICRC_BYTES = 4,
 	RECORD_BYTES = 72, /* mcast.contract.batch.RECORD_DTYPE */
 	PEERS = 1024,
+	PLACES = 64, /* messages of a run, at most */
+	RESERVED = 4, /* the byte of BTH that the ICRC does not cover */
 };
 
 /* What becomes of a datagram. Of those that apply, the first. */
@@ -32,7 +34,13 @@ struct datagram {
 	uint32_t source, dest;
 	uint16_t source_port, dest_port;
 	uint32_t size;
-	const uint8_t *data;
+	uint16_t place; /* in the run that it came in */
+	uint8_t *data;
+};
+
+/* What the masked headers of a datagram depend on beside its identification; and their CRC for identification 0. */
+struct addresses {
+	uint32_t source, dest, ports, size, crc;
 };
 
 struct peer {
@@ -59,6 +67,7 @@ struct ring {
 	uint32_t first, queued;
 	uint64_t received;
 	uint64_t fates[FATES];
+	struct addresses received_from, sent_to;
 	struct peer peers[PEERS]; /* those that say that they are answered at the port in their number */
 };
 
@@ -66,10 +75,11 @@ struct ring {
 void put_head(uint8_t *at, int has_imm, uint32_t pad, uint16_t pkey, uint32_t dest_qp, uint32_t psn, uint32_t qkey,
 	      uint32_t src_qp);
 
-/* The ICRC's beginning: the masked IPv4 and UDP headers of a datagram with that identification. */
-uint32_t icrc_of_addresses(uint32_t source, uint32_t dest, uint16_t source_port, uint16_t dest_port, uint32_t size,
-			   uint16_t identification);
-uint32_t icrc_of_head(uint32_t crc, const uint8_t *head);
+void icrc_prepare(void);
+
+/* The ICRC's beginning: the masked IPv4 and UDP headers, with an identification that is below PLACES. It is made anew only if these
+ * are not the addresses and the size that are known. */
+uint32_t icrc_of_addresses(struct addresses *known, struct addresses wanted, uint16_t place);
 
 /* Judge a datagram, and copy its payload to a receive if it is delivered. */
 enum fate ring_take(struct ring *ring, const struct datagram *it);
