@@ -34,8 +34,9 @@ IN_C = [
     ),
     Extension(
         "mcast.backends.udp._native",
-        [f"mcast/backends/udp/csrc/{name}.c" for name in ("crc", "module", "ring")],
-        depends=[f"mcast/backends/udp/csrc/{name}.h" for name in ("crc", "ring")],
+        [f"mcast/backends/udp/csrc/{name}.c" for name in ("calls", "crc", "module", "ring")],
+        depends=[f"mcast/backends/udp/csrc/{name}.h" for name in ("crc", "object", "ring")],
+        libraries=["dl"],  # for dlopen before glibc 2.34
         extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-g"],
         py_limited_api=not NO_GIL,
     ),

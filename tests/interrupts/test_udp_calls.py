@@ -82,3 +82,18 @@ def test_short_call(name: str, kind: Kind) -> None:
     """At bytecodes: there the flag and the lock meet."""
     call = (CALLS | AS_MEMBER | ENDS)[name]
     sweep(prepared(name, UdpWorld), call, check_ended if name in ENDS else check, kind, opcodes=True)
+
+
+@each_kind
+@pytest.mark.parametrize("name", ["send", "send_one"])
+def test_call_in_c(name: str, kind: Kind) -> None:
+    """A second send to a destination passes no line of ours, and an exception leaves all whole."""
+
+    def world() -> UdpWorld:
+        made = prepared(name, UdpWorld)()
+        made.qp.send_one(made.to, b"0")
+        return made
+
+    outcomes = sweep(world, AS_MEMBER[name], check, kind)
+    assert set(states(outcomes)) == {"usable"}
+    assert len(outcomes) <= 2

@@ -10,7 +10,7 @@ from ipaddress import IPv4Address
 from mcast.wire.packets import ROCE_UDP_PORT
 from mcast.wire.partition import matching_pkeys
 
-_HEAD, _ICRC, _TAIL = 20, 4, 12
+_HEAD, _ICRC = 20, 4
 
 
 @dataclass
@@ -39,8 +39,7 @@ class Receiver:
         if payload_end < _HEAD + imm_bytes:
             return "malformed"
         payload = data[_HEAD + imm_bytes : payload_end]
-        room = self.room if self.free else 4096 + 4 + _ICRC
-        if len(data) <= _HEAD + room + _TAIL and not _has_icrc(data, source, source_port, dest, dest_port):
+        if not _has_icrc(data, source, source_port, dest, dest_port):
             return "icrc_errors"
         dest_qp, src_qp = int.from_bytes(data[5:8]), int.from_bytes(data[17:20])
         if dest.is_multicast:

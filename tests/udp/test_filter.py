@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import struct
-import zlib
 from collections import Counter
 from ipaddress import IPv4Address
 from random import Random
-
-import pytest
 
 from mcast.backends.udp import _native
 from mcast.backends.udp.datapath import FATES
@@ -174,9 +171,3 @@ def test_every_identification_is_solved_for() -> None:
         wrong += FATES[ring.judge(spoilt, int(PEER), 4000, int(GROUP), PORT)] == "delivered"
         ring.drop()
     assert wrong <= 3
-
-
-@pytest.mark.parametrize("size", [0, 1, 15, 16, 63, 64, 65, 127, 128, 1000, 4111, 70_000])
-def test_the_crc_is_that_of_zlib(size: int) -> None:
-    data = os.urandom(size)
-    assert _native.crc32(data) == zlib.crc32(data)

@@ -17,6 +17,7 @@ from ..card.run_sanitized import LIBRARIES, OPTIONS
 from .sanitized import EXTENSION
 
 SOURCES = ROOT / "mcast" / "backends" / "udp" / "csrc"
+SOURCE_NAMES = "calls", "crc", "module", "ring"
 FLAGS = [
     "-std=gnu11",
     "-O1",
@@ -29,6 +30,10 @@ FLAGS = [
 TESTS = (
     "tests/udp/test_sanitized.py",
     "tests/udp/test_filter.py",
+    "tests/udp/test_calls.py",
+    "tests/udp/test_offloads.py::test_batches_arrive_as_they_were_sent",
+    "tests/udp/test_offloads.py::test_each_message_of_a_run_is_judged_alone",
+    "tests/udp/test_offloads.py::test_a_run_past_the_last_receive_is_counted_by_message",
     "tests/udp/test_commands.py::test_a_series_of_rows_keeps_its_order",
     "tests/udp/test_commands.py::test_own_messages_come_back_unless_blocked",
     "tests/udp/test_processes.py::test_more_groups_than_a_socket_may_join",
@@ -47,7 +52,7 @@ else:
     def test_no_datagram_breaks_a_rule_of_c(tmp_path: Path, long: bool) -> None:
         extension = tmp_path / "_native.so"
         include = sysconfig.get_path("include")
-        sources = [SOURCES / f"{name}.c" for name in ("crc", "module", "ring")]
+        sources = [SOURCES / f"{name}.c" for name in SOURCE_NAMES]
         subprocess.run(["gcc", *FLAGS, f"-I{include}", "-o", extension, *sources], check=True, timeout=500)
         command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
         # a captured stderr (fd 2) would take the sanitizer's report with it

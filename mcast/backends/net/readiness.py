@@ -22,7 +22,7 @@ class Readiness:
         self._epoll = select.epoll()
         self.fd: int = self._epoll.fileno()
         self._poll = poll
-        self._shown = False
+        self.shown: bool = False
 
     def watch(self, descriptor: int) -> None:
         """Be readable while that one is, until it is closed."""
@@ -31,8 +31,8 @@ class Readiness:
     def show(self) -> None:
         """Poll, and make the descriptor readable or not."""
         readable = self._poll()
-        if readable != self._shown:
-            self._shown = readable
+        if readable != self.shown:
+            self.shown = readable
             self._mark(readable)
 
     def _mark(self, readable: bool) -> None:

@@ -12,6 +12,8 @@ BUILD = (
     "install a C compiler and Python's headers, and build it again: "
     "apt-get install gcc libc6-dev python3-dev && in a clone: pip install --force-reinstall --no-deps ."
 )
+LIBRARY = "libisal.so.2"
+PACKAGE = "libisal2"
 IN_USE = (
     f"UDP port {ROCE_UDP_PORT} is in use by somebody who does not share it: the kernel, where Soft-RoCE or "
     "a RoCE card takes RoCE itself, or another program"
@@ -32,6 +34,8 @@ def status() -> Status:
     try:
         native = import_module("mcast.backends.udp._native")
     except ImportError as error:
+        if error.name == LIBRARY:
+            return Status(False, str(error), UnavailableReason.NO_LIBRARY, f"apt-get install {PACKAGE}")
         detail = f"the extension mcast.backends.udp._native is not built ({error})"
         return Status(False, detail, UnavailableReason.NOT_BUILT, BUILD)
     from mcast.backends.udp.sockets import open_group

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 from math import inf
 from time import monotonic
@@ -37,6 +38,7 @@ from mcast.api import (
     LinkLayer,
     McastAddress,
     McastError,
+    Message,
     Phase,
     PortEvent,
     PortSpace,
@@ -74,6 +76,8 @@ _UNUSABLE = frozenset(
 """Errnos of a send from a port whose link or address is gone, or to where no route leads."""
 _JOIN_MASK, _FULL_MEMBER = int(JOIN_MASK), JoinFlag.FULLMEMBER
 _AGAIN = errno.EAGAIN
+_NO_LIMIT = (1 << 32) - 1
+"""In place of a group's MTU where it has none."""
 
 
 class UdpBackend(Backend):
@@ -335,8 +339,11 @@ class UdpCmId(CmId):
         self.channel.ids.pop(self, None)
 
 
-class UdpQueuePair(QueuePair):
-    """The QP of an id."""
+_native.set_up(QueuePair, Message, Gid, QpState.RTS, CopiedBatch)
+
+
+class UdpQueuePair(_native.Calls, QueuePair):
+    """The QP of an id. `Calls` does the plain cases in C (csrc/calls.c), and this class does the rest."""
 
     _strict = True
 
@@ -349,6 +356,10 @@ class UdpQueuePair(QueuePair):
         self._busy_poll = init.busy_poll
         core.on_readable = path.readiness.show
         path.leases.on_release = self._on_release
+        path.forget_aim = partial(self._aim, None)
+        if not self._busy_poll:
+            readiness = path.readiness
+            self._arm(path.ring, self._guard, core, core.port, path, readiness, readiness.fd)
 
     @property
     def link_layer(self) -> LinkLayer:
@@ -384,7 +395,7 @@ class UdpQueuePair(QueuePair):
         self._poll_sockets()
         received, free, low, empty, fates = path.counts()
         return QpCounters(
-            core.sent,
+            path.ring.sent,
             received,
             fates["no_receive"] + fates["overflow"],
             fates["too_long"],
@@ -458,6 +469,17 @@ class UdpQueuePair(QueuePair):
 
         self._send_all(destination, post, len(batch), imm, timeout)
 
+    def _send_rest(
+        self, destination: Destination, payloads: list[Any], timeout: float | None, posted: int
+    ) -> int:
+        """Send what C has left of a list that it found in order."""
+
+        def post(to: tuple[object, ...], begin: int) -> tuple[int, int]:
+            return self.path.ring.send(to, payloads, begin)
+
+        self._send_all(destination, post, len(payloads), None, timeout, posted)
+        return len(payloads)
+
     def _send_rows(
         self, destination: Destination, rows: memoryview, imm: int | None, timeout: float | None
     ) -> None:
@@ -488,9 +510,10 @@ class UdpQueuePair(QueuePair):
         count: int,
         imm: int | None,
         timeout: float | None,
+        posted: int = 0,
     ) -> None:
         """Post all messages; wait while the socket has no room for more, or the queue pair is in SQD."""
-        end, posted = None, 0
+        end = None
         try:
             while True:
                 posted, failed, waiter = self._guard.run(
@@ -549,7 +572,8 @@ class UdpQueuePair(QueuePair):
             imm,
         )
         posted, failed = post(where, begin)
-        core.sent += posted - begin
+        if not failed:
+            self._aim(to, (*where[:-1], None), _NO_LIMIT if to.group_mtu is None else to.group_mtu)
         if failed in _UNUSABLE:
             self._break(posted, to)
         if failed and failed != _AGAIN:
@@ -599,6 +623,10 @@ class UdpQueuePair(QueuePair):
                 _native.wait(path.readiness.fd, other, False, min(end - now, MAX_SLEEP) if now < end else 0.0)
             batch, over = guard.run("recv", Phase.RECV, self._take, max, events, monotonic() >= end)
         return batch
+
+    def _leased(self, records: bytes, slots: bytes) -> Batch:
+        """Return messages that C has taken, as a batch."""
+        return self.path.leased(records, slots)
 
     def _take(self, max: int, events: bool, last: bool) -> tuple[Batch, bool]:
         """Look for messages once; return a batch, and whether the call is over."""
@@ -661,6 +689,7 @@ class UdpQueuePair(QueuePair):
         if self._freed:
             return
         self._closed = True
+        self._disarm()
         self.path.is_closed = True
         self.path.readiness.show()
         self._owner.forget_qp(self)

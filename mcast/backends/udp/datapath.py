@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import mmap
 import socket
+from collections.abc import Callable
 from functools import partial
 from ipaddress import IPv4Address
 from time import monotonic
@@ -41,9 +42,12 @@ FATES = (
 """The names of `enum fate` in csrc/ring.h, in its order."""
 OVERFLOW = "overflow"
 """The counter of datagrams that found a socket's buffer full."""
+MIN_RUN_DEPTH = 64
+"""Receives from which on a queue pair takes runs of messages whole. With less, a run may have more messages
+than there are receives, and the kernel would count it as one drop."""
 _LINE = 64
 _MANY = 32
-"""Number of datagrams at once that may be the rest of more."""
+"""Number of messages at once that may be the rest of more."""
 
 
 class DataPath:
@@ -64,16 +68,21 @@ class DataPath:
         self.readiness: Readiness = Readiness(self._has_something)
         self.is_closed: bool = False
         self.opened: float = monotonic()
+        self.forget_aim: Callable[[], object] = lambda: None
+        """Called when the port has changed: what C knows of a destination may be wrong."""
         self.leases: Leases = Leases()
         self._first = init.max_recv_wr, core.room
         self._overflow = self._warned = 0
         self.post_own()
-        self._watch(own)
+        self._watch(own, is_group=False)
         sockets.send_by(own, address, port.interface_index)
 
-    def _watch(self, one: socket.socket) -> None:
+    def _watch(self, one: socket.socket, is_group: bool = True) -> None:
         depth, room = self._first
         sockets.make_room(one, depth, room)
+        if depth >= MIN_RUN_DEPTH:
+            sockets.take_runs(one)
+        self.ring.watch(one.fileno(), ROCE_UDP_PORT if is_group else self.own_port, is_group)
         self.readiness.watch(one.fileno())
 
     def _has_something(self) -> bool:
@@ -100,12 +109,9 @@ class DataPath:
 
     def pump(self) -> None:
         """Move what has come to receives, or drop it."""
-        receives, ring, found = self.core.state in RECEIVING, self.ring, 0
+        ring = self.ring
         ring.mtu = self.port.mtu
-        found = ring.receive(self.own.fileno(), False, self.own_port, receives)
-        for one in self.groups.sockets:
-            found = max(found, ring.receive(one.fileno(), True, ROCE_UDP_PORT, receives))
-        if found >= _MANY:
+        if ring.receive(self.core.state in RECEIVING) >= _MANY:
             self.check_overflow()
         if ring.is_failed and self.core.error is None:
             self.core.fail(WcStatus.LOC_QP_OP_ERR)
@@ -124,7 +130,10 @@ class DataPath:
             self.pump()
         if not self.ring.queued:
             return None
-        records, slots = self.ring.take(most)
+        return self.leased(*self.ring.take(most))
+
+    def leased(self, records: bytes, slots: bytes) -> Batch:
+        """Return messages of these receives as a batch, which gives them back when it ends."""
         return UdpBatch(
             records, self.memory, self.own_sockname, self.leases, partial(self.ring.give_back, slots)
         )
@@ -162,7 +171,7 @@ class DataPath:
 
     def check_overflow(self) -> None:
         """Count the datagrams that found a socket's buffer full, and say once how to have more room."""
-        self._overflow = sum(map(sockets.drops, (self.own, *self.groups.sockets)))
+        self._overflow = self.ring.overflow()
         if self._overflow and not self._warned:
             self._warned = self._overflow
             has = sockets.max_buffer()
@@ -190,6 +199,7 @@ class DataPath:
         """Close the sockets. The memory lives as long as a batch has it. Idempotent."""
         self.is_closed = True
         self.readiness.show()
+        self.ring.watch(-1, 0, False)
         self.groups.close()
         self.own.close()
         self.readiness.close()

@@ -221,6 +221,8 @@ class UdpNetwork:
 
     def _tell(self, change: Change) -> None:
         port, tell = change.port, self.queue_pairs.notify_port
+        for path in self.queue_pairs.paths.values():
+            path.forget_aim()
         if change.gone:
             for one in list(port.ids):
                 one.device_removed()

@@ -17,14 +17,15 @@ import errno
 import socket
 import struct
 from collections.abc import Callable, Container
+from contextlib import suppress
 from ipaddress import IPv4Address
 from random import SystemRandom
 
 from mcast.wire.packets import ROCE_UDP_PORT
 
 _IP_MTU_DISCOVER, _IP_PMTUDISC_DO = 10, 2
-_IP_MULTICAST_ALL, _IP_PKTINFO, _SO_MEMINFO, _SO_RCVBUFFORCE = 49, 8, 55, 33
-_MEMINFO_DROPS = struct.Struct("@8x4x4x4x4x4x4xI")
+_IP_MULTICAST_ALL, _IP_PKTINFO, _SO_RCVBUFFORCE = 49, 8, 33
+_UDP_GRO = 104
 _QUEUE_BYTES = 1024
 """Minimum number of bytes that a datagram takes in a socket's buffer beside its own."""
 MAX_BUFFER = 1 << 28
@@ -110,10 +111,10 @@ def make_room(one: socket.socket, messages: int, size: int) -> None:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, wanted)
 
 
-def drops(one: socket.socket) -> int:
-    """Number of datagrams that the kernel has dropped because the socket's buffer was full."""
-    (count,) = _MEMINFO_DROPS.unpack(one.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO_DROPS.size))
-    return int(count)
+def take_runs(one: socket.socket) -> None:
+    """Receive messages whole that were sent as one datagram to cut, or that a device has joined (UDP GRO)."""
+    with suppress(OSError):  # before Linux 5.0
+        one.setsockopt(socket.IPPROTO_UDP, _UDP_GRO, 1)
 
 
 class Memberships:

@@ -2,11 +2,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum { CRC_BEGIN = 0xFFFFFFFF };
+/* Find a library that makes CRCs; return its name, "" if there is none. */
+const char *crc_prepare(void);
 
-void crc_prepare(void);
-
-/* Continue a CRC-32 (IEEE 802.3, reflected) over more bytes; begin with CRC_BEGIN, and end by inverting. */
+/* Continue a CRC-32 (IEEE 802.3, reflected, inverted at both ends) over more bytes; begin with 0. */
 uint32_t crc_more(uint32_t crc, const void *data, size_t size);
 
 /* Whether two bytes, `behind` bytes before the end of the message, can make this difference of two CRCs. */

@@ -2,265 +2,230 @@
  *
  * The caller holds the backend's guard in each call of a Ring, so no two calls change one at once; system calls and
  * checksums run without the GIL, and none of them waits. */
-#define _GNU_SOURCE
-#define PY_SSIZE_T_CLEAN
-#include <pyconfig.h>
-#if !defined(Py_LIMITED_API) && !defined(Py_GIL_DISABLED)
-#define Py_LIMITED_API 0x030b0000
-#endif
-#include <Python.h>
-
-#include <structmember.h>
+#include "object.h"
 
 #include <arpa/inet.h>
 #include <errno.h>
 #include <ifaddrs.h>
 #include <net/if.h>
-#include <netinet/in.h>
-#include <netinet/udp.h>
 #include <netpacket/packet.h>
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <structmember.h>
 #include <sys/ioctl.h>
-#include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+#include <linux/sock_diag.h>
 
 #include "crc.h"
-#include "ring.h"
 
-#ifndef UDP_SEGMENT
-#define UDP_SEGMENT 103
-#endif
-
-enum {
-	AT_ONCE = 64,	   /* datagrams of one system call */
-	PARTS = 4,	   /* of a message that is sent: head, two of the payload, what is behind */
-	MAX_MTU = 4096,
-	MAX_DROPS = 4096,  /* messages that one call drops, so that a flood does not keep it */
-	MAX_GSO_BYTES = 65000,
-	FORWARDED_BYTES = 16,
-	FIRST_FORWARDED_PORT = 1024,
-};
+PyTypeObject *ring_type;
 
 static const uint8_t forwarded_mark[8] = { 'm', 'c', 'a', 's', 't', 'u', 'd', 1 };
 
-struct object {
-	PyObject_HEAD
-	struct ring ring;
-	Py_buffer memory;
-	char has_memory, no_gso;
-	uint32_t psn;
-	uint8_t *scratch; /* of AT_ONCE datagrams for which no receive is free */
-};
-
-static PyObject *ring_type;
-
 /* --- receiving --- */
 
-struct arrival {
-	struct sockaddr_in from;
-	uint8_t head[HEAD_BYTES], tail[TAIL_BYTES];
-	uint8_t control[CMSG_SPACE(sizeof(struct in_pktinfo))];
-};
-
-enum { SCRATCH_BYTES = MAX_MTU + 4 + ICRC_BYTES };
-
-static uint32_t dest_of(struct msghdr *header, uint32_t otherwise)
-{
-	for (struct cmsghdr *c = CMSG_FIRSTHDR(header); c; c = CMSG_NXTHDR(header, c))
-		if (c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_PKTINFO)
-			return ntohl(((struct in_pktinfo *)CMSG_DATA(c))->ipi_addr.s_addr);
-	return otherwise;
-}
-
 /* A datagram that another process has passed on begins with where it came from. */
-static void unwrap(struct datagram *it, uint8_t *whole, uint32_t own)
+static void unwrap(struct datagram *it, uint32_t own)
 {
-	if (it->is_cut || it->source != own || it->source_port != ROCE_PORT || it->size < FORWARDED_BYTES ||
-	    memcmp(it->head, forwarded_mark, sizeof(forwarded_mark)))
+	const uint8_t *from = it->data + sizeof(forwarded_mark);
+
+	if (it->source != own || it->source_port != ROCE_PORT || it->size < FORWARDED_BYTES ||
+	    memcmp(it->data, forwarded_mark, sizeof(forwarded_mark)))
 		return;
-	it->source = (uint32_t)it->head[8] << 24 | (uint32_t)it->head[9] << 16 | (uint32_t)it->head[10] << 8 | it->head[11];
-	it->source_port = (uint16_t)(it->head[12] << 8 | it->head[13]);
+	it->source = (uint32_t)from[0] << 24 | (uint32_t)from[1] << 16 | (uint32_t)from[2] << 8 | from[3];
+	it->source_port = (uint16_t)(from[4] << 8 | from[5]);
 	it->dest_port = ROCE_PORT;
 	it->size -= FORWARDED_BYTES;
-	/* join the parts, and part them anew where the message begins */
-	memcpy(whole, it->head, HEAD_BYTES);
-	uint32_t rest = it->size + FORWARDED_BYTES > HEAD_BYTES ? it->size + FORWARDED_BYTES - HEAD_BYTES : 0;
-	uint32_t inside = rest < it->body_room ? rest : it->body_room;
-	memcpy(whole + HEAD_BYTES, it->body, inside);
-	memcpy(whole + HEAD_BYTES + inside, it->tail, rest - inside);
-	uint8_t *message = whole + FORWARDED_BYTES;
-	memcpy((uint8_t *)it->head, message, HEAD_BYTES);
-	rest = it->size > HEAD_BYTES ? it->size - HEAD_BYTES : 0;
-	inside = rest < it->body_room ? rest : it->body_room;
-	memcpy(it->body, message + HEAD_BYTES, inside);
-	if (rest > inside)
-		memcpy((uint8_t *)it->tail, message + HEAD_BYTES + inside, rest - inside);
+	it->data += FORWARDED_BYTES;
 }
 
-/* Receive what has arrived at the socket, and judge it; return how many datagrams, or -errno. A message that the queue pair does not receive
- * in its state is dropped uncounted. `is_group`: the socket is a member of groups, else it is the queue pair's own. */
-static int receive(struct object *self, int fd, int is_group, uint16_t port, int receives)
+static struct arrivals *make_arrivals(void)
+{
+	struct arrivals *made = calloc(1, sizeof(*made));
+
+	for (int i = 0; made && i < ARRIVALS; i++) {
+		made->parts[i] = (struct iovec){ made->data[i], ARRIVAL_BYTES };
+		made->headers[i].msg_hdr = (struct msghdr){
+			.msg_name = &made->from[i],
+			.msg_namelen = sizeof(made->from[i]),
+			.msg_iov = &made->parts[i],
+			.msg_iovlen = 1,
+			.msg_control = made->control[i],
+			.msg_controllen = sizeof(made->control[i]),
+		};
+	}
+	return made;
+}
+
+/* Judge each message of a datagram; return how many these were. */
+static int take_apart(struct object *self, const struct source *source, struct mmsghdr *header)
+{
+	struct msghdr *all = &header->msg_hdr;
+	const struct sockaddr_in *from = all->msg_name;
+	uint32_t left = header->msg_len, run = left, dest = source->is_group ? 0 : self->ring.address;
+	uint8_t *data = all->msg_iov->iov_base;
+	int count = 0;
+
+	for (struct cmsghdr *c = CMSG_FIRSTHDR(all); c; c = CMSG_NXTHDR(all, c))
+		if (c->cmsg_level == IPPROTO_IP && c->cmsg_type == IP_PKTINFO)
+			dest = ntohl(((struct in_pktinfo *)(void *)CMSG_DATA(c))->ipi_addr.s_addr);
+		else if (c->cmsg_level == IPPROTO_UDP && c->cmsg_type == UDP_GRO)
+			run = (uint32_t) * (int *)(void *)CMSG_DATA(c);
+	all->msg_namelen = sizeof(*from);
+	all->msg_controllen = sizeof(self->arrivals->control[0]);
+	do {
+		struct datagram it = {
+			.source = ntohl(from->sin_addr.s_addr),
+			.source_port = ntohs(from->sin_port),
+			.dest = dest,
+			.dest_port = source->port,
+			.size = left < run ? left : run,
+			.place = (uint16_t)count,
+			.data = data,
+		};
+
+		data += it.size;
+		left -= it.size;
+		count++;
+		if (!source->is_group)
+			unwrap(&it, self->ring.address);
+		ring_take(&self->ring, &it);
+	} while (left && !self->ring.is_failed);
+	return count;
+}
+
+/* Receive what has arrived at a socket, and judge it; return how many messages these were. Those that the queue pair does not
+ * receive in its state are dropped uncounted. */
+static int receive_from(struct object *self, const struct source *source, int receives)
 {
 	struct ring *ring = &self->ring;
-	struct mmsghdr headers[AT_ONCE];
-	struct iovec parts[AT_ONCE][3];
-	struct arrival arrivals[AT_ONCE];
-	uint32_t slots[AT_ONCE];
-	uint8_t *whole = NULL;
-	int failed = 0, all = 0;
+	int all = 0;
 
-	for (uint32_t dropped = 0; dropped < MAX_DROPS && !ring->is_failed;) {
-		uint32_t wanted = receives && ring->free_count ? ring->free_count : AT_ONCE;
-		int in_slots = receives && ring->free_count, found;
+	for (int dropped = 0; dropped < MAX_DROPS && !ring->is_failed;) {
+		int is_full = !receives || !ring->free_count;
+		int found = recvmmsg(source->fd, self->arrivals->headers, ARRIVALS, MSG_DONTWAIT, NULL);
 
-		wanted = wanted < AT_ONCE ? wanted : AT_ONCE;
-		if (!in_slots && !self->scratch && !(self->scratch = malloc((size_t)AT_ONCE * SCRATCH_BYTES)))
-			return -ENOMEM;
-		memset(headers, 0, wanted * sizeof(headers[0]));
-		for (uint32_t i = 0; i < wanted; i++) {
-			struct msghdr *header = &headers[i].msg_hdr;
-
-			slots[i] = in_slots ? ring->free[ring->free_count - 1 - i] : NO_SLOT;
-			parts[i][0] = (struct iovec){ arrivals[i].head, HEAD_BYTES };
-			parts[i][1] = in_slots ? (struct iovec){ ring->memory + slots[i] * ring->stride, ring->room }
-					       : (struct iovec){ self->scratch + (size_t)i * SCRATCH_BYTES, SCRATCH_BYTES };
-			parts[i][2] = (struct iovec){ arrivals[i].tail, TAIL_BYTES };
-			header->msg_name = &arrivals[i].from;
-			header->msg_namelen = sizeof(arrivals[i].from);
-			header->msg_iov = parts[i];
-			header->msg_iovlen = 3;
-			header->msg_control = is_group ? arrivals[i].control : NULL;
-			header->msg_controllen = is_group ? sizeof(arrivals[i].control) : 0;
-		}
-		found = recvmmsg(fd, headers, wanted, MSG_DONTWAIT | MSG_TRUNC, NULL);
 		if (found < 0 && errno == EINTR)
 			continue;
-		if (found < 0) {
-			failed = errno == EAGAIN ? 0 : -errno;
-			break;
-		}
-		all += found;
-		if (in_slots) {
-			ring->free_count -= wanted;
-			ring->lent = wanted;
-		}
-		for (int i = 0; i < found; i++) {
-			struct datagram it = {
-				.source = ntohl(arrivals[i].from.sin_addr.s_addr),
-				.source_port = ntohs(arrivals[i].from.sin_port),
-				.dest = is_group ? dest_of(&headers[i].msg_hdr, 0) : ring->address,
-				.dest_port = port,
-				.size = headers[i].msg_len,
-				.is_cut = headers[i].msg_hdr.msg_flags & MSG_TRUNC,
-				.head = arrivals[i].head,
-				.body = parts[i][1].iov_base,
-				.body_room = (uint32_t)parts[i][1].iov_len,
-				.tail = arrivals[i].tail,
-				.slot = slots[i],
-			};
-
-			if (!receives || ring->is_failed)
-				continue;
-			if (!is_group && it.source_port == ROCE_PORT && it.source == ring->address) {
-				if (!whole && !(whole = malloc(HEAD_BYTES + SCRATCH_BYTES + TAIL_BYTES)))
-					continue;
-				unwrap(&it, whole, ring->address);
-			}
-			if (ring_take(ring, &it) == DELIVERED)
-				slots[i] = NO_SLOT;
-		}
-		if (in_slots) {
-			for (uint32_t i = wanted; i--;)
-				if (slots[i] != NO_SLOT)
-					ring->free[ring->free_count++] = slots[i];
-			ring->lent = 0;
-		} else {
-			dropped += (uint32_t)found;
-		}
-		if ((uint32_t)found < wanted)
+		for (int i = 0; i < found; i++)
+			if (receives && !ring->is_failed)
+				all += take_apart(self, source, &self->arrivals->headers[i]);
+		dropped += is_full ? found : 0;
+		if (found < ARRIVALS)
 			break;
 	}
-	free(whole);
-	return failed ? failed : all;
+	return all;
 }
 
-static PyObject *ring_receive(PyObject *object, PyObject *args)
+int ring_receive(struct object *self, uint64_t sources, int receives)
+{
+	int most = 0;
+
+	for (uint32_t i = 0; i < self->source_count; i++) {
+		int found = i >= SOURCES || sources >> i & 1 ? receive_from(self, &self->sources[i], receives) : 0;
+
+		most = found > most ? found : most;
+	}
+	return most;
+}
+
+int ring_is_prepared(struct object *self)
+{
+	if (!self->arrivals && !(self->arrivals = make_arrivals()))
+		PyErr_NoMemory();
+	return self->arrivals != NULL;
+}
+
+uint64_t ring_overflow(const struct object *self)
+{
+	uint64_t all = 0;
+
+	for (uint32_t i = 0; i < self->source_count; i++) {
+		uint32_t info[SK_MEMINFO_VARS] = { 0 };
+		socklen_t size = sizeof(info);
+
+		if (!getsockopt(self->sources[i].fd, SOL_SOCKET, SO_MEMINFO, info, &size))
+			all += info[SK_MEMINFO_DROPS];
+	}
+	return all;
+}
+
+static PyObject *receive(PyObject *object, PyObject *arg)
 {
 	struct object *self = (struct object *)object;
-	int fd, is_group, port, receives, failed;
+	int receives = PyObject_IsTrue(arg), found;
 	PyThreadState *others;
 
-	if (!PyArg_ParseTuple(args, "ipip:receive", &fd, &is_group, &port, &receives))
+	if (receives < 0 || !ring_is_prepared(self))
 		return NULL;
 	others = PyEval_SaveThread();
-	failed = receive(self, fd, is_group, (uint16_t)port, receives);
+	found = ring_receive(self, UINT64_MAX, receives);
 	PyEval_RestoreThread(others);
-	return PyLong_FromLong(failed);
+	return PyLong_FromLong(found);
+}
+
+static PyObject *overflow(PyObject *object, PyObject *nothing)
+{
+	struct object *self = (struct object *)object;
+
+	self->overflow = ring_overflow(self);
+	return PyLong_FromUnsignedLongLong(self->overflow);
+}
+
+/* Receive from one more socket; -1 in place of the descriptor: from none. */
+static PyObject *ring_watch(PyObject *object, PyObject *args)
+{
+	struct object *self = (struct object *)object;
+	struct source *more;
+	int fd, port, is_group;
+
+	if (!PyArg_ParseTuple(args, "iip:watch", &fd, &port, &is_group))
+		return NULL;
+	if (fd < 0) {
+		self->source_count = 0;
+		Py_RETURN_NONE;
+	}
+	more = realloc(self->sources, (self->source_count + 1) * sizeof(*more));
+	if (!more)
+		return PyErr_NoMemory();
+	self->sources = more;
+	more[self->source_count++] = (struct source){ fd, (uint16_t)port, (uint8_t)is_group };
+	Py_RETURN_NONE;
 }
 
 /* For tests of the rules: judge a datagram that no socket has received. */
 static PyObject *ring_judge(PyObject *object, PyObject *args)
 {
 	struct object *self = (struct object *)object;
-	struct ring *ring = &self->ring;
 	unsigned int source, source_port, dest, dest_port;
-	uint8_t head[HEAD_BYTES] = { 0 }, tail[TAIL_BYTES] = { 0 }, *lone = NULL;
-	uint32_t rest, inside, past, slot = NO_SLOT;
 	enum fate fate;
 	Py_buffer given;
 
 	if (!PyArg_ParseTuple(args, "y*IIII:judge", &given, &source, &source_port, &dest, &dest_port))
 		return NULL;
 	struct datagram it = { .source = source, .dest = dest, .source_port = (uint16_t)source_port,
-			       .dest_port = (uint16_t)dest_port, .size = (uint32_t)given.len, .head = head, .tail = tail };
-	memcpy(head, given.buf, given.len < HEAD_BYTES ? (size_t)given.len : HEAD_BYTES);
-	if (ring->free_count) {
-		slot = ring->free[--ring->free_count];
-		ring->lent = 1;
-		it.body = ring->memory + slot * ring->stride;
-		it.body_room = ring->room;
-	} else {
-		lone = malloc(SCRATCH_BYTES);
-		it.body = lone;
-		it.body_room = SCRATCH_BYTES;
-	}
-	if (!it.body) {
+			       .dest_port = (uint16_t)dest_port, .size = (uint32_t)given.len, .data = malloc((size_t)given.len + 1) };
+	if (!it.data) {
 		PyBuffer_Release(&given);
 		return PyErr_NoMemory();
 	}
-	it.slot = slot;
-	rest = given.len > HEAD_BYTES ? (uint32_t)given.len - HEAD_BYTES : 0;
-	inside = rest < it.body_room ? rest : it.body_room;
-	past = rest - inside < TAIL_BYTES ? rest - inside : TAIL_BYTES;
-	memcpy(it.body, (uint8_t *)given.buf + HEAD_BYTES, inside);
-	memcpy(tail, (uint8_t *)given.buf + HEAD_BYTES + inside, past);
-	it.is_cut = rest - inside > past;
+	memcpy(it.data, given.buf, (size_t)given.len);
+	fate = ring_take(&self->ring, &it);
+	free(it.data);
 	PyBuffer_Release(&given);
-	fate = ring_take(ring, &it);
-	if (fate != DELIVERED && slot != NO_SLOT)
-		ring->free[ring->free_count++] = slot;
-	ring->lent = 0;
-	free(lone);
 	return PyLong_FromLong(fate);
 }
 
-/* Return the first messages, at most so many, as records and as the numbers of their receives. */
-static PyObject *ring_take_records(PyObject *object, PyObject *arg)
+PyObject *ring_take_records(struct object *self, unsigned long wanted)
 {
-	struct object *self = (struct object *)object;
 	struct ring *ring = &self->ring;
-	long wanted = PyLong_AsLong(arg);
+	uint32_t count = wanted < ring->queued ? (uint32_t)wanted : ring->queued;
 	PyObject *records, *slots, *both;
-	uint32_t count;
 	char *row;
 	uint32_t *slot;
 
-	if (wanted == -1 && PyErr_Occurred())
-		return NULL;
-	count = wanted < (long)ring->queued ? (uint32_t)(wanted < 0 ? 0 : wanted) : ring->queued;
 	records = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)count * RECORD_BYTES);
 	slots = PyBytes_FromStringAndSize(NULL, (Py_ssize_t)count * 4);
 	both = records && slots ? PyTuple_Pack(2, records, slots) : NULL;
@@ -290,6 +255,13 @@ static PyObject *ring_take_records(PyObject *object, PyObject *arg)
 	Py_XDECREF(records);
 	Py_XDECREF(slots);
 	return both;
+}
+
+static PyObject *take(PyObject *object, PyObject *arg)
+{
+	unsigned long wanted = PyLong_AsUnsignedLong(arg);
+
+	return PyErr_Occurred() ? NULL : ring_take_records((struct object *)object, wanted);
 }
 
 static PyObject *ring_give_back(PyObject *object, PyObject *arg)
@@ -363,7 +335,7 @@ static PyObject *ring_post(PyObject *object, PyObject *args)
 	ring->depth = ring->free_count = ring->low_water = depth;
 	ring->stride = (size_t)stride;
 	ring->room = room;
-	ring->first = ring->queued = ring->lent = 0;
+	ring->first = ring->queued = 0;
 	for (uint32_t slot = 0; slot < depth; slot++)
 		free_slots[slot] = depth - 1 - slot;
 	Py_RETURN_NONE;
@@ -419,7 +391,7 @@ struct outgoing {
 };
 
 struct control {
-	char bytes[CMSG_SPACE(sizeof(int)) * 2 + CMSG_SPACE(sizeof(uint16_t))];
+	_Alignas(8) char bytes[CMSG_SPACE(sizeof(int)) * 2 + CMSG_SPACE(sizeof(uint16_t))];
 };
 
 static void add_control(struct msghdr *header, int level, int type, const void *value, size_t size)
@@ -433,108 +405,146 @@ static void add_control(struct msghdr *header, int level, int type, const void *
 	header->msg_controllen += CMSG_SPACE(size);
 }
 
-struct send_to {
-	int fd;
-	struct sockaddr_in address;
-	uint32_t dest, dest_qp, qkey;
-	uint16_t port;
-	int tos, ttl, has_imm;
-	uint32_t imm;
-};
-
-struct payload {
-	struct iovec parts[2];
-};
-
 static size_t size_of(const struct payload *one)
 {
 	return one->parts[0].iov_len + one->parts[1].iov_len;
 }
 
-/* Whether the kernel may cut one large datagram into these: all are as long as the first, but for a shorter last one. */
-static int are_segments(const struct payload *payloads, int count)
+/* How many of the messages the kernel may cut from one large datagram: all are as long as the first, but for a shorter last
+ * one. */
+static int run_of(const struct payload *payloads, int count, size_t beside)
 {
-	size_t size = size_of(&payloads[0]);
+	size_t size = size_of(&payloads[0]), whole = beside + ((size + 3) & ~(size_t)3);
+	int most = (int)(MAX_DATAGRAM / whole), run = 1;
 
-	for (int i = 1; i < count; i++)
-		if (size_of(&payloads[i]) != size && (i < count - 1 || size_of(&payloads[i]) > size))
-			return 0;
-	return count > 1 && (size + HEAD_BYTES + 4 + 3 + ICRC_BYTES) * (size_t)count <= MAX_GSO_BYTES;
+	most = most < count ? most : count;
+	while (run < most && size_of(&payloads[run]) == size)
+		run++;
+	return run < most && run < count && size_of(&payloads[run]) < size ? run + 1 : run;
 }
 
-/* Send up to AT_ONCE messages; return how many were sent, or -errno if none was. */
-static int send_some(struct object *self, const struct send_to *to, const struct payload *payloads, int count)
+static struct iovec *add_part(struct iovec *parts, const void *data, size_t size)
 {
-	struct mmsghdr headers[AT_ONCE];
-	struct iovec parts[AT_ONCE][PARTS];
-	struct outgoing outgoing[AT_ONCE];
-	struct control control;
-	struct msghdr common = { .msg_name = (void *)&to->address, .msg_namelen = sizeof(to->address), .msg_control = &control };
-	int in_one = !self->no_gso && are_segments(payloads, count), sent;
-	uint16_t segment = 0;
+	if (size)
+		*parts++ = (struct iovec){ (void *)data, size };
+	return parts;
+}
 
-	memset(&control, 0, sizeof(control));
-	if (to->tos)
-		add_control(&common, IPPROTO_IP, IP_TOS, &to->tos, sizeof(to->tos));
-	if (to->ttl)
-		add_control(&common, IPPROTO_IP, IP_TTL, &to->ttl, sizeof(to->ttl));
-	for (int i = 0; i < count; i++) {
-		uint32_t pad = (uint32_t)(-size_of(&payloads[i]) & 3), head = HEAD_BYTES + (to->has_imm ? 4 : 0);
-		uint32_t size = (uint32_t)(head + size_of(&payloads[i]) + pad + ICRC_BYTES), crc;
-		struct outgoing *one = &outgoing[i];
+/* Build the head and the end of the message at that place in its run, and add its parts; return its size. */
+static uint32_t put_around(struct object *self, const struct send_to *to, const struct payload *payload, uint32_t psn,
+			   uint16_t place, struct outgoing *one, struct iovec **parts)
+{
+	uint32_t pad = (uint32_t)(-size_of(payload) & 3), head = HEAD_BYTES + (to->has_imm ? 4 : 0);
+	uint32_t size = (uint32_t)(head + size_of(payload) + pad + ICRC_BYTES), imm = htonl(to->imm), crc;
+	uint32_t ports = (uint32_t)to->port << 16 | ntohs(to->address.sin_port);
+	struct addresses addresses = { self->ring.address, to->dest, ports, size, 0 };
 
-		put_head(one->head, to->has_imm, pad, self->ring.pkey, to->dest_qp, self->psn + (uint32_t)i, to->qkey,
-			 self->ring.qp_num);
-		if (to->has_imm) {
-			uint32_t imm = htonl(to->imm);
-
-			memcpy(one->head + HEAD_BYTES, &imm, 4);
-		}
-		/* the kernel numbers the segments of one call from 0 on, and other datagrams that may not be cut with 0 */
-		crc = icrc_of_addresses(self->ring.address, to->dest, to->port, ntohs(to->address.sin_port), size,
-					in_one ? (uint16_t)i : 0);
-		crc = icrc_of_head(crc, one->head);
-		crc = crc_more(crc, one->head + HEAD_BYTES, head - HEAD_BYTES);
-		memset(one->tail, 0, sizeof(one->tail));
-		for (int part = 0; part < 2; part++)
-			crc = crc_more(crc, payloads[i].parts[part].iov_base, payloads[i].parts[part].iov_len);
-		crc = ~crc_more(crc, one->tail, pad);
-		for (int byte = 0; byte < ICRC_BYTES; byte++)
-			one->tail[pad + (uint32_t)byte] = (uint8_t)(crc >> 8 * byte);
-		parts[i][0] = (struct iovec){ one->head, head };
-		parts[i][1] = payloads[i].parts[0];
-		parts[i][2] = payloads[i].parts[1];
-		parts[i][3] = (struct iovec){ one->tail, pad + ICRC_BYTES };
-		headers[i].msg_hdr = common;
-		headers[i].msg_hdr.msg_iov = parts[i];
-		headers[i].msg_hdr.msg_iovlen = PARTS;
-		if (!i)
-			segment = (uint16_t)size;
+	put_head(one->head, to->has_imm, pad, self->ring.pkey, to->dest_qp, psn, to->qkey, self->ring.qp_num);
+	memcpy(one->head + HEAD_BYTES, &imm, 4);
+	crc = icrc_of_addresses(&self->ring.sent_to, addresses, place);
+	one->head[RESERVED] = 0xFF; /* as the ICRC covers it */
+	crc = crc_more(crc, one->head, head);
+	one->head[RESERVED] = 0;
+	memset(one->tail, 0, sizeof(one->tail));
+	*parts = add_part(*parts, one->head, head);
+	for (int part = 0; part < 2; part++) {
+		crc = crc_more(crc, payload->parts[part].iov_base, payload->parts[part].iov_len);
+		*parts = add_part(*parts, payload->parts[part].iov_base, payload->parts[part].iov_len);
 	}
-	if (in_one) {
-		add_control(&common, IPPROTO_UDP, UDP_SEGMENT, &segment, sizeof(segment));
-		common.msg_iov = parts[0];
-		common.msg_iovlen = (size_t)count * PARTS;
-		do
-			sent = (int)sendmsg(to->fd, &common, MSG_DONTWAIT);
-		while (sent < 0 && errno == EINTR);
-		if (sent < 0 && (errno == EINVAL || errno == EIO || errno == EOPNOTSUPP)) {
-			self->no_gso = 1; /* this kernel or interface does not: EINVAL is also an address that is gone */
-			return send_some(self, to, payloads, count);
-		}
-		sent = sent < 0 ? -1 : count;
-	} else {
-		do
-			sent = sendmmsg(to->fd, headers, (unsigned int)count, MSG_DONTWAIT);
-		while (sent < 0 && errno == EINTR);
-	}
-	if (sent < 0)
-		return -errno;
-	self->psn += (uint32_t)sent;
+	crc = crc_more(crc, one->tail, pad);
+	for (int byte = 0; byte < ICRC_BYTES; byte++)
+		one->tail[pad + (uint32_t)byte] = (uint8_t)(crc >> 8 * byte);
+	*parts = add_part(*parts, one->tail, pad + ICRC_BYTES);
+	return size;
+}
+
+/* Send one datagram; 1, or -1 with errno. A small one is copied, because each of its parts costs the kernel more than that. */
+static int send_datagram(int fd, const struct msghdr *header)
+{
+	uint8_t whole[MAX_COPIED];
+	size_t size = 0;
+
+	for (size_t i = 0; i < header->msg_iovlen; i++)
+		size += header->msg_iov[i].iov_len;
+	if (size > sizeof(whole) || header->msg_controllen)
+		return sendmsg(fd, header, MSG_DONTWAIT) < 0 ? -1 : 1;
+	size = 0;
+	for (size_t i = 0; i < header->msg_iovlen; size += header->msg_iov[i++].iov_len)
+		memcpy(whole + size, header->msg_iov[i].iov_base, header->msg_iov[i].iov_len);
+	return sendto(fd, whole, size, MSG_DONTWAIT, header->msg_name, header->msg_namelen) < 0 ? -1 : 1;
+}
+
+/* Send datagrams; return how many were sent, or -1 with errno. */
+static int send_datagrams(int fd, struct mmsghdr *headers, int count)
+{
+	int sent;
+
+	do
+		sent = count == 1 ? send_datagram(fd, &headers[0].msg_hdr) : sendmmsg(fd, headers, (unsigned int)count, MSG_DONTWAIT);
+	while (sent < 0 && errno == EINTR);
 	return sent;
 }
 
-static int parse_to(PyObject *what, struct object *self, struct send_to *to)
+int ring_send_some(struct object *self, const struct send_to *to, const struct payload *payloads, int count)
+{
+	struct mmsghdr headers[AT_ONCE];
+	struct iovec all_parts[AT_ONCE * PARTS], *parts = all_parts;
+	struct outgoing outgoing[AT_ONCE];
+	struct control controls[AT_ONCE];
+	int runs[AT_ONCE], datagrams = 0, is_group = to->dest >> 28 == 0xE, found, sent = 0;
+	size_t beside = HEAD_BYTES + (to->has_imm ? 4 : 0) + ICRC_BYTES;
+
+	/* to groups the socket keeps it, because a control message costs each call a tenth of a microsecond */
+	if (is_group && to->ttl != self->group_ttl) {
+		if (setsockopt(to->fd, IPPROTO_IP, IP_MULTICAST_TTL, &to->ttl, sizeof(to->ttl)))
+			return -errno;
+		self->group_ttl = to->ttl;
+	}
+	for (int at = 0; at < count; at += runs[datagrams++]) {
+		int run = self->no_gso ? 1 : run_of(&payloads[at], count - at, beside);
+		struct msghdr *header = &headers[datagrams].msg_hdr;
+		struct iovec *first = parts;
+		uint16_t segment = 0;
+
+		/* the kernel numbers the segments of one datagram from 0 on, and one that is not to be cut with 0 */
+		for (int i = 0; i < run; i++) {
+			uint32_t size = put_around(self, to, &payloads[at + i], self->psn + (uint32_t)(at + i), (uint16_t)i,
+						   &outgoing[at + i], &parts);
+
+			segment = i ? segment : (uint16_t)size;
+		}
+		*header = (struct msghdr){
+			.msg_name = (void *)&to->address,
+			.msg_namelen = sizeof(to->address),
+			.msg_iov = first,
+			.msg_iovlen = (size_t)(parts - first),
+			.msg_control = &controls[datagrams],
+		};
+		if (to->tos)
+			add_control(header, IPPROTO_IP, IP_TOS, &to->tos, sizeof(to->tos));
+		if (to->ttl && !is_group)
+			add_control(header, IPPROTO_IP, IP_TTL, &to->ttl, sizeof(to->ttl));
+		if (run > 1)
+			add_control(header, IPPROTO_UDP, UDP_SEGMENT, &segment, sizeof(segment));
+		runs[datagrams] = run;
+	}
+	found = send_datagrams(to->fd, headers, datagrams);
+	if (found < 0 && runs[0] > 1 && (errno == EINVAL || errno == EIO || errno == EOPNOTSUPP)) {
+		self->no_gso = 1; /* this kernel or interface does not */
+		sent = ring_send_some(self, to, payloads, count);
+		self->no_gso = sent >= 0; /* else the error has another cause, such as an address that is gone */
+		return sent;
+	}
+	if (found < 0)
+		return -errno;
+	for (int i = 0; i < found; i++)
+		sent += runs[i];
+	self->psn += (uint32_t)sent;
+	self->sent += (uint32_t)sent;
+	return sent;
+}
+
+int ring_parse_to(PyObject *what, struct object *self, struct send_to *to)
 {
 	unsigned int dest, dest_qp, qkey, port, dest_port;
 	unsigned long imm = 0;
@@ -573,7 +583,7 @@ static PyObject *ring_send(PyObject *object, PyObject *args)
 	struct send_to to;
 	int failed = 0;
 
-	if (!PyArg_ParseTuple(args, "O!O!n:send", &PyTuple_Type, &what, &PyList_Type, &list, &at) || parse_to(what, self, &to))
+	if (!PyArg_ParseTuple(args, "O!O!n:send", &PyTuple_Type, &what, &PyList_Type, &list, &at) || ring_parse_to(what, self, &to))
 		return NULL;
 	for (total = PyList_Size(list); at < total && !failed;) {
 		int count = 0, sent = 0;
@@ -589,7 +599,7 @@ static PyObject *ring_send(PyObject *object, PyObject *args)
 		if (!PyErr_Occurred()) {
 			PyThreadState *others = PyEval_SaveThread();
 
-			sent = send_some(self, &to, payloads, count);
+			sent = ring_send_some(self, &to, payloads, count);
 			PyEval_RestoreThread(others);
 		}
 		while (count)
@@ -617,7 +627,7 @@ static PyObject *ring_send_rows(PyObject *object, PyObject *args)
 
 	if (!PyArg_ParseTuple(args, "O!y*ny*nnn:send_rows", &PyTuple_Type, &what, &heads, &head, &bodies, &body, &total, &at))
 		return NULL;
-	if (parse_to(what, self, &to) || head < 0 || body < 0 || heads.len < head * total || bodies.len < body * total) {
+	if (ring_parse_to(what, self, &to) || head < 0 || body < 0 || heads.len < head * total || bodies.len < body * total) {
 		if (!PyErr_Occurred())
 			PyErr_Format(PyExc_ValueError, "there are no such rows");
 		failed = -1;
@@ -630,7 +640,7 @@ static PyObject *ring_send_rows(PyObject *object, PyObject *args)
 			payloads[i].parts[0] = (struct iovec){ (char *)heads.buf + (at + i) * head, (size_t)head };
 			payloads[i].parts[1] = (struct iovec){ (char *)bodies.buf + (at + i) * body, (size_t)body };
 		}
-		sent = send_some(self, &to, payloads, count);
+		sent = ring_send_some(self, &to, payloads, count);
 		PyEval_RestoreThread(others);
 		if (sent < 0)
 			failed = -sent;
@@ -681,7 +691,8 @@ static void ring_dealloc(PyObject *object)
 	free(self->ring.groups);
 	free(self->ring.free);
 	free(self->ring.queue);
-	free(self->scratch);
+	free(self->sources);
+	free(self->arrivals);
 	if (self->has_memory)
 		PyBuffer_Release(&self->memory);
 	((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
@@ -689,9 +700,11 @@ static void ring_dealloc(PyObject *object)
 }
 
 static PyMethodDef ring_methods[] = {
-	{ "receive", ring_receive, METH_VARARGS, "Receive what has arrived at a socket." },
+	{ "receive", receive, METH_O, "Receive what has arrived." },
+	{ "overflow", overflow, METH_NOARGS, "Count what found a full buffer." },
+	{ "watch", ring_watch, METH_VARARGS, "Receive from one more socket." },
 	{ "judge", ring_judge, METH_VARARGS, "Judge a datagram." },
-	{ "take", ring_take_records, METH_O, "Return the first messages." },
+	{ "take", take, METH_O, "Return the first messages." },
 	{ "give_back", ring_give_back, METH_O, "Post receives again." },
 	{ "drop", ring_drop, METH_NOARGS, "Drop what is queued." },
 	{ "post", ring_post, METH_VARARGS, "Post all receives anew." },
@@ -704,6 +717,7 @@ static PyMethodDef ring_methods[] = {
 };
 
 static PyMemberDef ring_members[] = {
+	{ "sent", T_ULONGLONG, offsetof(struct object, sent), READONLY, NULL },
 	{ "queued", T_UINT, offsetof(struct object, ring.queued), READONLY, NULL },
 	{ "free", T_UINT, offsetof(struct object, ring.free_count), READONLY, NULL },
 	{ "mtu", T_UINT, offsetof(struct object, ring.mtu), 0, NULL },
@@ -772,7 +786,7 @@ static PyObject *wait_for(PyObject *module, PyObject *args)
  * named none. */
 static PyObject *forward(PyObject *module, PyObject *args)
 {
-	uint8_t bytes[FORWARDED_BYTES + HEAD_BYTES + SCRATCH_BYTES + TAIL_BYTES];
+	uint8_t bytes[FORWARDED_BYTES + MAX_MESSAGE];
 	unsigned int own, passed = 0, lost = 0;
 	PyThreadState *others;
 	int fd;
@@ -871,12 +885,18 @@ static PyObject *crc32_of(PyObject *module, PyObject *arg)
 
 	if (PyObject_GetBuffer(arg, &given, PyBUF_SIMPLE))
 		return NULL;
-	crc = ~crc_more(CRC_BEGIN, given.buf, (size_t)given.len);
+	crc = crc_more(0, given.buf, (size_t)given.len);
 	PyBuffer_Release(&given);
 	return PyLong_FromUnsignedLong(crc);
 }
 
+static PyObject *set_up(PyObject *module, PyObject *args)
+{
+	return calls_set_up(args) ? NULL : Py_NewRef(Py_None);
+}
+
 static PyMethodDef methods[] = {
+	{ "set_up", set_up, METH_VARARGS, "The contract's QueuePair, Message, Gid, QpState.RTS and CopiedBatch." },
 	{ "wait", wait_for, METH_VARARGS, "Wait for one of two descriptors." },
 	{ "forward", forward, METH_VARARGS, "Pass on unicast datagrams." },
 	{ "interfaces", interfaces, METH_NOARGS, "List the interfaces." },
@@ -891,13 +911,36 @@ static struct PyModuleDef definition = {
 	.m_methods = methods,
 };
 
+/* Raise the error of a host that has no library for CRCs. */
+static void refuse_without_crc(void)
+{
+	PyObject *said = PyUnicode_FromString("there is neither libisal.so.2 nor libz.so.1, and one of them makes the ICRC");
+	PyObject *name = PyUnicode_FromString("libisal.so.2");
+
+	if (said && name)
+		PyErr_SetImportError(said, name, NULL);
+	Py_XDECREF(said);
+	Py_XDECREF(name);
+}
+
 PyMODINIT_FUNC PyInit__native(void)
 {
-	PyObject *module = PyModule_Create(&definition);
+	const char *crc_by = crc_prepare();
+	PyObject *module, *calls;
 
-	crc_prepare();
-	if (module && (!(ring_type = PyType_FromSpec(&ring_spec)) || PyModule_AddObjectRef(module, "Ring", ring_type)))
+	if (!*crc_by) {
+		refuse_without_crc();
+		return NULL;
+	}
+	icrc_prepare();
+	module = PyModule_Create(&definition);
+	calls = PyType_FromSpec(&calls_spec);
+	ring_type = (PyTypeObject *)PyType_FromSpec(&ring_spec);
+	if (module && (!ring_type || !calls || PyModule_AddStringConstant(module, "CRC_BY", crc_by) ||
+		       PyModule_AddObjectRef(module, "Ring", (PyObject *)ring_type) ||
+		       PyModule_AddObjectRef(module, "Calls", calls)))
 		Py_CLEAR(module);
+	Py_XDECREF(calls);
 #ifdef Py_GIL_DISABLED
 	if (module && PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED))
 		Py_CLEAR(module);

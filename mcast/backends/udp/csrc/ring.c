@@ -41,33 +41,42 @@ void put_head(uint8_t *at, int has_imm, uint32_t pad, uint16_t pkey, uint32_t de
 	put32(at + 16, src_qp);
 }
 
-uint32_t icrc_of_addresses(uint32_t source, uint32_t dest, uint16_t source_port, uint16_t dest_port, uint32_t size,
-			   uint16_t identification)
-{
-	uint8_t masked[8 + IP_BYTES + UDP_BYTES];
-	uint8_t *ip = masked + 8, *udp = ip + IP_BYTES;
+enum { MASKED_BYTES = 8 + IP_BYTES + UDP_BYTES, IDENTIFICATION = 8 + 4 };
 
-	memset(masked, 0xFF, sizeof(masked)); /* no LRH; and ones for TOS, TTL and checksums */
-	ip[0] = 0x45;
-	put16(ip + 2, IP_BYTES + UDP_BYTES + size);
-	put16(ip + 4, identification);
-	put16(ip + 6, 0x4000); /* DF: a socket with IP_PMTUDISC_DO, and RoCEv2, never send without */
-	ip[9] = 17;
-	put32(ip + 12, source);
-	put32(ip + 16, dest);
-	put16(udp, source_port);
-	put16(udp + 2, dest_port);
-	put16(udp + 4, UDP_BYTES + size);
-	return crc_more(CRC_BEGIN, masked, sizeof(masked));
+static uint32_t by_place[PLACES]; /* how the CRC of masked headers changes with the identification, whatever else is in them */
+
+void icrc_prepare(void)
+{
+	uint8_t zeros[MASKED_BYTES] = { 0 };
+	uint32_t without = crc_more(0, zeros, sizeof(zeros));
+
+	for (uint32_t place = 0; place < PLACES; place++) {
+		put16(zeros + IDENTIFICATION, place);
+		by_place[place] = crc_more(0, zeros, sizeof(zeros)) ^ without;
+	}
 }
 
-uint32_t icrc_of_head(uint32_t crc, const uint8_t *head)
+uint32_t icrc_of_addresses(struct addresses *known, struct addresses wanted, uint16_t place)
 {
-	uint8_t masked[HEAD_BYTES];
+	uint8_t masked[MASKED_BYTES];
+	uint8_t *ip = masked + 8, *udp = ip + IP_BYTES;
 
-	memcpy(masked, head, HEAD_BYTES);
-	masked[4] = 0xFF;
-	return crc_more(crc, masked, HEAD_BYTES);
+	if (known->source != wanted.source || known->dest != wanted.dest || known->ports != wanted.ports ||
+	    known->size != wanted.size) {
+		memset(masked, 0xFF, sizeof(masked)); /* no LRH; and ones for TOS, TTL and checksums */
+		ip[0] = 0x45;
+		put16(ip + 2, IP_BYTES + UDP_BYTES + wanted.size);
+		put16(ip + 4, 0);
+		put16(ip + 6, 0x4000); /* DF: a socket with IP_PMTUDISC_DO, and RoCEv2, never send without */
+		ip[9] = 17;
+		put32(ip + 12, wanted.source);
+		put32(ip + 16, wanted.dest);
+		put32(udp, wanted.ports);
+		put16(udp + 4, UDP_BYTES + wanted.size);
+		*known = wanted;
+		known->crc = crc_more(0, masked, sizeof(masked));
+	}
+	return known->crc ^ by_place[place];
 }
 
 int ring_is_in(const struct ring *ring, uint32_t group)
@@ -99,32 +108,17 @@ int ring_is_peer(const struct ring *ring, uint32_t address, uint32_t qp_num)
 	return known->address == address && known->qp_num == qp_num;
 }
 
-/* Copy of the bytes from `at` on, which lie in the receive as far as that goes, and then behind it. */
-static void copy(const struct datagram *it, uint8_t *to, uint32_t at, uint32_t size)
+/* Whether an identification exists with which the ICRC is right. A socket does not see the one that was sent; that of a message
+ * of ours is its place in its run. */
+static int has_icrc(struct ring *ring, const struct datagram *it)
 {
-	uint32_t inside = at < it->body_room ? it->body_room - at : 0;
+	const uint8_t *sent = it->data + it->size - ICRC_BYTES;
+	uint32_t wanted = sent[0] | (uint32_t)sent[1] << 8 | (uint32_t)sent[2] << 16 | (uint32_t)sent[3] << 24;
+	struct addresses from = { it->source, it->dest, (uint32_t)it->source_port << 16 | it->dest_port, it->size, 0 };
+	uint32_t crc = icrc_of_addresses(&ring->received_from, from, it->place < PLACES ? it->place : 0);
 
-	if (inside > size)
-		inside = size;
-	memmove(to, it->body + at, inside);
-	if (size > inside)
-		memcpy(to + inside, it->tail + (at + inside - it->body_room), size - inside);
-}
-
-/* Whether an identification exists with which the ICRC is right. A socket does not see the one that was sent. */
-static int has_icrc(const struct datagram *it)
-{
-	uint32_t size = it->size - HEAD_BYTES - ICRC_BYTES; /* all between: immediate, payload, padding */
-	uint32_t crc = icrc_of_addresses(it->source, it->dest, it->source_port, it->dest_port, it->size, 0);
-	uint32_t inside = size < it->body_room ? size : it->body_room;
-	uint8_t sent[ICRC_BYTES];
-	uint32_t wanted;
-
-	crc = icrc_of_head(crc, it->head);
-	crc = crc_more(crc, it->body, inside);
-	crc = ~crc_more(crc, it->tail, size - inside);
-	copy(it, sent, size, ICRC_BYTES);
-	wanted = sent[0] | (uint32_t)sent[1] << 8 | (uint32_t)sent[2] << 16 | (uint32_t)sent[3] << 24;
+	it->data[RESERVED] = 0xFF; /* masked, and of no other use */
+	crc = crc_more(crc, it->data, it->size - ICRC_BYTES);
 	/* behind the identification: the rest of both headers, and the message */
 	return crc_differs_by_two_bytes(crc ^ wanted, IP_BYTES - 6 + UDP_BYTES + it->size - ICRC_BYTES);
 }
@@ -134,61 +128,55 @@ static int is_partner(uint16_t own, uint16_t theirs)
 	return (own & PARTITION) && !((own ^ theirs) & PARTITION) && ((own | theirs) & FULL_MEMBER);
 }
 
-static enum fate judge(const struct ring *ring, const struct datagram *it, uint32_t *length)
+static enum fate judge(struct ring *ring, const struct datagram *it, uint32_t *length)
 {
-	int has_imm = it->head[0] == SEND_ONLY_IMM;
-	uint32_t pad = it->head[1] >> 4 & 3, dest_qp = get24(it->head + 5);
+	int has_imm = it->data[0] == SEND_ONLY_IMM;
+	uint32_t pad = it->data[1] >> 4 & 3, dest_qp = get24(it->data + 5);
 	uint32_t beside = HEAD_BYTES + ICRC_BYTES + (has_imm ? 4 : 0) + pad;
 	int is_group = it->dest >> 28 == 0xE;
 
-	if (it->size < HEAD_BYTES + ICRC_BYTES || it->size % 4 || (it->head[0] != SEND_ONLY && !has_imm) || it->head[1] & 0xF ||
+	if (it->size < HEAD_BYTES + ICRC_BYTES || it->size % 4 || (it->data[0] != SEND_ONLY && !has_imm) || it->data[1] & 0xF ||
 	    it->size < beside)
 		return MALFORMED;
 	*length = it->size - beside;
-	if (!it->is_cut && !has_icrc(it))
+	if (!has_icrc(ring, it))
 		return ICRC;
 	if (is_group ? dest_qp != MULTICAST_QP || !ring_is_in(ring, it->dest) : dest_qp != ring->qp_num || it->dest != ring->address)
 		return FOREIGN;
-	if (!is_partner(ring->pkey, (uint16_t)(get32(it->head) & 0xFFFF)))
+	if (!is_partner(ring->pkey, (uint16_t)(get32(it->data) & 0xFFFF)))
 		return PKEY;
-	if (get32(it->head + 12) != ring->qkey)
+	if (get32(it->data + 12) != ring->qkey)
 		return QKEY;
 	if (*length > ring->mtu)
 		return OVERSIZED;
-	if (ring->blocks_own && is_group && it->source == ring->address && get24(it->head + 17) == ring->qp_num)
+	if (ring->blocks_own && is_group && it->source == ring->address && get24(it->data + 17) == ring->qp_num)
 		return OWN;
 	if (*length > ring->room)
 		return TOO_LONG;
-	return it->slot != NO_SLOT ? DELIVERED : NO_RECEIVE;
+	return ring->free_count ? DELIVERED : NO_RECEIVE;
 }
 
 static void keep(struct ring *ring, const struct datagram *it, uint32_t length)
 {
 	struct record *record = &ring->queue[(ring->first + ring->queued) % ring->depth];
+	const uint8_t *payload = it->data + HEAD_BYTES;
 	struct peer *peer;
-	uint32_t free;
 
-	record->has_imm = it->head[0] == SEND_ONLY_IMM;
-	record->imm = 0;
-	if (record->has_imm) {
-		uint8_t imm[4];
-
-		copy(it, imm, 0, 4);
-		record->imm = get32(imm);
-		copy(it, it->body, 4, length);
-	}
-	record->slot = it->slot;
-	ring->lent--;
-	free = ring->free_count + ring->lent;
+	record->has_imm = it->data[0] == SEND_ONLY_IMM;
+	record->imm = record->has_imm ? get32(payload) : 0;
+	if (record->has_imm)
+		payload += 4;
+	record->slot = ring->free[--ring->free_count];
+	memcpy(ring->memory + record->slot * ring->stride, payload, length);
 	record->length = length;
-	record->src_qp = get24(it->head + 17);
+	record->src_qp = get24(it->data + 17);
 	record->source = it->source;
 	record->dest = it->dest;
 	ring->queued++;
 	ring->received++;
-	if (free < ring->low_water)
-		ring->low_water = free;
-	if (!free)
+	if (ring->free_count < ring->low_water)
+		ring->low_water = ring->free_count;
+	if (!ring->free_count)
 		ring->empty++;
 	if (record->src_qp >> 8 == it->source_port) {
 		peer = &ring->peers[place_of(it->source, record->src_qp)];
@@ -206,7 +194,7 @@ enum fate ring_take(struct ring *ring, const struct datagram *it)
 	if (fate == DELIVERED)
 		keep(ring, it, length);
 	/* As a device does: a message that its receive has no room for is an error of the queue pair (K-DATA-7). */
-	if (fate == TOO_LONG && it->slot != NO_SLOT)
+	if (fate == TOO_LONG && ring->free_count)
 		ring->is_failed = 1;
 	return fate;
 }

@@ -8,11 +8,11 @@ enum {
 	UDP_BYTES = 8,
 	HEAD_BYTES = 20, /* BTH and DETH */
 	ICRC_BYTES = 4,
-	TAIL_BYTES = 12, /* what may follow a payload that fills its receive: of the immediate, padding, ICRC */
 	RECORD_BYTES = 72, /* mcast.contract.batch.RECORD_DTYPE */
 	PEERS = 1024,
+	PLACES = 64, /* messages of a run, at most */
+	RESERVED = 4, /* the byte of BTH that the ICRC does not cover */
 };
-#define NO_SLOT UINT32_MAX
 
 /* What becomes of a datagram. Of those that apply, the first. */
 enum fate {
@@ -29,17 +29,18 @@ enum fate {
 	FATES,
 };
 
-/* A datagram as it came: its addresses in host order, the first HEAD_BYTES, what lies in a receive, and the rest. */
+/* A message as it came: its addresses in host order, and the whole UDP payload. */
 struct datagram {
 	uint32_t source, dest;
 	uint16_t source_port, dest_port;
-	uint32_t size; /* of the whole UDP payload, also where the rest of it was cut off */
-	int is_cut;
-	const uint8_t *head;
-	uint8_t *body;
-	uint32_t body_room;
-	const uint8_t *tail;
-	uint32_t slot; /* the receive; NO_SLOT: none was free */
+	uint32_t size;
+	uint16_t place; /* in the run that it came in */
+	uint8_t *data;
+};
+
+/* What the masked headers of a datagram depend on beside its identification; and their CRC for identification 0. */
+struct addresses {
+	uint32_t source, dest, ports, size, crc;
 };
 
 struct peer {
@@ -61,12 +62,12 @@ struct ring {
 	uint32_t depth, room;
 	size_t stride;
 	uint32_t *free; /* a stack */
-	uint32_t free_count, lent; /* lent: taken from the stack for datagrams that are about to be received */
-	uint32_t low_water, empty;
+	uint32_t free_count, low_water, empty;
 	struct record *queue; /* a ring of `depth` */
 	uint32_t first, queued;
 	uint64_t received;
 	uint64_t fates[FATES];
+	struct addresses received_from, sent_to;
 	struct peer peers[PEERS]; /* those that say that they are answered at the port in their number */
 };
 
@@ -74,12 +75,13 @@ struct ring {
 void put_head(uint8_t *at, int has_imm, uint32_t pad, uint16_t pkey, uint32_t dest_qp, uint32_t psn, uint32_t qkey,
 	      uint32_t src_qp);
 
-/* The ICRC's beginning: the masked IPv4 and UDP headers of a datagram with that identification. */
-uint32_t icrc_of_addresses(uint32_t source, uint32_t dest, uint16_t source_port, uint16_t dest_port, uint32_t size,
-			   uint16_t identification);
-uint32_t icrc_of_head(uint32_t crc, const uint8_t *head);
+void icrc_prepare(void);
 
-/* Judge a datagram, and keep it in its receive if it is delivered. */
+/* The ICRC's beginning: the masked IPv4 and UDP headers, with an identification that is below PLACES. It is made anew only if these
+ * are not the addresses and the size that are known. */
+uint32_t icrc_of_addresses(struct addresses *known, struct addresses wanted, uint16_t place);
+
+/* Judge a datagram, and copy its payload to a receive if it is delivered. */
 enum fate ring_take(struct ring *ring, const struct datagram *it);
 
 int ring_is_in(const struct ring *ring, uint32_t group);
