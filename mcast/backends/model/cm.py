@@ -485,7 +485,7 @@ class CmaId:
             return QueuedEvent(_ERROR, self, membership, None, -1, failed)
         return event
 
-    def drop(self) -> None:
+    def abort(self) -> None:
         """Destroy the id of a fabric that an interrupted change has broken: free its queue pair."""
         if self.qp is not None:
             self.network.queue_pairs.forget(self.qp)

@@ -64,7 +64,7 @@ class QueuePairs:
         del self._by_number[qp.number]
         self._routes.changed()
 
-    def drop(self) -> None:
+    def clear(self) -> None:
         """Forget all queue pairs and attachments."""
         self._by_number.clear()
         for table in self._attached:

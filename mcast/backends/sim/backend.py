@@ -174,7 +174,7 @@ class SimBackend(Backend):
         for channel in list(self._channels):
             channel._close()
         if self._guard.was_broken:
-            self.fabric.drop()
+            self.fabric.abort()
         if self._owns_fabric:
             self._clock.close()
         self._freed = True
@@ -380,7 +380,7 @@ class SimCmId(CmId):
 
     def _destroy(self) -> None:
         if self._guard.was_broken:
-            self.core.drop()
+            self.core.abort()
         else:
             self.core.destroy()
         if self._qp is not None:
@@ -699,7 +699,7 @@ class SimQueuePair(QueuePair):
 
         def end() -> None:
             if self._slots is slots and not self._closed:
-                self.post_own()
+                self.post_default()
                 self._slots = None
 
         return end
@@ -710,7 +710,7 @@ class SimQueuePair(QueuePair):
             raise Refused(QpError(self.core.error, "register", Phase.REGISTER))
         _check(self.core.repost(count, size), "register", Phase.REGISTER, recv_slot=size)
 
-    def post_own(self) -> None:
+    def post_default(self) -> None:
         """Post the receives that the queue pair was made with, and drop what is queued."""
         self.core.repost_default(*self._own_receives)
         if self._readiness is not None:

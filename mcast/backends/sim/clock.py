@@ -217,7 +217,7 @@ class WallClock(Clock):
         heappush(self._due, (self.now + delay, next(self._scheduled), action))
         self._alert()
 
-    def drive(self, driver: Callable[[], None] | None) -> None:
+    def set_driver(self, driver: Callable[[], None] | None) -> None:
         """Leave the steps to a loop that calls `run_due`.
 
         `driver` is called when steps are added; None: the clock's thread does the steps again.

@@ -103,13 +103,13 @@ class Fabric:
         """Nothing that is still scheduled happens any more."""
         self.clock.guard.close(self.clock.close)
 
-    def drop(self) -> None:
+    def abort(self) -> None:
         """Forget all objects, memberships and tables: a change was interrupted, and nothing can rely on them.
 
         Called under the guard.
         """
         self.clock.close()
-        self.core.drop()
+        self.core.clear()
 
     @property
     def link_layer(self) -> LinkLayer:

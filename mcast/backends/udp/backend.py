@@ -331,7 +331,7 @@ class UdpCmId(CmId):
 
     def _destroy(self) -> None:
         if self._guard.was_broken:
-            self.core.drop()
+            self.core.abort()
         else:
             self.core.destroy()
         if self._qp is not None:
@@ -680,7 +680,7 @@ class UdpQueuePair(_native.Calls, QueuePair):
             if path.memory is memory and not self._closed:
                 path.pump()
                 path.drop_queue()
-                path.post_own()
+                path.post_default()
                 path.readiness.show()
 
         return HostRegion(self._guard, buffer, end)

@@ -73,7 +73,7 @@ class DataPath:
         self.leases: Leases = Leases()
         self._first = init.max_recv_wr, core.room
         self._overflow = self._warned = 0
-        self.post_own()
+        self.post_default()
         self._watch(own, is_group=False)
         sockets.send_by(own, address, port.interface_index)
 
@@ -99,7 +99,7 @@ class DataPath:
         self.depth: int = depth
         self.leases = Leases(self.leases.on_release)
 
-    def post_own(self) -> None:
+    def post_default(self) -> None:
         """Post the receives that the queue pair was made with."""
         depth, room = self._first
         stride = -(-max(room, 1) // _LINE) * _LINE

@@ -114,9 +114,9 @@ class UdpQueuePairs(QueuePairs):
             counted.update(path.counts()[4])
             del self.paths[qp]  # last, so that a close which was interrupted goes on
 
-    def drop(self) -> None:
+    def clear(self) -> None:
         """Close all sockets, whatever state an interrupted change has left."""
-        super().drop()
+        super().clear()
         for qp in list(self.paths):
             self._end(qp)
 
@@ -233,7 +233,7 @@ class UdpNetwork:
 
     def close(self) -> None:
         """Close all sockets."""
-        self.queue_pairs.drop()
+        self.queue_pairs.clear()
         self.igmp.close()
         for roce_socket in self.roce_sockets.values():
             roce_socket.close()

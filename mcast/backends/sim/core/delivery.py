@@ -54,7 +54,7 @@ class MessageDelivery:
         self._held: dict[Qp, ReorderQueue] = {}
         self._sent = 0
 
-    def drop(self) -> None:
+    def clear(self) -> None:
         """Forget the messages that are held back."""
         self._held.clear()
 

@@ -83,16 +83,16 @@ class FabricCore:
         self.receivers.forget_all()
         self.hosts.forget_devices()
 
-    def drop(self) -> None:
+    def clear(self) -> None:
         """Forget all objects and memberships, whatever state an interrupted change has left them in."""
         for port in self.topology.ports:
             port.ids.clear()
             port.igmp.clear()
-        self.igmp.drop()
+        self.igmp.clear()
         if self.subnet is not None:
-            self.subnet.drop()
-        self.queue_pairs.drop()
-        self.wire.drop()
+            self.subnet.clear()
+        self.queue_pairs.clear()
+        self.wire.clear()
         self.receivers.forget_all()
 
     def listen(self, listener: Listener) -> None:

@@ -42,12 +42,12 @@ class Forwarding:
         self._late = (self._late or self._tables()) if delay else None
         self._receivers.forget_all()
 
-    def keep(self, switch: int) -> None:
-        """The SM no longer reaches the switch, which keeps its entries."""
+    def freeze(self, switch: int) -> None:
+        """Keep the entries of a switch that the SM no longer reaches."""
         self._frozen[switch] = dict(self._late) if self._late is not None else self._tables()
 
-    def release(self, switch: int) -> None:
-        """The SM reaches the switch again."""
+    def unfreeze(self, switch: int) -> None:
+        """Let the SM write the entries of the switch again, because it reaches it."""
         self._frozen.pop(switch, None)
 
     def members(self, source: Port, group: Gid, mlid: int) -> Sequence[Port]:

@@ -90,7 +90,7 @@ class Igmp:
                 for group in port.igmp:
                     self.report(port, group)
 
-    def drop(self) -> None:
+    def clear(self) -> None:
         """Forget all memberships."""
         self.snooping.clear()
         self.reports.clear()

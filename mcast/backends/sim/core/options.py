@@ -109,13 +109,13 @@ class InfinibandOptions(Options):
             check("P_Key", pkey, PKEYS)
             check("P_Key & 0x7FFF", pkey & PARTITION, range(1, PARTITION + 1))
         object.__setattr__(self, "partitions", partitions)
-        check("number of partitions", len(self.bases), range(1, 257))
+        check("number of partitions", len(self.pkey_bases), range(1, 257))
         for indices in partitions.values():
             for index in indices:
                 check("port index", index, range(self.ports))
 
     @property
-    def bases(self) -> list[int]:
+    def pkey_bases(self) -> list[int]:
         """The P_Keys of the partitions without the bit of full members, the default partition first."""
         others = (pkey & PARTITION for pkey in self.partitions or ())
         return list(dict.fromkeys([DEFAULT_PKEY & PARTITION, *others]))

@@ -43,7 +43,7 @@ class Subnet:
         mtu, rate = MTU.code[min(options.mtus)], RATE.code[options.rate]
         self.sa: SubnetAdmin = SubnetAdmin(
             well_known=[
-                WellKnownGroup(pkey=base | FULL_MEMBER, mtu=mtu, rate=rate) for base in options.bases
+                WellKnownGroup(pkey=base | FULL_MEMBER, mtu=mtu, rate=rate) for base in options.pkey_bases
             ],
             quirks=options.quirks or Quirks(),
             max_mlid=options.max_mlid,
@@ -59,10 +59,10 @@ class Subnet:
         }
         _add_partitions(options, topology)
         for port in topology.ports:
-            self.find(port)
+            self.discover(port)
             self.join_broadcasts(port)
 
-    def drop(self) -> None:
+    def clear(self) -> None:
         """Forget all memberships, those of the ports and those in the SA."""
         for client in self.clients.values():
             client.groups.clear()
@@ -84,8 +84,8 @@ class Subnet:
         if self.knows(port):
             self._book(port)
 
-    def find(self, port: Port) -> bool:
-        """Let the SM see the port; return whether it had lost it."""
+    def discover(self, port: Port) -> bool:
+        """Have the SM discover the port, as its sweep does; return True if it had lost it."""
         missed = not self.knows(port) and not self._topology.is_cut_off(port)
         if missed:
             self._book(port)
@@ -136,7 +136,7 @@ class Subnet:
 
 def _add_partitions(options: InfinibandOptions, topology: Topology) -> None:
     """Give the ports their P_Keys, and an interface for each."""
-    for number, base in enumerate(options.bases):
+    for number, base in enumerate(options.pkey_bases):
         for pkey in matching_pkeys(base | FULL_MEMBER):
             for index in (options.partitions or {}).get(pkey, ()):
                 topology.ports[index].add_interface(number, pkey)

@@ -47,7 +47,7 @@ def set_link(fabric: FabricCore, port: Port, up: bool) -> None:
     if subnet is None:
         return
     if up:
-        subnet.find(port)
+        subnet.discover(port)
         subnet.join_broadcasts(port)
     else:
         for interface in port.interfaces:
@@ -112,7 +112,7 @@ def cut_cable(fabric: FabricCore, switch: int) -> None:
     fabric.topology_changed()
     fabric.log.note(FaultInjected, name="cable-cut", detail=f"switch {switch}")
     if (subnet := fabric.subnet) is not None:
-        subnet.forwarding.keep(switch)
+        subnet.forwarding.freeze(switch)
         fabric.clock.call_later(SWEEP_NS, lambda: subnet.drop_unreachable(*topology.ports_of_switch(switch)))
 
 
@@ -127,9 +127,9 @@ def repair_cable(fabric: FabricCore, switch: int) -> None:
     fabric.topology.cut.remove(switch)
     fabric.log.note(FaultInjected, name="cable-repaired", detail=f"switch {switch}")
     if (subnet := fabric.subnet) is not None:
-        subnet.forwarding.release(switch)
+        subnet.forwarding.unfreeze(switch)
         for port in fabric.topology.ports_of_switch(switch):
-            if port.up and subnet.find(port):
+            if port.up and subnet.discover(port):
                 _reregister(fabric, subnet, port)
     fabric.topology_changed()
 

@@ -31,7 +31,7 @@ from mcast.backends.sim.scenario import model
 from mcast.backends.sim.scenario.faults import begin
 from mcast.backends.sim.scenario.model import BadScenario, Scenario, load, ready_made
 from mcast.backends.sim.trace.events import MessagesLost, Send, Trace
-from mcast.backends.sim.trace.timeline import Count, Counted, page
+from mcast.backends.sim.trace.timeline import Count, RunCounts, page
 from mcast.errors.causes import errno_name
 
 __all__ = [
@@ -129,7 +129,7 @@ class ScenarioResult(NamedTuple):
     def page(self) -> str:
         """The run as one HTML page, with the numbers of `table` and the reasons of each member's losses."""
         by_qp = {m.qp: Count(m.sent, m.received, Counter(m.causes), m.expected) for m in self.members}
-        counted = Counted(self.scenario.seconds, by_qp, self.table())
+        counted = RunCounts(self.scenario.seconds, by_qp, self.table())
         return page(self.trace, self.scenario.name, counted)
 
     def as_json(self) -> dict[str, Any]:

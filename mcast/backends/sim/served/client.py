@@ -260,7 +260,7 @@ class ServedBackend(_Remote, Backend):
                 E.EMFILE, "tap", Phase.OPEN, None, "this process has no file descriptor left (ulimit -n)"
             )
         tapped = TapReader(introduction, file, lambda: int(self._ask_open("untap")))
-        self._connection.detach_or_close(file)
+        self._connection.release_file(file)
         return tapped
 
     def _port_counters(self, device: str, port_num: int) -> Mapping[str, int]:
@@ -369,7 +369,7 @@ class ServedEventChannel(_Remote, EventChannel):
             self._drop_socket()
             self._connection = connection
             self._number, self._socket = self._open_socket("event_channel")
-            connection.detach_or_close(self._socket)
+            connection.release_file(self._socket)
             self._epoll.register(self._socket, select.EPOLLIN)
         return connection, self._number
 
@@ -538,10 +538,10 @@ class ServedCmId(_Remote, CmId):
         with self._backend.lock:
             if self._closed:  # by another thread, and its queue pair with it
                 connected.close()
-                self._connection.detach_or_close(connected)
+                self._connection.release_file(connected)
                 raise Closed(type(self).__name__, "create_qp", Phase.CREATE_QP)
             self._qp = ServedQueuePair(self, made, connected, init.qp_type)
-            self._connection.detach_or_close(connected)
+            self._connection.release_file(connected)
             return self._qp
 
     def forget_attached(self) -> None:

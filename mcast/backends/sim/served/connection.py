@@ -12,7 +12,7 @@ An exception of a signal's handler may end a request at any moment:
   stays set. The next call finds it, and the connection is lost, as by the server's end.
 
 A descriptor that comes with an answer has an owner at once: one call into C stores what `recvmsg` returns,
-and another one the file or socket that is made of it. The connection keeps these until `detach_or_close`, and
+and another one the file or socket that is made of it. The connection keeps these until `release_file`, and
 closes what is left.
 
 A request that a handler or a finalizer makes amid another one of its thread is refused. What needs no answer
@@ -157,7 +157,7 @@ class Connection:
                 return frame, file
             if file is not None:  # of an answer that nobody waits for any more
                 file.close()
-                self.detach_or_close(file)
+                self.release_file(file)
 
     def _wait(self, left: float) -> None:
         """Sleep until the next step can do something. Raises Gone when the time is over."""
@@ -217,7 +217,7 @@ class Connection:
                     fds += array.array("i", found[: len(found) - len(found) % 4])
         return fds
 
-    def detach_or_close(self, file: Any) -> None:
+    def release_file(self, file: Any) -> None:
         """The file of an answer has another owner, or is closed."""
         self._held_files.pop(file, None)
 

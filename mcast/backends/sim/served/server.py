@@ -165,7 +165,7 @@ class FabricServer:
         """Have the loop do the steps of the fabric, in place of the clock's own thread; None: no longer."""
         with self.fabric.clock:
             if isinstance(self.fabric.clock, WallClock):
-                self.fabric.clock.drive(driver)
+                self.fabric.clock.set_driver(driver)
 
     def step(self) -> float | None:
         """Do what is due; return the seconds until the next step."""

@@ -333,7 +333,7 @@ class ClientSession:
     def _do_register(self, number: int, receives: tuple[int, int] | None) -> None:
         qp = self._get(SimQueuePair, number)
         if receives is None:
-            qp.post_own()
+            qp.post_default()
         else:
             qp.post(*receives)
         self._answers[qp].last = []

@@ -55,7 +55,7 @@ class Count(NamedTuple):
 _NOTHING = Count(0, 0, Counter())
 
 
-class Counted(NamedTuple):
+class RunCounts(NamedTuple):
     """A run's own count, by queue pair; it stands on the page in place of the trace's.
 
     The trace knows what came to a queue pair. The run knows what each application wanted, so also what it
@@ -67,7 +67,7 @@ class Counted(NamedTuple):
     table: Sequence[Sequence[str]]
 
 
-def page(trace: Trace, title: str, counted: Counted | None = None) -> str:
+def page(trace: Trace, title: str, counted: RunCounts | None = None) -> str:
     """The page. The same trace, and the same count, give the same page."""
     data = timeline_data(trace)
     axis = Axis(data.times)
@@ -115,7 +115,7 @@ def _sum(counts: Iterable[Count]) -> Count:
     )
 
 
-def _count(lane: Lane, counted: Counted | None) -> Count:
+def _count(lane: Lane, counted: RunCounts | None) -> Count:
     if counted is not None:
         return counted.by_qp.get(-1 if lane.qp is None else lane.qp, _NOTHING)
     lost: Counter[str] = Counter()
@@ -337,7 +337,7 @@ def _undrawn(count: int) -> str:
     return f'<p class="soft">{count:,} more members are not drawn; all numbers and the losses count them.</p>'
 
 
-def _members(counted: Counted | None) -> str:
+def _members(counted: RunCounts | None) -> str:
     """The table that the terminal shows, too."""
     if counted is None:
         return ""
