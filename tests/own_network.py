@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from mcast.backends.net import hostnet
-from mcast.backends.net.namespace import Namespace, alone
+from mcast.backends.net.namespace import Namespace, namespace_lock
 
 
 def _can_make_namespaces() -> bool:
@@ -43,5 +43,5 @@ def private_network() -> Iterator[None]:
 @pytest.fixture
 def own_network() -> Iterator[None]:
     """Give the test a network namespace; where none may be made, the host's, one test at a time."""
-    with private_network() if CAN_MAKE_NAMESPACES else alone():
+    with private_network() if CAN_MAKE_NAMESPACES else namespace_lock():
         yield

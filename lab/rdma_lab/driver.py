@@ -17,7 +17,7 @@ from rdma_lab.errors import LabUnavailableError
 from rdma_lab.kernels import Kernel, cache_dir, fetched_dir, headers_of
 
 SOURCES = Path(str(files("rdma_lab") / "softib"))
-OLD_SM = Path(str(files("rdma_lab") / "opensm" / "no_send_only.c"))
+NO_SEND_ONLY_SOURCE = Path(str(files("rdma_lab") / "opensm" / "no_send_only.c"))
 SCRIPT = Path(str(files("rdma_lab") / "infiniband.sh"))
 NEEDED = ("rdmavt", "ib_umad", "ib_ipoib", "rdma_ucm")
 """The kernel's own modules that an InfiniBand fabric is made of."""
@@ -77,19 +77,19 @@ def module(kernel: Kernel) -> bytes:
     return _made(made, _sources(), command, f"the InfiniBand module cannot be built against {build}")
 
 
-def old_sm() -> bytes:
+def no_send_only_library() -> bytes:
     """A library that makes OpenSM, started with this library preloaded, an SM without send-only members.
 
     Compiled if the cache has none of this source. Raises LabUnavailableError.
     """
-    digest = hashlib.sha256(OLD_SM.read_bytes()).hexdigest()[:16]
+    digest = hashlib.sha256(NO_SEND_ONLY_SOURCE.read_bytes()).hexdigest()[:16]
     made = cache_dir() / "opensm" / digest / "no_send_only.so"
 
     def command(folder: Path) -> list[str]:
-        where = (str(folder / made.name), str(folder / OLD_SM.name))
+        where = (str(folder / made.name), str(folder / NO_SEND_ONLY_SOURCE.name))
         return ["gcc", "-O2", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", *where]
 
-    return _made(made, [OLD_SM], command, f"{OLD_SM} cannot be compiled")
+    return _made(made, [NO_SEND_ONLY_SOURCE], command, f"{NO_SEND_ONLY_SOURCE} cannot be compiled")
 
 
 def write_job(job: Path, kernel: Kernel, ports: int, switches: int) -> None:
@@ -102,7 +102,7 @@ def write_job(job: Path, kernel: Kernel, ports: int, switches: int) -> None:
             f"Linux {kernel.version} makes no InfiniBand ports: it has no module {', '.join(lacking)}; "
             "linux-image-amd64 has it all"
         )
-    for name, data in (("softib.ko", module(kernel)), ("no_send_only.so", old_sm())):
+    for name, data in (("softib.ko", module(kernel)), ("no_send_only.so", no_send_only_library())):
         (job / name).write_bytes(data)
     settings = f"PORTS={ports}\nSWITCHES={switches}\n"
     (job / "fabric").write_text(settings + SCRIPT.read_text("utf-8"), "utf-8")

@@ -281,7 +281,7 @@ class LabMachine:
                 state = kind.find() if kind else None
                 if state:
                     lines.append(stack.enter_context(state.file).fileno())
-                argv += state.resumed() if state else snapshots.monitored(lines[1])
+                argv += state.resumed() if state else snapshots.monitor_arguments(lines[1])
                 process = stack.enter_context(
                     _running(argv, [*fds.values(), *lines], pipes["console"][1], tty)
                 )

@@ -146,8 +146,8 @@ class GuestKind:
         _make_room(folder)
 
 
-def monitored(fd: int) -> list[str]:
-    """QEMU's words for a monitor at the other end of the socket `fd`."""
+def monitor_arguments(fd: int) -> list[str]:
+    """Return QEMU's arguments for a monitor at the other end of the socket `fd`."""
     return ["-chardev", f"socket,id=lab.monitor,fd={fd}", "-mon", "chardev=lab.monitor,mode=control"]
 
 

@@ -55,7 +55,7 @@ def test_without_a_cache_a_module_is_built_each_time(
 ) -> None:
     (tmp_path / "cache").write_text("a file in the way")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert driver.old_sm().startswith(b"\x7fELF")
+    assert driver.no_send_only_library().startswith(b"\x7fELF")
     (message,) = caplog.messages
     assert message.endswith(
         "no_send_only.so could not be saved, so later runs build it again: Not a directory"
@@ -80,14 +80,14 @@ def test_failed_build_shows_the_compilers_words(monkeypatch: pytest.MonkeyPatch,
 def test_old_opensm_library_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The library that makes OpenSM an older one is compiled once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made = driver.old_sm()
+    made = driver.no_send_only_library()
     assert made.startswith(b"\x7fELF")
     monkeypatch.setenv("PATH", str(tmp_path))  # no compiler
-    assert driver.old_sm() == made
+    assert driver.no_send_only_library() == made
     (stored,) = (tmp_path / "rdma-lab/opensm").glob("*/*")
     stored.unlink()
     with pytest.raises(LabUnavailableError, match="cannot be built without gcc: apt-get install gcc"):
-        driver.old_sm()
+        driver.no_send_only_library()
 
 
 def test_without_headers_the_line_to_type_is_told() -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from mcast import open_endpoint
-from mcast.backends.net.namespace import alone
+from mcast.backends.net.namespace import namespace_lock
 from mcast.conformance.helpers import BOUND
 
 from ..own_network import needs_namespaces, private_network
@@ -16,9 +16,9 @@ from ..waiting import until
 
 GROUP = "239.1.1.1"
 WAITS = (
-    "from mcast.backends.net.namespace import alone\n"
+    "from mcast.backends.net.namespace import namespace_lock\n"
     "print('asks', flush=True)\n"
-    "with alone():\n"
+    "with namespace_lock():\n"
     "    print('has it', flush=True)\n"
 )
 
@@ -38,7 +38,7 @@ def test_another_network_is_not_heard() -> None:
 @needs_namespaces
 def test_a_shared_network_has_one_user_at_a_time() -> None:
     with private_network():  # of which no other test holds the lock
-        with alone():
+        with namespace_lock():
             other = subprocess.Popen([sys.executable, "-c", WAITS], stdout=subprocess.PIPE, text=True)
             assert other.stdout is not None
             assert other.stdout.readline() == "asks\n"

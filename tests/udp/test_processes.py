@@ -105,7 +105,7 @@ def answers(endpoint: Endpoint, count: int) -> list[bytes]:
     return [bytes(message.payload) for message in found if message is not None]
 
 
-def test_unicast_to_4791_is_passed_on() -> None:
+def test_unicast_to_4791_is_forwarded() -> None:
     """Answer as a card, which knows no other port; its socket may be another process's."""
     with open_backend("udp") as backend, backend.event_channel() as channel, channel.create_id() as id_:
         id_.bind_addr("127.0.0.1")

@@ -51,7 +51,7 @@ class Namespace:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def namespace_lock() -> Iterator[None]:
     """Wait until nobody else who asks for this is in the calling thread's network namespace.
 
     The lock is one on the namespace itself, so it holds for all users and all processes.

@@ -145,7 +145,7 @@ def more_objects(
     )
 
 
-def forget(entries: Iterable[SnoopingEntry]) -> None:
+def delete_entries(entries: Iterable[SnoopingEntry]) -> None:
     """Remove entries from their bridge's database, where they would stay until their members time out.
 
     An entry that the kernel does not remove is left to the caller, who looks again. Needs CAP_NET_ADMIN.

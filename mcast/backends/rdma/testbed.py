@@ -29,7 +29,7 @@ from mcast.backends.net import hostnet
 from mcast.backends.net.igmp_listener import IgmpListener
 from mcast.backends.net.netlink import (
     SnoopingEntry,
-    forget,
+    delete_entries,
     more_objects,
     rdma_objects,
     snooping_table,
@@ -214,7 +214,7 @@ class RdmaTestbed(HostTestbed):
 
     def _forget_groups(self) -> bool:
         """Take out every IPv4 group that the bridge knows on our ports; whether all went."""
-        forget(self._snooped())
+        delete_entries(self._snooped())
         return not self._snooped()
 
     def _snooped(self) -> list[SnoopingEntry]:

@@ -118,7 +118,7 @@ class UdpBackend(Backend):
         self.network.poll_changes()
         for address, roce_socket in self.network.roce_sockets.items():
             if roce_socket.fileno() in readable:
-                self.network.pass_on(roce_socket, address)
+                self.network.forward_unicast(roce_socket, address)
 
     def devices(self) -> tuple[DeviceInfo, ...]:
         return self._change("devices", Phase.OPEN, self._devices)
@@ -135,7 +135,7 @@ class UdpBackend(Backend):
                 path.check_overflow()
                 for name, count in path.counts()[4].items():
                     found[name] = found.get(name, 0) + count
-        return found | dict(self.network.passed_on)
+        return found | dict(self.network.forward_counts)
 
     def suspicions(self, quiet: float = 0.0) -> tuple[Cause, ...]:
         paths, now = list(self.network.queue_pairs.paths.values()), monotonic()

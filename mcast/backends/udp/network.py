@@ -194,7 +194,7 @@ class UdpNetwork:
         self.queue_pairs: UdpQueuePairs = UdpQueuePairs(self.igmp.is_member)
         self.igmp.queue_pairs = self.queue_pairs
         self.roce_sockets: dict[IPv4Address, socket.socket] = {}
-        self.passed_on: Counter[str] = Counter()
+        self.forward_counts: Counter[str] = Counter()
         self._warned = False
         list(self.hosts.poll(at_once=True))
 
@@ -206,7 +206,7 @@ class UdpNetwork:
         for change in self.hosts.poll():
             self._tell(change)
 
-    def pass_on(self, roce_socket: socket.socket, address: IPv4Address) -> None:
+    def forward_unicast(self, roce_socket: socket.socket, address: IPv4Address) -> None:
         """Pass unicast of port 4791 on to its queue pairs' own sockets, over loopback.
 
         Where loopback is down the kernel drops it, and reports success all the same.
@@ -217,7 +217,7 @@ class UdpNetwork:
             if not self._warned:
                 self._warned = True
                 logger.warning("%s: ip link set lo up", LOOPBACK_DOWN)
-        self.passed_on.update(forwarded=passed, not_forwarded=lost)
+        self.forward_counts.update(forwarded=passed, not_forwarded=lost)
 
     def _tell(self, change: Change) -> None:
         port, tell = change.port, self.queue_pairs.notify_port

@@ -21,8 +21,8 @@ from time import monotonic, sleep
 from mcast.api import Feature, Gid, Observer, PortInfo, PortState, Testbed
 from mcast.backends.net import hostnet
 from mcast.backends.net.igmp_listener import IgmpListener
-from mcast.backends.net.namespace import Namespace, alone
-from mcast.backends.net.netlink import SnoopingEntry, forget, snooping_table
+from mcast.backends.net.namespace import Namespace, namespace_lock
+from mcast.backends.net.netlink import SnoopingEntry, delete_entries, snooping_table
 from mcast.backends.udp import _native
 from mcast.backends.udp.backend import UdpBackend
 from mcast.wire.units import MTU
@@ -282,7 +282,7 @@ class BridgeTestbed(Testbed):
 
 def _forget_groups() -> bool:
     """Take out every IPv4 group that the bridge knows on our ports; whether all went."""
-    forget(_snooped())
+    delete_entries(_snooped())
     return not _snooped()
 
 
@@ -304,7 +304,7 @@ def udp_testbed() -> Iterator[Testbed]:
     """A test bed in the process's namespace, or on loopback."""
     namespace = _namespace()
     if namespace is None:
-        with alone(), UdpBackend() as backend:
+        with namespace_lock(), UdpBackend() as backend:
             yield LoopbackTestbed(backend)
         return
     with namespace.entered():

@@ -10,7 +10,7 @@ from time import monotonic, sleep
 
 from mcast.api import GroupMember, GroupSource, Testbed
 from mcast.backends.net import hostnet
-from mcast.backends.net.netlink import forget, rdma_objects, snooping_table
+from mcast.backends.net.netlink import delete_entries, rdma_objects, snooping_table
 from mcast.wire.addresses import Gid
 from mcast.wire.mapping import group_mac, roce_v1_mgid
 
@@ -97,7 +97,7 @@ def test_forgotten_member_leaves_the_bridge(lab_bed: Testbed) -> None:
         )
         while entries := [one for one in snooping_table() if one.group == group]:
             assert monotonic() < end, entries
-            forget(entries)
+            delete_entries(entries)
 
 
 def test_kernel_filters_by_our_mac_addresses(lab_bed: Testbed) -> None:
