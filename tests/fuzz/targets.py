@@ -127,7 +127,7 @@ def cast_objects(data: bytes) -> None:
             else:
                 receiver.on_packet(spoken, now)
         said = len(sender.messages(now))
-        for end in [*receiver.all_receivers()]:
+        for end in [*receiver.object_receivers()]:
             for ready in end.take_ready():
                 end.checked(ready.block, False, now)
             end.ended.clear()

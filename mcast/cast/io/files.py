@@ -103,8 +103,8 @@ def _open_for_reading(path: str) -> int:
 class Sink:
     """Destination of one received object. An OSError of any method ends the transfer.
 
-    A receiver calls `open`, verifies stored bytes of an earlier run by `read_back` and `skip`, then calls
-    `write` for the following bytes in order, `commit` after the last one, and always `close`.
+    A receiver calls `open`, verifies stored bytes of an earlier run by `read_back` and `mark_verified`, then
+    calls `write` for the following bytes in order, `commit` after the last one, and always `close`.
     """
 
     name: str
@@ -133,7 +133,7 @@ class Sink:
         """Return up to `size` of the next stored bytes."""
         return b""
 
-    def skip(self, size: int) -> None:
+    def mark_verified(self, size: int) -> None:
         """Accept the next `size` stored bytes, which `read_back` has returned, as verified."""
 
     def keep_part(self) -> None:
@@ -152,7 +152,7 @@ class Sink:
         return None
 
     def write_at(self, at: int, data: Buffer) -> None:
-        """Write verified bytes anywhere; `read_back` and `skip` reach them later, in order.
+        """Write verified bytes anywhere; `read_back` and `mark_verified` reach them later, in order.
 
         Called only if `random_access` is True and `buffer_at` returns None.
         """
@@ -305,7 +305,7 @@ class FileSink(Sink):
     def read_back(self, size: int) -> bytes:
         return self._opened.read_back(size)
 
-    def skip(self, size: int) -> None:
+    def mark_verified(self, size: int) -> None:
         self._opened.offset += size
 
     def write(self, data: Buffer) -> None:
@@ -423,13 +423,13 @@ class ExistingFile(Sink):
     def read_back(self, size: int) -> bytes:
         return os.pread(self._fd, size, self._at)
 
-    def skip(self, size: int) -> None:
+    def mark_verified(self, size: int) -> None:
         self._at += size
 
     def write(self, data: Buffer) -> None:
         size = memoryview(data).nbytes
         self._equal &= self.read_back(size) == data
-        self.skip(size)
+        self.mark_verified(size)
 
     def commit(self) -> bool:
         if not self._equal or self._at != self._size:

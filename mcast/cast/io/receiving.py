@@ -245,13 +245,13 @@ class _Delivery:
         if self.carousel:
             verified = bytes(Digest(data)) == info.digest
         else:
-            verified = self.digest.extend_if(data, info.digest)
+            verified = self.digest.update_if(data, info.digest)
         if sink is None or not (verified or sink.mismatch):
             if not self.carousel:
                 self._blocks.clear()
                 self._assembled.clear()
             return False
-        sink.skip(len(data))
+        sink.mark_verified(len(data))
         if self.carousel or not verified:
             self.digest.update(data)
         self.size += len(data)
@@ -274,7 +274,7 @@ class _Delivery:
             if sink is None or self._next not in self._on_disk:
                 break
             stored = sink.read_back(self._layout.length(self._next) or 0)
-            sink.skip(len(stored))
+            sink.mark_verified(len(stored))
             self.digest.update(stored)
             self.size += len(stored)
             self._on_disk.remove(self._next)
@@ -283,7 +283,7 @@ class _Delivery:
             data, digest = self._assembled[self._next]
             if digest is not None and self.carousel:
                 self.digest.update(data)
-            elif digest is not None and not self.digest.extend_if(data, digest):
+            elif digest is not None and not self.digest.update_if(data, digest):
                 del self._assembled[self._next]
                 yield self._next, False
                 return
@@ -384,7 +384,7 @@ class _SenderSession:
     @property
     def storing(self) -> bool:
         """True while the sink must be polled: it has blocks to write, or is publishing the object."""
-        return self.core.storable or (self.delivery is not None and self.delivery.pending)
+        return self.core.ready_to_store or (self.delivery is not None and self.delivery.pending)
 
     def offered(self, about: Describe) -> Offered:
         size = None if about.size == UNKNOWN_SIZE else about.size
@@ -729,9 +729,9 @@ class ReceivingSession:
         for number, session in [*self.sessions.items()]:
             for each in session.all_objects():
                 self._poll_object(each, now)
-            if session.core.satisfied:  # the sender of a carousel may never end its session
+            if session.core.carousel_finished:  # the sender of a carousel may never end its session
                 self._choice.on_end(number)
-            if session.core.finished and not any(each.core.storable for each in session.all_objects()):
+            if session.core.finished and not any(each.core.ready_to_store for each in session.all_objects()):
                 for each in session.all_objects():
                     each.drop()
                 self._choice.on_end(number)
@@ -746,7 +746,7 @@ class ReceivingSession:
             self._write(session, session.delivery, now)
         delivery = session.delivery
         sink = None if delivery is None else delivery.sink
-        if core.storable and delivery is not None and sink is not None and not delivery.pending:
+        if core.ready_to_store and delivery is not None and sink is not None and not delivery.pending:
             try:
                 if bytes(delivery.digest) != core.digest:
                     self._fail(session, sink.mismatch or "the object differs from its digest", now)

@@ -45,8 +45,8 @@ class Digest:
         """Hash the bytes that follow."""
         self._hash.update(data)
 
-    def extend_if(self, data: Buffer, digest: bytes) -> bool:
-        """Hash the bytes that follow, and return True if the digest is `digest` then; else change nothing."""
+    def update_if(self, data: Buffer, digest: bytes) -> bool:
+        """Hash the bytes that follow if this gives `digest`; return False, and change nothing, if not."""
         more = self._hash.copy()
         more.update(data)
         if more.digest() != digest:

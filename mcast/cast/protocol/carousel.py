@@ -48,8 +48,8 @@ class Carousel:
         """Return True if the object is one of this carousel."""
         return about.carousel == self.count and about.object - about.position == self.first
 
-    def reaches(self, number: int) -> bool:
-        """Return True if that number is one of this carousel, or an earlier one."""
+    def is_before_end(self, number: int) -> bool:
+        """Return True if that number is of this carousel or an earlier one."""
         return number < self.first + self.count
 
     # --- events ----------------------------------------------------------------------------------
@@ -70,7 +70,7 @@ class Carousel:
         """Note that an object is complete here, or was given up."""
         self._ended.add(number - self.first)
 
-    def returns(self, now: float) -> None:
+    def on_sender_resumed(self, now: float) -> None:
         """Restart all counts, because a silent sender is heard again."""
         self.invited = 0
         self.on_progress(now)

@@ -6,8 +6,8 @@ may `suspend` a silent one, which keeps what has ended here, and `rejoin` when t
 
 Object: `_state` is PENDING from the DESCRIBE on, and ends once, COMPLETE or FAILED. That outcome goes into
 `ended` for the driver, and into an ACK for the sender. The next object waits while the driver stores this one
-(`storable`). An object fails if the sender goes on without it (DONE, BEHIND, BYE, a later OFFER or DESCRIBE),
-if missing blocks are not sent any more, if nothing new arrives for `stall` seconds, or by `fail`.
+(`ready_to_store`). An object fails if the sender goes on without it (DONE, BEHIND, BYE, a later OFFER or
+DESCRIBE), if missing blocks are not sent any more, if nothing new arrives for `stall` seconds, or by `fail`.
 
 Carousel: this receiver takes the first object described, and one more `ObjectReceiver` in `others` takes each
 further one. They share clock and `Carousel`, and send neither NACK nor ACK.
@@ -170,10 +170,10 @@ class ObjectReceiver:
     def add_pause(self, paused: float) -> None:
         """Do not count the last `paused` seconds, in which the driver did not receive, as silence."""
         self._clock.heard += paused
-        for one in self.all_receivers():
+        for one in self.object_receivers():
             one._last_progress += paused
 
-    def all_receivers(self) -> Iterator[ObjectReceiver]:
+    def object_receivers(self) -> Iterator[ObjectReceiver]:
         """Yield this receiver, and those of the other objects of the carousel."""
         yield self
         yield from self.others.values()
@@ -265,7 +265,7 @@ class ObjectReceiver:
             self._schedule_ack(now)
 
     @property
-    def storable(self) -> bool:
+    def ready_to_store(self) -> bool:
         """True while the current object has arrived, and the driver has not called `stored` or `fail` yet."""
         return self._is_incomplete and self._current is not None and self._current[1].complete
 
@@ -276,7 +276,7 @@ class ObjectReceiver:
 
     def stored(self, now: float) -> None:
         """Complete the object, because the driver has written it."""
-        if self.storable:
+        if self.ready_to_store:
             self._finish(COMPLETE, "", now)
 
     @property
@@ -296,7 +296,7 @@ class ObjectReceiver:
 
     def leave(self, reason: str) -> None:
         """End the session here."""
-        for one in self.all_receivers():
+        for one in self.object_receivers():
             if not one.finished:
                 one._leave_behind(reason or "the sender has ended the session")
                 one.finished = True
@@ -318,7 +318,7 @@ class ObjectReceiver:
         self.index, self.finished, self.reason, self.silent = None, False, "", False
         self._is_first, self._clock = True, _SenderClock(now)
         if self._carousel is not None:
-            self._carousel.returns(now)
+            self._carousel.on_sender_resumed(now)
 
     # --- output ----------------------------------------------------------------------------------
 
@@ -335,7 +335,7 @@ class ObjectReceiver:
         return self._state != PENDING and not self.ended
 
     @property
-    def satisfied(self) -> bool:
+    def carousel_finished(self) -> bool:
         """True if all objects of the carousel have ended here, or are given up."""
         return self._carousel is not None and self._carousel.finished
 
@@ -440,7 +440,11 @@ class ObjectReceiver:
 
         A cycle of a carousel may take any time, so there it is inf until `hopeless_reason` is set.
         """
-        waits = self._is_incomplete and not self.storable and (not self._is_carousel or self._hopeless_reason)
+        waits = (
+            self._is_incomplete
+            and not self.ready_to_store
+            and (not self._is_carousel or self._hopeless_reason)
+        )
         return self._last_progress + self.config.stall if waits else inf
 
     @property
@@ -493,7 +497,7 @@ class ObjectReceiver:
 
     def _leave_behind(self, reason: str) -> None:
         """Fail the object, because the sender goes on without this receiver, unless it has all arrived."""
-        if not self.storable:
+        if not self.ready_to_store:
             self._end_object(FAILED, reason)
 
     def _on_offer(self, offer: Offer, now: float) -> None:
@@ -501,13 +505,13 @@ class ObjectReceiver:
         if self._current is not None and offer.object > self._current[1].number:
             self._leave_all_behind()
         self._last_number = max(self._last_number, offer.object - 1)
-        if self._carousel is not None and self._carousel.reaches(offer.object):
+        if self._carousel is not None and self._carousel.is_before_end(offer.object):
             self._carousel.invited += 1
         elif self.index is None and self._answer_timers.join == inf:
             self._answer_timers.join = now + spread(self._random, 1000)
 
     def _leave_all_behind(self) -> None:
-        for one in self.all_receivers():
+        for one in self.object_receivers():
             one._leave_behind("left behind: the sender went on to the next object")
 
     def _on_admit(self, admit: Admit, now: float) -> None:
@@ -519,7 +523,7 @@ class ObjectReceiver:
     def _on_describe(self, about: Describe, now: float) -> None:
         if (self.index is None and not about.carousel) or about.object <= self._last_number:
             return
-        if self._carousel is not None and self._carousel.reaches(about.object):
+        if self._carousel is not None and self._carousel.is_before_end(about.object):
             if self._carousel.contains(about):
                 self._begin_other(self._carousel, about, now)
             else:
@@ -527,7 +531,8 @@ class ObjectReceiver:
             return
         if self._current is not None and about.object <= self._current[1].number:
             return
-        if any(one.storable for one in self.all_receivers()):  # let it end first: DESCRIBE is repeated
+        # Let it end first: DESCRIBE is repeated.
+        if any(one.ready_to_store for one in self.object_receivers()):
             return
         self._leave_all_behind()
         self._carousel = Carousel(about, self.config.window, now) if about.carousel else None
@@ -558,9 +563,9 @@ class ObjectReceiver:
             del self.others[number]
         if about.object in self.others:
             return
-        if sum(one._is_incomplete for one in self.all_receivers()) >= self.config.partial_objects:
+        if sum(one._is_incomplete for one in self.object_receivers()) >= self.config.partial_objects:
             partly = [
-                number for number, one in self.others.items() if one._is_incomplete and not one.storable
+                number for number, one in self.others.items() if one._is_incomplete and not one.ready_to_store
             ]
             if len(partly) < 2:
                 return
@@ -617,7 +622,7 @@ class ObjectReceiver:
                     self._nack_timer.on_nack(request, now, self._clock.round_trip, self._clock.members)
 
     def _on_done(self, done: Done, now: float) -> None:
-        for one in self.all_receivers():
+        for one in self.object_receivers():
             if one._current is not None and done.object >= one._number:
                 reason = "left behind: the sender does not wait for this receiver"
                 one._leave_behind("the carousel has ended" if one._is_carousel else reason)

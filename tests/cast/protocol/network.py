@@ -128,7 +128,7 @@ class SimulatedReceiver:
                 segments[packet.esi] = bytes(packet.payload)
         else:
             core.on_packet(packet, now)
-        for one in [*core.all_receivers()]:
+        for one in [*core.object_receivers()]:
             self._drive(one, now)
 
     def _drive(self, core: ObjectReceiver, now: float) -> None:
@@ -142,7 +142,7 @@ class SimulatedReceiver:
         while found := core.take_ready():
             for ready in found:
                 self._check(core, ready, now)
-        if core.storable and about is not None:
+        if core.ready_to_store and about is not None:
             if bytes(Digest(self._joined(about.object))) == core.digest:
                 core.stored(now)
             else:
@@ -181,7 +181,7 @@ class SimulatedReceiver:
 
     @property
     def due(self) -> float:
-        return min(core.due for core in self.core.all_receivers())
+        return min(core.due for core in self.core.object_receivers())
 
     @property
     def left(self) -> bytes:
@@ -354,7 +354,7 @@ class Network:
         for end, receiver in self.receivers.items():
             if self._wakes.get(end, self.now) <= self.now:
                 self._empty_queue(end)
-                for core in [*receiver.core.all_receivers()]:
+                for core in [*receiver.core.object_receivers()]:
                     for message in core.messages(self.now):
                         self._send(end, message)
         dues = [self._wakes.get(end, receiver.due) for end, receiver in self.receivers.items()]

@@ -382,13 +382,13 @@ def verify_ready(core: ObjectReceiver, now: float) -> None:
 def test_an_object_never_described_is_given_up() -> None:
     """After MAX_FRUITLESS_CYCLES cycles, and not before."""
     core, now, steps = receiver_of_carousel(1, count=3), 0.0, 0
-    while not core.satisfied:
+    while not core.carousel_finished:
         now += 2.0
         for step in range(2):  # the third is never described
             core.on_packet(Describe(number(0), step, 1, 1, 1, 0, 3, step, "", b""), now)
             deliver(core.others.get(step, core), 0, now, step)
             steps += 1
-        for one in core.all_receivers():
+        for one in core.object_receivers():
             assert one.about is not None
             core.on_packet(Flush(number(0), one.about.object, 1, 1, 0, 9, 1, 9, 0, b"x" * 32, 0, 0), now)
             verify_ready(one, now)
@@ -397,7 +397,7 @@ def test_an_object_never_described_is_given_up() -> None:
         assert now < 1000
     assert now > 60, "a minute at least"
     assert steps >= MAX_FRUITLESS_CYCLES * 3
-    assert [[ended.complete for ended in one.ended] for one in core.all_receivers()] == [[True]] * 2
+    assert [[ended.complete for ended in one.ended] for one in core.object_receivers()] == [[True]] * 2
 
 
 def test_objects_share_the_bound_of_blocks() -> None:

@@ -709,7 +709,7 @@ def test_a_storable_object_waits_for_the_disk() -> None:
         one.messages(now)
     next_ = Describe(session, 1, 0, 1, 1, 0, 0, 0, "next", b"")
     one.on_packet(next_, 200.0)
-    assert one.storable
+    assert one.ready_to_store
     one.stored(200.0)
     assert [ended.complete for ended in one.ended] == [True]
     one.on_packet(next_, 200.0)
