@@ -38,7 +38,7 @@ from mcast.bench.card_report import (
 )
 from mcast.conformance.clauses import CLAUSES
 from mcast.conformance.facts import FACTS
-from mcast.conformance.report import Cell, Outcome, SuiteReport, SuiteResult, says
+from mcast.conformance.report import Cell, Outcome, SuiteReport, SuiteResult, sentence_of
 from mcast.wire.addresses import LocalAddress
 
 M = TypeVar("M", bound=Measurement)
@@ -108,7 +108,7 @@ class _Writer:
         return tuple(
             ClauseReport(
                 id=name,
-                says=says(name),
+                says=sentence_of(name),
                 outcome=column[name].outcome.value,
                 tests=len({one.test for one in column[name].results}),
                 not_applicable=sum(one.outcome is Outcome.NOT_APPLICABLE for one in column[name].results),

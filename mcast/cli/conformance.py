@@ -291,7 +291,7 @@ def _show(report: SuiteReport) -> None:
     from rich.table import Table
 
     from mcast.conformance.clauses import CLAUSES
-    from mcast.conformance.report import SECTIONS, Outcome, counts, says
+    from mcast.conformance.report import SECTIONS, Outcome, counts, sentence_of
 
     styles = {
         Outcome.PASSED: "[green]passed[/]",
@@ -310,7 +310,7 @@ def _show(report: SuiteReport) -> None:
         if names[0] in CLAUSES:
             for name in names:
                 cells = (styles[column[name].outcome] for column in report.providers.values())
-                table.add_row(name, escape(says(name)), *cells)
+                table.add_row(name, escape(sentence_of(name)), *cells)
         else:
             found = [counts(report, backend, names) for backend in report.providers]
             cells = ("\n".join(f"{count[o]} {styles[o]}" for o in styles if count[o]) for count in found)

@@ -96,7 +96,7 @@ def doctor(
 def _explain(error: str, as_json: bool) -> None:
     """Show the rows of the table of causes for an error, in order of phases."""
     from mcast.errors.cause import Phase
-    from mcast.errors.causes import errno_name, rows_for, where
+    from mcast.errors.causes import errno_name, row_scope, rows_for
 
     order = [*Phase, None]
     rows = sorted(rows_for(error), key=lambda row: order.index(row.phase))
@@ -109,7 +109,7 @@ def _explain(error: str, as_json: bool) -> None:
         {
             "phase": row.phase.value if row.phase else "any",
             "errno": errno_name(row.errno),
-            "where": where(row),
+            "where": row_scope(row),
             **row.cause._asdict(),
             "source": row.source,
         }

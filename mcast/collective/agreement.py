@@ -175,7 +175,7 @@ class Ranks:
         here = MPI.Get_processor_name().encode()
         return self.exchange(here, bound)[: self.rank].count(here)
 
-    def first(self, value: Any, bound: float) -> Any:
+    def bcast(self, value: Any, bound: float) -> Any:
         """Return the value of rank 0. Raises TimeoutError as `exchange` does."""
         return loads(self.exchange(dumps(value) if self.rank == 0 else b"", bound)[0])
 

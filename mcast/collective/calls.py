@@ -27,7 +27,7 @@ from mcast.cast.protocol.members import MAX_MEMBERS_PER_ADDRESS
 from mcast.cast.protocol.sender import Timers
 from mcast.collective import mpi_fallback
 from mcast.collective.agreement import CallKind, Intent, RankFailed, Ranks, outcome
-from mcast.collective.job import JobTerms, checked, group_of, opened
+from mcast.collective.job import JobTerms, group_of, job_terms, opened
 from mcast.collective.root_group import IncompleteError, RootGroup, open_root_group
 from mcast.endpoint.blocking import Endpoint
 
@@ -111,7 +111,7 @@ class Collective(Handle):
         authenticated: bool = False,
     ) -> None:
         terms, error = _attempt(
-            lambda: checked(comm.Get_size(), backend, group, peer_timeout, wait, rate, authenticated)
+            lambda: job_terms(comm.Get_size(), backend, group, peer_timeout, wait, rate, authenticated)
         )
         self._peer_timeout, self._wait = (
             (DEFAULT_PEER_TIMEOUT, inf) if terms is None else (terms.peer_timeout, terms.wait)
@@ -128,7 +128,7 @@ class Collective(Handle):
         """Why MPI carries the bytes; empty while multicast does."""
         try:
             self._agree(Intent(CallKind.MAKE), error)
-            self._terms: JobTerms = self._ranks.first(terms, self._bound(begun=True))
+            self._terms: JobTerms = self._ranks.bcast(terms, self._bound(begun=True))
             self._peer_timeout, self._wait = self._terms.peer_timeout, self._terms.wait
             if self.size > 1:
                 local_rank = self._ranks.local_rank(self._bound(begun=True))
@@ -239,7 +239,7 @@ class Collective(Handle):
             ):  # what comes of a rank that has given up may be anything, so all agree then, too
                 mpi_fallback.broadcast(self._ranks, view, root, self._bound(begun=True))
             else:
-                root_group.carry(view)
+                root_group.broadcast(view)
         except BaseException as error:
             self.abandon()  # the others hear it, and do not wait for this rank
             self._agree(Intent(CallKind.DONE), error)
@@ -322,7 +322,7 @@ class Collective(Handle):
         if len(self._root_groups) >= MAX_ROOT_GROUPS:
             self._root_groups.popitem(last=False)[1].close()
         self._try_on_all(lambda: self._join(root))
-        self._try_on_all(lambda: self._root_groups[root].carry(memoryview(bytearray())))
+        self._try_on_all(lambda: self._root_groups[root].broadcast(memoryview(bytearray())))
         return self._root_groups.get(root)
 
     def _try_on_all(self, call: Callable[[], object]) -> None:

@@ -41,7 +41,7 @@ class JobTerms(NamedTuple):
     key: bytes | None
 
 
-def checked(
+def job_terms(
     size: int,
     backend: str | Backend,
     group: McastAddress | str | None,

@@ -1,11 +1,11 @@
 """Group of one root: that rank sends in it, and all others receive.
 
 Each rank that is a root has such a group, as a session of `mcast.cast`: the root's end is a `RootSender`, the
-ends of all other ranks are `RootReceiver`s. `carry` moves the bytes of one call as one object. Its metadata
-has the job's token and the number of the object in this group, so that objects of other programs, or of an
-earlier call, are refused. A receiver gets the buffer of the present call, and takes one object for each
-`carry`. Nothing here agrees with other ranks: an end that fails leaves the group, which the others notice,
-and `mcast.collective.agreement` then finds the common result.
+ends of all other ranks are `RootReceiver`s. `broadcast` moves the bytes of one call as one object. Its
+metadata has the job's token and the number of the object in this group, so that objects of other programs, or
+of an earlier call, are refused. A receiver gets the buffer of the present call, and takes one object for each
+`broadcast`. Nothing here agrees with other ranks: an end that fails leaves the group, which the others
+notice, and `mcast.collective.agreement` then finds the common result.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class IncompleteError(RuntimeError):
 class RootGroup(Protocol):
     """One rank's end of the group."""
 
-    def carry(self, view: memoryview) -> None:
-        """Send these bytes, or fill them. Raises what keeps them from arriving whole."""
+    def broadcast(self, view: memoryview) -> None:
+        """Send these bytes at the root, fill them elsewhere. Raises what keeps them from arriving whole."""
 
     def close(self) -> None:
         """Leave the group; the other ends are told. Idempotent."""
@@ -45,7 +45,7 @@ class RootSender:
         )
         self._number = 0
 
-    def carry(self, view: memoryview) -> None:
+    def broadcast(self, view: memoryview) -> None:
         if not self._number:
             self._session.wait_for_receivers(self._receivers, self._terms.peer_timeout)
         report = self._session.send(view, metadata=_ticket(self._terms, self._number))
@@ -80,7 +80,7 @@ class RootReceiver:
         )
         self._objects: Iterator[Received] = stack.enter_context(closing(objects))
 
-    def carry(self, view: memoryview) -> None:
+    def broadcast(self, view: memoryview) -> None:
         self._target = view
         found = next(self._objects, None)
         if found is None:

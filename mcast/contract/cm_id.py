@@ -160,7 +160,7 @@ class CmId(OnPort):
                     guard.after_change(call)
         finally:
             if guard.deferred:
-                guard.finish()
+                guard.run_deferred_closes()
         if refused is not None:
             try:
                 self._raise(refused)
@@ -198,7 +198,7 @@ class CmId(OnPort):
                     guard.after_change("leave_multicast")
         finally:
             if guard.deferred:
-                guard.finish()
+                guard.run_deferred_closes()
         if refused is not None:
             try:
                 self._raise(refused)

@@ -17,7 +17,7 @@ Rules for code that uses a guard:
   signal; so does a generator over `with` for as long as the traceback lives (`@contextmanager`).
 - Look at the flag, set it, change, and clear it by *reaching* the statement that clears it: never in
   `except` or `finally`, and never by a `return` on the way. `run` does that. A call for which a tenth of a
-  microsecond counts writes the same lines itself, `finally: if guard.deferred: guard.finish()` included.
+  microsecond counts writes the same lines itself, with the call of `run_deferred_closes` in its `finally`.
 - A change that refuses returns or raises `Refused` with its error; only `run` raises the error itself, when
   the object is whole again. A public error that passes through a change is somebody else's, because a
   signal's handler can raise any: it poisons.
@@ -147,7 +147,7 @@ class Guard:
                     self.after_change(call)
         finally:
             if self.deferred:
-                self.finish()
+                self.run_deferred_closes()
         if refused is not None:
             try:
                 raise refused.error from refused.error.__cause__
@@ -167,7 +167,7 @@ class Guard:
             failed = self._close(end)
         finally:
             if self.deferred:
-                self.finish()
+                self.run_deferred_closes()
         if failed is not None:
             try:
                 raise failed from failed.__cause__
@@ -190,7 +190,7 @@ class Guard:
                 self.after_change("close")
         return failed
 
-    def finish(self) -> None:
+    def run_deferred_closes(self) -> None:
         """Carry out the closes that came amid a call, unless this thread is still in an outer one."""
         while self.deferred and not (self.amid and self.lock._is_owned()):
             end = self.deferred[0]

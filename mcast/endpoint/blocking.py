@@ -303,7 +303,7 @@ class Endpoint(Enterable, EndpointBase["Membership | Sender"]):
                 guard.amid = ""
         finally:
             if guard.deferred:
-                guard.finish()
+                guard.run_deferred_closes()
         if refused is not None:
             try:
                 raise refused.error from refused.error.__cause__

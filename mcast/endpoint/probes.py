@@ -139,7 +139,7 @@ class Prober:
         self.echoes_left -= 1
         to = destination.reply_to(message) if alone else destination
         asker = Peer(message.source, message.src_qp)
-        size, room = len(message.payload), call_provider(getattr, self._resources, "receive_room")
+        size, room = len(message.payload), call_provider(getattr, self._resources, "max_receive_size")
         error = self._post(to, Probe(Kind.REPLY, found.number, asker, size, room))
         if error is not None:
             self._drop(group, "probe: no room for an echo")

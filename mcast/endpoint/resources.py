@@ -226,7 +226,7 @@ class PortResources:
         return None if most is None else max(most + self.settings.header_size, PROBE_SIZE)
 
     @property
-    def receive_room(self) -> int:
+    def max_receive_size(self) -> int:
         """Maximum size in bytes of a message that the queue pair receives, headers included."""
         mtu, size = self.qp.max_message_size, self._receive_size
         return mtu if size is None else min(mtu, size)

@@ -107,11 +107,12 @@ def _atlas_lines(rows: tuple[Row, ...]) -> Iterator[str]:
             for row in some:
                 cause = row.cause
                 # A pipe between backticks ends no cell, and a backslash there would be shown.
-                yield f"| {cause.why} | {where(row)} | `{cause.check}` | {cause.next_step} | {row.source} |"
+                cells = cause.why, row_scope(row), f"`{cause.check}`", cause.next_step, row.source
+                yield f"| {' | '.join(cells)} |"
             yield ""
 
 
-def where(row: Row) -> str:
+def row_scope(row: Row) -> str:
     """Where a row holds: its calls, link layer and status, or the reason why no simulated fabric shows it."""
     link_layer = row.link_layer.value if row.link_layer else ""
     parts = (" / ".join(row.calls), link_layer, row.status, row.only)

@@ -56,7 +56,7 @@ def stops_in_a_transfer(seconds: float) -> Iterator[None]:
         stops_itself(seconds)
         carry(self, view)
 
-    with patch.object(end, "carry", carried):
+    with patch.object(end, "broadcast", carried):
         yield
 
 

@@ -160,7 +160,7 @@ class Application:
                     break
         return payloads
 
-    def seen(self, by: Application) -> list[bytes]:
+    def receive_until_marker(self, by: Application) -> list[bytes]:
         """The payloads that reach this queue pair before a marker that `by` sends now over a group of its
         own."""
         fence, marker = new_group(), b"marker %d" % next(_numbers)

@@ -10,7 +10,7 @@ from string import Template
 
 from mcast.conformance.clauses import CLAUSES
 from mcast.conformance.facts import FACTS
-from mcast.conformance.report import SECTIONS, Cell, Outcome, SuiteReport, SuiteResult, counts, says
+from mcast.conformance.report import SECTIONS, Cell, Outcome, SuiteReport, SuiteResult, counts, sentence_of
 
 _GLYPH = {
     Outcome.PASSED: "✓",
@@ -94,7 +94,7 @@ def _row(report: SuiteReport, name: str) -> str:
     evidence = "".join(_evidence(backend, cell) for backend, cell in cells.items())
     return (
         f'<details id="{name}" data-outcomes="{found}">'
-        f"<summary><b>{name}</b><span>{_prose(says(name))}</span>"
+        f"<summary><b>{name}</b><span>{_prose(sentence_of(name))}</span>"
         f'<span class="chips">{chips}</span></summary><div class="more">{proof}{evidence}</div></details>'
     )
 

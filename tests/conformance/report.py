@@ -75,7 +75,7 @@ SECTIONS = tuple(
 _WORST_FIRST = (Outcome.FAILED, Outcome.DEVIATION, Outcome.PASSED, Outcome.NOT_APPLICABLE)
 
 
-def says(name: str) -> str:
+def sentence_of(name: str) -> str:
     """The sentence of a clause or fact."""
     return CLAUSES[name].says if name in CLAUSES else FACTS[name].says
 

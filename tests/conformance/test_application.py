@@ -183,7 +183,7 @@ def test_own_messages_blocked_or_refused(bed: Testbed) -> None:
     outward = peer.join(group)
     peer.send(outward, b"mine")
     assert other.receive(1) == [b"mine"]
-    copies = peer.seen(other)
+    copies = peer.receive_until_marker(other)
     assert bool(copies) in own
     assert set(copies) <= {b"mine"}
 

@@ -445,7 +445,7 @@ def test_what_is_no_batch_of_buffers_is_refused(bed: Testbed, batch: Any) -> Non
     outward = peer.join(new_group())
     with pytest.raises(TypeError):
         peer.qp.send(outward, batch)
-    assert peer.seen(by=peer) == []
+    assert peer.receive_until_marker(by=peer) == []
 
 
 def test_an_empty_batch_sends_nothing(bed: Testbed) -> None:
@@ -692,9 +692,9 @@ def test_a_reply_goes_to_the_source_of_a_message_alone(bed: Testbed) -> None:
     assert question is not None
     assert question.src_lid == port_info(bed, asker.port).lid
     answerer.send(back.reply_to(question), b"answer")
-    assert asker.seen(by=answerer) == [b"answer"]
-    assert bystander.seen(by=answerer) == [b"question"]
-    assert answerer.seen(by=answerer) == []
+    assert asker.receive_until_marker(by=answerer) == [b"answer"]
+    assert bystander.receive_until_marker(by=answerer) == [b"question"]
+    assert answerer.receive_until_marker(by=answerer) == []
 
 
 # --- receiving: leases -----------------------------------------------------
@@ -844,7 +844,8 @@ def test_a_held_batch_starves_the_queue_and_release_restores_it(bed: Testbed) ->
     held = received(receiver, 4)
     assert receiver.qp.counters.recv_free == 0
     sender.send(outward, *numbered(3, "lost"))
-    assert witness.seen(by=sender) == [*numbered(4), *numbered(3, "lost")]  # they did reach the port
+    # All have reached the port.
+    assert witness.receive_until_marker(by=sender) == [*numbered(4), *numbered(3, "lost")]
     assert [bytes(message.payload) for message in held] == [*numbered(4)]
     held.release()
     sender.send(outward, b"later")
@@ -989,13 +990,13 @@ def test_a_qp_that_is_not_ready_does_not_send(bed: Testbed, steps: tuple[QpState
     with pytest.raises(InvalidArgument):
         sender.qp.send_one(outward, b"too early")
     sender.qp.reset()
-    assert receiver.seen(by=sender) == []
+    assert receiver.receive_until_marker(by=sender) == []
 
 
 def test_a_qp_in_err_says_so_and_reset_brings_it_back(bed: Testbed) -> None:
     sender, outward, receiver = pair(bed)
     sender.send(outward, b"before")
-    assert receiver.seen(by=sender) == [b"before"]
+    assert receiver.receive_until_marker(by=sender) == [b"before"]
     for peer in (sender, receiver):
         peer.qp.modify(QpState.ERR)
     with pytest.raises(QpError) as caught:
@@ -1021,7 +1022,7 @@ def test_messages_before_a_failure_are_read_first(bed: Testbed) -> None:
     for peer in (receiver, witness):
         peer.join(group)
     sender.send(outward, *numbered(5))
-    assert witness.seen(by=sender) == [*numbered(5)]
+    assert witness.receive_until_marker(by=sender) == [*numbered(5)]
     receiver.qp.modify(QpState.ERR)
     assert receiver.receive(5) == [*numbered(5)]
     with pytest.raises(QpError):

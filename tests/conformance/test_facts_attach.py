@@ -30,7 +30,7 @@ def test_ethernet_takes_any_lid_and_the_same_back(bed: Testbed, lid: int) -> Non
         peer.qp.detach_mcast(where.gid, lid ^ 1)
     peer.qp.detach_mcast(where.gid, lid)
     sender.send(outward, b"detached")
-    assert peer.seen(by=sender) == []
+    assert peer.receive_until_marker(by=sender) == []
 
 
 @needs(Capability.MLID)
@@ -60,7 +60,7 @@ def test_groups_that_share_an_mlid_share_no_message(bed: Testbed) -> None:
     neighbour.qp.attach_mcast(Gid(where.gid[:-1] + bytes([where.gid[-1] ^ 0x80])), where.dlid)
     sender.send(outward, b"for one group")
     assert member.receive(1) == [b"for one group"]
-    assert neighbour.seen(by=sender) == []
+    assert neighbour.receive_until_marker(by=sender) == []
 
 
 @needs(Capability.MLID, Feature.ATTACH_TABLE)
@@ -79,11 +79,11 @@ def test_a_group_arrives_by_the_mlid_that_the_queue_pair_is_attached_with(bed: T
     assert bed.observer.attached(peer.port, where.gid) == {peer.qp.qp_num}
     sender.send(outward, b"by its own MLID")
     sender.send(outward.model_copy(update={"dlid": elsewhere.dlid}), b"by the other group's")
-    assert peer.seen(by=sender) == [b"by the other group's"]
+    assert peer.receive_until_marker(by=sender) == [b"by the other group's"]
     peer.qp.detach_mcast(where.gid, elsewhere.dlid)
     peer.qp.attach_mcast(where.gid, where.dlid)
     sender.send(outward, b"by its own MLID")
-    assert peer.seen(by=sender) == [b"by its own MLID"]
+    assert peer.receive_until_marker(by=sender) == [b"by its own MLID"]
 
 
 @fact("K-ATTACH-1")
@@ -107,4 +107,4 @@ def test_a_duplicate_attach_is_one_entry_and_ends_with_one_detach(bed: Testbed) 
     peer.qp.detach_mcast(where.gid, where.dlid)
     assert bed.observer.attached(peer.port, where.gid) == set()
     sender.send(outward, *numbered(10))
-    assert peer.seen(by=sender) == []
+    assert peer.receive_until_marker(by=sender) == []

@@ -20,8 +20,8 @@ def test_members_on_all_ports_get_every_message_and_others_none(bed: Testbed) ->
         member.join(group)
     sender.send(outward, *numbered(10))
     for member in (sender, *members):
-        assert member.seen(by=sender) == [*numbered(10)]
-    assert outsider.seen(by=sender) == []
+        assert member.receive_until_marker(by=sender) == [*numbered(10)]
+    assert outsider.receive_until_marker(by=sender) == []
 
 
 @fact("K-DATA-2")
@@ -30,8 +30,8 @@ def test_a_full_member_and_its_neighbours_hear_what_it_sends(bed: Testbed) -> No
     outward = sender.join(group)
     neighbour.join(group)
     sender.send(outward, *numbered(10))
-    assert sender.seen(by=sender) == [*numbered(10)]
-    assert neighbour.seen(by=sender) == [*numbered(10)]
+    assert sender.receive_until_marker(by=sender) == [*numbered(10)]
+    assert neighbour.receive_until_marker(by=sender) == [*numbered(10)]
 
 
 @fact("K-DATA-5")
@@ -41,7 +41,7 @@ def test_a_wrong_qkey_is_sent_and_not_received(bed: Testbed) -> None:
     receiver.join(group)
     sender.send(outward.model_copy(update={"qkey": outward.qkey ^ 1}), *numbered(5))
     assert sender.qp.counters.sent == 5
-    assert receiver.seen(by=sender) == []
+    assert receiver.receive_until_marker(by=sender) == []
     assert (sender.qp.state, receiver.qp.state) == (QpState.RTS, QpState.RTS)
 
 
@@ -55,7 +55,7 @@ def test_a_wrong_qkey_is_counted_for_each_message_and_attached_qp(bed: Testbed) 
     before = bed.observer.qkey_violations(receivers[0].port)
     sender.send(outward.model_copy(update={"qkey": outward.qkey ^ 1}), *numbered(5))
     for receiver in receivers:
-        assert receiver.seen(by=sender) == []
+        assert receiver.receive_until_marker(by=sender) == []
     assert bed.observer.qkey_violations(receivers[0].port) - before == 5 * len(receivers)
 
 
@@ -69,13 +69,13 @@ def test_a_message_too_long_for_the_receive_is_never_delivered(bed: Testbed) -> 
     sender.send(outward, b"y" * 64)
     assert receiver.receive(1) == [b"y" * 64]
     sender.send(outward, b"x" * 65)
-    assert witness.seen(by=sender) == [b"y" * 64, b"x" * 65]
+    assert witness.receive_until_marker(by=sender) == [b"y" * 64, b"x" * 65]
     if receiver.qp.state is QpState.ERR:  # one kernel puts the QP into ERR, the next drops in silence
         with pytest.raises(QpError):
             receiver.qp.recv(1, BOUND)
         receiver.qp.reset()
     sender.send(outward, b"z" * 64)
-    assert receiver.seen(by=sender) == [b"z" * 64]
+    assert receiver.receive_until_marker(by=sender) == [b"z" * 64]
 
 
 @fact("K-DATA-8")
@@ -86,7 +86,7 @@ def test_an_empty_receive_queue_loses_messages_in_silence(bed: Testbed) -> None:
     for peer in (receiver, witness):
         peer.join(group)
     sender.send(outward, *numbered(6))
-    assert witness.seen(by=sender) == [*numbered(6)]
+    assert witness.receive_until_marker(by=sender) == [*numbered(6)]
     assert receiver.receive(4) == [*numbered(4)]
     sender.send(outward, b"later")
     assert receiver.receive(1) == [b"later"]
@@ -106,7 +106,7 @@ def test_a_port_drops_what_its_mtu_is_too_small_for(bed: Testbed) -> None:
         before = bed.observer.oversized(receiver.port)
         sender.send(outward, b"before", large, b"after")
         assert sender.receive(3) == [b"before", large, b"after"]
-        assert receiver.seen(by=sender) == [b"before", b"after"]
+        assert receiver.receive_until_marker(by=sender) == [b"before", b"after"]
         assert (sender.qp.state, receiver.qp.state) == (QpState.RTS, QpState.RTS)
         assert bed.observer.oversized(receiver.port) > before
 
@@ -162,7 +162,7 @@ def test_a_destination_that_is_not_of_the_port_is_refused(
         sender.qp.send_one(outward.model_copy(update=change), b"nowhere")
     assert caught.value.errno == errno
     sender.send(outward, b"somewhere")
-    assert receiver.seen(by=sender) == [b"somewhere"]
+    assert receiver.receive_until_marker(by=sender) == [b"somewhere"]
 
 
 @fact("K-DATA-22")

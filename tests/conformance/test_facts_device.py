@@ -67,7 +67,7 @@ def test_a_link_that_comes_back_carries_the_group_again(bed: Testbed) -> None:
     ]
     assert mgid in bed.observer.port_memberships(receiver.port)
     receiver.wait_delivery(mgid)
-    assert receiver.seen(by=sender) == []
+    assert receiver.receive_until_marker(by=sender) == []
     sender.send(outward, *numbered(5))
     assert receiver.receive(5) == [*numbered(5)]
     assert not readable(receiver.channel)
@@ -105,9 +105,9 @@ def test_the_switch_learns_full_members_and_nothing_else(bed: Testbed) -> None:
     sender = Application(bed, 0)
     sender.send(sender.join(group, send_only=True), b"through the switch")
     assert full.receive(1) == [b"through the switch"]
-    assert silent.seen(by=sender) == []
+    assert silent.receive_until_marker(by=sender) == []
     if outsider.port != sender.port:
-        assert outsider.seen(by=sender) == []
+        assert outsider.receive_until_marker(by=sender) == []
     full.id.leave_multicast(group)
     eventually(bed, lambda: not bed.observer.group_ports(mgid))
 
@@ -129,7 +129,7 @@ def test_a_port_out_of_its_partition_loses_its_groups_and_joins_none(bed: Testbe
         peer.qp.detach_mcast(where.gid, where.dlid)
         assert not readable(other.channel)
     peer.join(group)
-    assert peer.seen(by=other) == []
+    assert peer.receive_until_marker(by=other) == []
     other.send(outward, b"for both")
     assert peer.receive(1) == [b"for both"]
 
@@ -171,4 +171,4 @@ def test_limited_members_hear_full_ones_alone(bed: Testbed) -> None:
             assert not readable(peer.channel)
         assert late.receive(1) == [b"from 0"]
     for peer, sender in ((one, other), (other, one), (late, one), (full, one)):
-        assert peer.seen(by=sender) == []
+        assert peer.receive_until_marker(by=sender) == []

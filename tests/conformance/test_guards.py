@@ -89,7 +89,7 @@ def test_a_second_join_of_an_address_is_refused(
     outward = sender.join(group)
     peer.wait_delivery(outward.gid)
     sender.send(outward, b"one copy")
-    assert peer.seen(by=sender) == [b"one copy"]
+    assert peer.receive_until_marker(by=sender) == [b"one copy"]
     peer.id.leave_multicast(group)
     peer.join(group)
 
@@ -160,7 +160,7 @@ def test_a_message_larger_than_the_mtu_takes_its_batch_with_it(bed: Testbed) -> 
         error = caught.value
         assert (error.errno, error.size, error.limit, error.index) == (E.EMSGSIZE, limit + 1, limit, 1)
     assert sender.qp.counters.sent == 0
-    assert receiver.seen(by=sender) == []
+    assert receiver.receive_until_marker(by=sender) == []
     sender.send(outward, fits)
     assert receiver.receive(1) == [fits]
 
@@ -197,7 +197,7 @@ def test_a_second_mlid_of_one_mgid_is_refused(bed: Testbed, by_user: bool) -> No
     assert error.attached_lid == where.dlid
     assert dict(peer.qp.attachments) == {where.gid: where.dlid}
     sender.send(outward, *numbered(3))
-    assert peer.seen(by=sender) == [*numbered(3)]
+    assert peer.receive_until_marker(by=sender) == [*numbered(3)]
     peer.qp.detach_mcast(where.gid, where.dlid)
     peer.qp.attach_mcast(where.gid, second)
     peer.qp.detach_mcast(where.gid, second)
@@ -238,7 +238,7 @@ def test_receive_memory_ends_whatever_is_there(bed: Testbed) -> None:
     for peer in (receiver, witness):
         peer.join(group)
     sender.send(outward, *numbered(3))
-    assert witness.seen(by=sender) == [*numbered(3)]
+    assert witness.receive_until_marker(by=sender) == [*numbered(3)]
     with receiver.qp.recv(1, BOUND) as batch:
         region.close()
         assert receiver.qp.counters.dropped_reset == 2

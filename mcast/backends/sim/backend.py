@@ -278,7 +278,7 @@ class SimEventChannel(EventChannel):
                         guard.after_change("get_event")
         finally:
             if guard.deferred:
-                guard.finish()
+                guard.run_deferred_closes()
         return event
 
     def _asks_why(self, event: cm.QueuedEvent) -> bool:
@@ -510,7 +510,7 @@ class SimQueuePair(QueuePair):
                         guard.after_change("send")
             finally:
                 if guard.deferred:
-                    guard.finish()
+                    guard.run_deferred_closes()
             if failed and core.state is _SQD:  # another thread has taken it there meanwhile
                 self._send(destination, owned, imm, timeout, longest)
                 return
@@ -548,7 +548,7 @@ class SimQueuePair(QueuePair):
                         guard.after_change("recv")
             finally:
                 if guard.deferred:
-                    guard.finish()
+                    guard.run_deferred_closes()
         if batch is None and (batch := self._receive(self._take, max, timeout, events)) is None:
             return CopiedBatch()
         return batch
@@ -590,7 +590,7 @@ class SimQueuePair(QueuePair):
                         guard.after_change("recv")
             finally:
                 if guard.deferred:
-                    guard.finish()
+                    guard.run_deferred_closes()
         if found is None and (found := self._receive(self._take_one, 1, timeout, False)) is None:
             return None
         burst, place = found
@@ -657,7 +657,7 @@ class SimQueuePair(QueuePair):
                     guard.after_change("recv")
         finally:
             if guard.deferred:
-                guard.finish()
+                guard.run_deferred_closes()
         if error is not None:
             raise QpError(error, "recv", Phase.RECV)
         return found, over

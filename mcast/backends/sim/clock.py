@@ -122,7 +122,7 @@ class Clock(ABC):
         action()
         guard.amid = ""
         if guard.deferred:
-            guard.finish()
+            guard.run_deferred_closes()
         while self._deferred:
             self._deferred.popleft()()
 

@@ -359,7 +359,7 @@ def test_a_partition_file_leaves_everybody_a_limited_member(bed: InfinibandTestb
         other.join(late)
         assert states(made) == [FULL, FULL]
         assert record(bed, made).pkey == 0xFFFF
-    assert one.seen(by=other) == other.seen(by=one) == []
+    assert one.receive_until_marker(by=other) == other.receive_until_marker(by=one) == []
 
 
 def test_a_pkey_that_moves_ends_memberships_and_leaves_queue_pairs_behind(bed: InfinibandTestbed) -> None:
@@ -373,8 +373,8 @@ def test_a_pkey_that_moves_ends_memberships_and_leaves_queue_pairs_behind(bed: I
         other.send(outward, b"from the default partition")
         peer.send(where, b"from the other one")
         assert other.receive(1) == [b"from the default partition"]
-    assert peer.seen(by=other) == [b"from the other one"]  # its own
-    assert other.seen(by=peer) == []
+    assert peer.receive_until_marker(by=other) == [b"from the other one"]  # its own
+    assert other.receive_until_marker(by=peer) == []
 
 
 # --- one MLID for two groups ------------------------------------------------
@@ -394,7 +394,7 @@ def test_groups_that_share_an_mlid_share_no_message(bed: InfinibandTestbed) -> N
         for peer, destination in zip(members, outward, strict=True):
             sender.send(destination, f"for {peer.port}".encode())
         for peer in members:
-            assert peer.seen(by=sender) == [f"for {peer.port}".encode()]
+            assert peer.receive_until_marker(by=sender) == [f"for {peer.port}".encode()]
         bed.backend.close()
     finally:
         bed.restart_sm()
@@ -411,7 +411,7 @@ def test_the_kernel_takes_a_second_mlid_of_an_mgid(bed: InfinibandTestbed) -> No
     def arrives() -> list[bytes]:
         sender.send(outward, b"first")
         sender.send(outward.model_copy(update={"dlid": elsewhere.dlid}), b"second")
-        return peer.seen(by=sender)
+        return peer.receive_until_marker(by=sender)
 
     attach(where.gid, where.dlid)
     assert arrives() == [b"first"]
