@@ -1,4 +1,4 @@
-"""`mcast bench --server` and `--client`: the same group measured by programs on different hosts."""
+"""`mcast bench --server` and `--client` on different hosts, which agree over the group that they measure."""
 
 from __future__ import annotations
 

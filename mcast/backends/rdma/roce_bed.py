@@ -1,4 +1,4 @@
-"""The conformance suite's test bed on the Ethernet ports of any host, where no switch can be asked.
+"""The conformance suite's read-only test bed on a host's Ethernet ports: it reads the kernel's IGMP table.
 
 The evidence is the kernel's own list of groups, /proc/net/igmp, and `rdma resource`. Nothing of the host is
 changed: what needs a route, a link that goes down or a device that goes away does not apply.

@@ -1,6 +1,6 @@
-"""Delivery of messages: from a send to the queue pairs that get a copy.
+"""Apply the faults for single messages (lose, delay, corrupt, duplicate), and give queue pairs their copies.
 
-On the way they pass the rules for single messages.
+Which ports get a copy is decided by the network's switching.
 """
 
 from __future__ import annotations

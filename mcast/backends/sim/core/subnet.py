@@ -1,4 +1,4 @@
-"""The subnet of an InfiniBand fabric: its SM with the SA, and the SA clients of the ports."""
+"""A simulated InfiniBand subnet: connects ports to SM and SA, and joins them to IPoIB's broadcast group."""
 
 from __future__ import annotations
 
