@@ -65,7 +65,7 @@ class ReadySocket(Readiness):
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._theirs.setblocking(False)
-        self._look, self._shown = is_ready, False
+        self._poll, self.shown = is_ready, False
         try:
             self.fd: int = self._theirs.dup().detach()  # closed by whoever sends it
         except OSError:
