@@ -9,23 +9,32 @@ import json
 import os
 import signal
 import sys
-from time import monotonic
+from collections.abc import Callable
+from threading import Thread
+from time import monotonic, sleep
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 
 from mcast.collective import Collective
 from mcast.collective.calls import STALL_TIMEOUT
-from mcast.collective.root_group import RootReceiver, RootSender
 
 PEER_TIMEOUT = 2.0
+TENSOR = 16 << 20
+"""Bytes that are broadcast, which takes two seconds."""
 
 
-def killed(self: object, view: memoryview) -> None:
-    """Die while the bytes are on their way."""
+def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_amid(carried: Callable[[], int]) -> None:
+    """Die when a quarter of the bytes is on its way."""
+    begun = carried()
+    while carried() < begun + TENSOR // 4:
+        sleep(0.001)
+    die()
 
 
 def main(victim: int, where: str) -> None:
@@ -33,17 +42,17 @@ def main(victim: int, where: str) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     dist.init_process_group("gloo")
     rank, group = dist.get_rank(), dist.group.WORLD
+    tensor: Any = torch.zeros(TENSOR, dtype=torch.uint8)
     bind = "10.254.0.9" if rank == 1 and where == "gloo" else None
-    ranks = Collective(group, "udp", peer_timeout=PEER_TIMEOUT, bind=bind)
+    ranks = Collective(group, "udp", bind=bind, peer_timeout=PEER_TIMEOUT, rate=TENSOR / 2)
     assert bool(ranks.reason) == (where == "gloo"), ranks.reason
-    tensor = torch.zeros(4 << 20)
-    ranks.broadcast(tensor)
+    ranks.broadcast(tensor[:1000])
     dist.barrier()
-    if rank == victim:
-        end: Any = RootSender if rank == 0 else RootReceiver
-        if where != "multicast":
-            os.kill(os.getpid(), signal.SIGKILL)
-        patch.object(end, "carry", killed).start()
+    if rank == victim and ranks.endpoint and where == "transfer":
+        stats = ranks.endpoint.stats
+        Thread(target=die_amid, args=[lambda: stats().sent_bytes + stats().received_bytes]).start()
+    elif rank == victim:
+        die()
     begun, raised = monotonic(), ""
     try:
         with ranks:

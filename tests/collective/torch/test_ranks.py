@@ -39,12 +39,12 @@ def test_ranks_get_what_gloo_brings(run: Run, ranks: int) -> None:
 @pytest.mark.parametrize(
     ("ranks", "victim", "where"),
     [
-        (4, 0, "multicast"),
-        (4, 2, "multicast"),
+        (4, 0, "transfer"),
+        (4, 2, "transfer"),
         (4, 2, "agreement"),
         (4, 2, "gloo"),
-        (8, 0, "multicast"),
-        (8, 5, "multicast"),
+        (8, 0, "transfer"),
+        (8, 5, "transfer"),
         (8, 5, "gloo"),
     ],
 )
