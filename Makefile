@@ -144,7 +144,7 @@ test-free-threaded:
 # Collectives among the ranks of PyTorch jobs. Where pip's index has no CPU build:
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
 test-torch: .venv/test build/torch
-	PYTHONPATH=build/torch $(BIN)/pytest tests/collective/torch $(ARGS)
+	PYTHONPATH=$(CURDIR)/build/torch $(BIN)/pytest tests/collective/torch $(ARGS)
 
 build/torch:
 	$(BIN)/pip install -q --target $@ '$(TORCH)'

@@ -67,6 +67,8 @@ def shown(buffer: Buffer | Tensor) -> Buffer:
         raise TypeError("this tensor has elements that lie apart in memory: give a copy by .contiguous()")
     if tensor.is_conj() or tensor.is_neg():
         raise TypeError("this tensor is a lazy conjugate: give .resolve_conj() and .resolve_neg() of it")
+    if tensor.is_quantized:
+        raise TypeError("this tensor is quantized, and its bytes alone say nothing: give .int_repr() of it")
     if tensor.nbytes and not tensor.data_ptr():
         raise TypeError(f"this {type(tensor).__name__} has no memory of its own: give its local tensor")
     memory: Any = _memory(tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else bytearray()

@@ -27,8 +27,8 @@ WORLD: Any = dist.group.WORLD
 RANK, SIZE = dist.get_rank(), dist.get_world_size()
 LAST = SIZE - 1
 DTYPES = sorted({one for one in vars(torch).values() if isinstance(one, torch.dtype)}, key=str)
-NO_VIEW = {"qint8", "qint32", "quint8", "quint2x4", "quint4x2"}
-"""Quantized dtypes, whose tensors are made of other tensors, and are no view of bytes."""
+QUANTIZED = {"qint8", "qint32", "quint8", "quint2x4", "quint4x2"}
+"""Quantized dtypes, which are refused, because a tensor is more than its bytes."""
 
 
 def random(dtype: Any, count: int, seed: int) -> Any:
@@ -59,7 +59,7 @@ def every_dtype_is_broadcast_as_by_gloo(ranks: Collective) -> None:
     compared = set()
     for dtype in DTYPES:
         name = str(dtype).partition(".")[2]
-        if name in NO_VIEW:
+        if name in QUANTIZED:
             continue
         for root in (0, LAST):
             ours, gloos = random(dtype, 5000, RANK), random(dtype, 5000, RANK)
@@ -76,7 +76,7 @@ def every_dtype_is_broadcast_as_by_gloo(ranks: Collective) -> None:
 
 def every_dtype_is_gathered_as_by_gloo(ranks: Collective) -> None:
     for dtype in DTYPES:
-        if str(dtype).partition(".")[2] in NO_VIEW:
+        if str(dtype).partition(".")[2] in QUANTIZED:
             continue
         mine = random(dtype, 33, RANK)
         into = torch.empty(SIZE * 33, dtype=dtype)
@@ -103,6 +103,18 @@ def tensors_are_filled_in_their_place(ranks: Collective) -> None:
     assert sizes == [2 * rank for rank in range(SIZE)]
 
 
+class Wrapper(torch.Tensor):  # type: ignore[misc]  # torch is Any for a checker without it
+    """A tensor of four floats that are elsewhere, as a DTensor is."""
+
+    @staticmethod
+    def __new__(cls) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, (4,), dtype=torch.float32, device="cpu")
+
+    @classmethod
+    def __torch_dispatch__(cls, operation: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(operation)
+
+
 @contextmanager
 def all_raise(failing: int, error: type[Exception], words: str) -> Iterator[None]:
     """The rank that fails raises its own error, and each of the others one that names the rank."""
@@ -118,6 +130,8 @@ def tensors_without_plain_memory_are_refused(ranks: Collective) -> None:
         (torch.zeros(2, dtype=torch.complex64).conj(), r"lazy conjugate: give \.resolve_conj"),
         (torch.zeros(4, device="meta"), r"is on meta: give a copy by \.cpu"),
         (torch.zeros(4).to_sparse(), "lie apart in memory"),
+        (torch.quantize_per_tensor(torch.zeros(4), 0.5, 0, torch.qint32), r"quantized.*give \.int_repr"),
+        (Wrapper(), "this Wrapper has no memory of its own"),
     ):
         with all_raise(1, TypeError, words):
             ranks.broadcast(wrong if RANK == 1 else whole)
