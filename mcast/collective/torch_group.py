@@ -69,17 +69,14 @@ def shown(buffer: Buffer | Tensor) -> Buffer:
         raise TypeError("this tensor is a lazy conjugate: give .resolve_conj() and .resolve_neg() of it")
     if tensor.is_quantized:
         raise TypeError("this tensor is quantized, and its bytes alone say nothing: give .int_repr() of it")
-    if tensor.nbytes and not tensor.data_ptr():
+    if not tensor.nbytes:
+        return bytearray()
+    if not tensor.data_ptr():
         raise TypeError(f"this {type(tensor).__name__} has no memory of its own: give its local tensor")
-    memory: Any = _memory(tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else bytearray()
-    if tensor.nbytes:
-        memory.tensor = tensor  # its memory is freed with it
+    memory: Any = (ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())
+    memory.tensor = tensor  # so that the memory lives as long as a view of it
     view: Buffer = memory
     return view
-
-
-def _memory(size: int) -> Any:
-    return ctypes.c_ubyte * size
 
 
 class TorchRanks:
