@@ -7,6 +7,7 @@ N ?= 2000000
 SECONDS ?= 600
 MINUTES ?= 60
 WHEELS ?= dist
+TORCH ?= torch==2.13.0+cpu
 PYTHONS ?= $(PYTHON)
 BIN := .venv/bin
 SOURCES := pyproject.toml lab/pyproject.toml $(wildcard setup.py mcast/arguments/csrc/* mcast/backends/udp/csrc/* mcast/backends/rdma/csrc/*.* mcast/backends/rdma/csrc/calls/*)
@@ -17,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 SECOND_KERNEL ?= 6.12
 
-.PHONY: demo test test-all coverage lint types docs sessions man soak soak-served soak-lab bench mutants oracle wheel test-wheel test-free-threaded release api test-asan test-tsan fuzz clean test-packages test-debian12 test-debian13
+.PHONY: demo test test-all coverage lint types docs sessions man soak soak-served soak-lab bench mutants oracle wheel test-wheel test-free-threaded test-torch release api test-asan test-tsan fuzz clean test-packages test-debian12 test-debian13
 
 demo: .venv/demo
 	@$(BIN)/mcast demo $(ARGS)
@@ -139,6 +140,14 @@ test-free-threaded:
 		$$where/bin/python -m pytest -n 0 --ignore tests/card/test_sanitized.py -p tests.parallel \
 			--parallel-threads 4 --iterations 2 --skip-thread-unsafe True --mark-hypothesis-as-unsafe \
 			$(PARALLEL_TESTS); done
+
+# Collectives among the ranks of PyTorch jobs. Where pip's index has no CPU build:
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu
+test-torch: .venv/test build/torch
+	PYTHONPATH=$(CURDIR)/build/torch $(BIN)/pytest tests/collective/torch $(ARGS)
+
+build/torch:
+	$(BIN)/pip install -q --target $@ '$(TORCH)'
 
 # As on a fresh machine: what a Debian of its own lacks is installed, then `make demo` and `make test` on HEAD. Needs root.
 test-debian12: RELEASE := bookworm

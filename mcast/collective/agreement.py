@@ -1,10 +1,10 @@
 """Agreement of the ranks of a job between two steps: all take the same one, and none has failed.
 
-One reduction of some words over MPI says so; only where the ranks differ does a second exchange say how.
+One reduction of some words says so; only where the ranks differ does a second exchange say how.
 
-No call of MPI here waits without a bound, because a rank may stand still or die at any line, also between
-two exchanges that belong together. So each is nonblocking and has a deadline (`wait_for`). What is not
-complete by then is abandoned: neither ended, which could take for ever, nor freed, because MPI goes on.
+No exchange here waits without a bound, because a rank may stand still or die at any line, also between
+two exchanges that belong together. So each has a deadline (`wait_for`). What is not complete by then is
+abandoned: neither ended, which could take for ever, nor freed, because MPI goes on.
 
 A rank that has abandoned an exchange takes part in no later one, but for one more reduction, by which it
 says LEAVE. MPI matches the exchanges on a communicator by their order alone, so that reduction must not meet
@@ -14,19 +14,17 @@ other when they differ, and one for what they do when they agree.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping, Sequence
-from ctypes import py_object, pythonapi
 from enum import IntEnum
 from pickle import dumps, loads
-from time import monotonic, sleep
-from typing import TYPE_CHECKING, Any, NamedTuple
+from socket import gethostname
+from time import monotonic
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from mcast.collective.communicator import Communicator
 
-_MAX_PAUSE = 0.001
-"""The longest pause between two looks at whether all ranks have come, in seconds."""
+MAX_PART = 1 << 26
+"""Maximum number of bytes of one broadcast by the ranks' library."""
 
 
 class CallKind(IntEnum):
@@ -82,58 +80,31 @@ class RankFailed(RuntimeError):
         return "; ".join(f"rank {rank}: {words}" for rank, words in self.failed.items())
 
 
-def wait_for(request: MPI.Request, bound: float, *memory: object, max_pause: float = _MAX_PAUSE) -> None:
-    """Wait until a request is complete, which uses that memory; at most `bound` seconds.
-
-    Raises TimeoutError; the request is abandoned then, and when something else is raised meanwhile.
-    """
-    # Blocking calls of MPI would keep a core busy until the last rank comes.
-    end, pause = monotonic() + bound, 0.0
-    try:
-        while not request.Test():
-            if monotonic() > end:
-                raise TimeoutError(
-                    f"not all ranks took part within {bound:.3g} s: one has died, hangs or is late"
-                )
-            sleep(pause)
-            pause = min(max_pause, pause + max_pause / 64)
-    except BaseException:
-        # MPI sends from the memory, and writes there, as long as the process lives: also in MPI_Finalize,
-        # after Python has freed all else. Other ranks take what is there for the word of this one, and
-        # mpi4py keeps no reference to it (4.1.2).
-        pythonapi.Py_IncRef(py_object((request, memory)))
-        raise
-
-
 class Ranks:
     """The ranks of a communicator, with communicators of their own.
 
-    Raises TimeoutError if not all ranks have come to make these within `bound` seconds.
+    Raises as `Communicator.copy` does if not all ranks have come to make these within `bound` seconds.
     """
 
-    def __init__(self, comm: MPI.Comm, bound: float) -> None:
-        self._reducing: MPI.Comm = _copied(comm, bound)
-        self._telling: MPI.Comm = _copied(self._reducing, bound)
-        self.comm: MPI.Comm = _copied(self._reducing, bound)
+    def __init__(self, comm: Communicator, bound: float) -> None:
+        self._reducing = comm.copy(bound)
+        self._telling = self._reducing.copy(bound)
+        self._comm = self._reducing.copy(bound)
         """For what all have agreed to do."""
-        self.rank: int = self.comm.Get_rank()
-        self.size: int = self.comm.Get_size()
+        self.library: str = comm.library
+        self.rank: int = comm.rank
+        self.size: int = comm.size
         self.agreed: float = monotonic()
         """When the ranks have agreed last: what they do since then, they have begun together."""
 
     def agree(self, step: Intent, trouble: str | None, bound: float, more: float) -> Sequence[Statement]:
         """Wait for all ranks. Empty if all take the same step and none has trouble; else what each has said.
 
-        Raises TimeoutError if not all have come within `bound` seconds. If one has trouble, and not all have
-        said so within `more` seconds, raises RankFailed without the reason.
+        Raises TimeoutError if not all have come within `bound` seconds, ConnectionError if one has left. If
+        one has trouble, and not all have said so within `more` seconds, raises RankFailed without the reason.
         """
-        from mpi4py import MPI
-
         troubled = 0 if trouble is None else 1 + self.rank
-        mine = array("q", [*step, *(-value for value in step), troubled])
-        most = array("q", bytes(8 * len(mine)))
-        request = self._reducing.Iallreduce([mine, MPI.INT64_T], [most, MPI.INT64_T], MPI.MAX)
-        wait_for(request, bound, mine, most)
+        most = self._reducing.maximum([*step, *(-value for value in step), troubled], bound)
         self.agreed = monotonic()
         half = len(step)
         if not most[-1] and all(most[at] == -most[half + at] for at in range(half)):
@@ -141,7 +112,7 @@ class Ranks:
         try:
             statements = _gathered(self._telling, dumps(Statement(step, trouble)), more)
             return [loads(said) for said in statements]
-        except TimeoutError as late:  # another rank waits no more
+        except (TimeoutError, ConnectionError) as late:  # another rank waits no more
             if not most[-1]:
                 raise
             raise RankFailed({most[-1] - 1: f"failed, and its reason did not arrive: {late}"}) from None
@@ -149,9 +120,17 @@ class Ranks:
     def exchange(self, mine: bytes, bound: float) -> list[bytes]:
         """The bytes that each rank gives, in the order of the ranks.
 
-        Raises TimeoutError if not all have come within `bound` seconds.
+        Raises TimeoutError if not all have come within `bound` seconds, ConnectionError if one has left.
         """
-        return _gathered(self.comm, mine, bound)
+        return _gathered(self._comm, mine, bound)
+
+    def broadcast(self, view: memoryview, root: int, bound: float) -> None:
+        """Send the root's bytes, and fill the others', without multicast.
+
+        Raises as `exchange` does; `bound` is for each part, so that a slow network does not end it.
+        """
+        for at in range(0, len(view), MAX_PART):
+            self._comm.broadcast(view[at : at + MAX_PART], root, bound)
 
     def reasons(self, mine: str | None, bound: float, more: float) -> str:
         """Why a rank cannot do something, one of the reasons that there are; empty if all can.
@@ -169,40 +148,28 @@ class Ranks:
         return f"rank {rank}: {why}{others}"
 
     def local_rank(self, bound: float) -> int:
-        """The number of this rank among those of its host, from 0. Raises TimeoutError as `exchange` does."""
-        from mpi4py import MPI
-
-        here = MPI.Get_processor_name().encode()
+        """The number of this rank among those of its host, from 0. Raises as `exchange` does."""
+        here = gethostname().encode()
         return self.exchange(here, bound)[: self.rank].count(here)
 
     def bcast(self, value: Any, bound: float) -> Any:
-        """Return the value of rank 0. Raises TimeoutError as `exchange` does."""
+        """Return the value of rank 0. Raises as `exchange` does."""
         return loads(self.exchange(dumps(value) if self.rank == 0 else b"", bound)[0])
 
     def free(self) -> None:
         """Free the communicators, on which nothing is under way."""
-        for comm in (self.comm, self._telling, self._reducing):
-            comm.Free()
+        for comm in (self._comm, self._telling, self._reducing):
+            comm.free()
 
 
-def _gathered(comm: MPI.Comm, mine: bytes, bound: float) -> list[bytes]:
-    from mpi4py import MPI
-
+def _gathered(comm: Communicator, mine: bytes, bound: float) -> list[bytes]:
     end = monotonic() + bound
-    size, sizes = array("q", [len(mine)]), array("q", bytes(8 * comm.Get_size()))
-    wait_for(comm.Iallgather([size, MPI.INT64_T], [sizes, MPI.INT64_T]), bound, size, sizes)
+    told = comm.allgather(len(mine).to_bytes(8), bound)
+    sizes = [int.from_bytes(told[at : at + 8]) for at in range(0, len(told), 8)]
     # All of one width, because MPI would need the list of sizes until the end, and mpi4py frees that at once.
-    width = max(sizes)
-    mine, whole = mine.ljust(width), bytearray(width * len(sizes))
-    request = comm.Iallgather([mine, MPI.BYTE], [whole, MPI.BYTE])
-    wait_for(request, max(0.0, end - monotonic()), mine, whole)
-    return [bytes(whole[rank * width :][:size]) for rank, size in enumerate(sizes)]
-
-
-def _copied(comm: MPI.Comm, bound: float) -> MPI.Comm:
-    copy, request = comm.Idup()
-    wait_for(request, bound, copy)
-    return copy
+    width = max(1, *sizes)
+    whole = comm.allgather(mine.ljust(width), max(0.0, end - monotonic()))
+    return [whole[rank * width :][:size] for rank, size in enumerate(sizes)]
 
 
 def outcome(statements: Sequence[Statement]) -> Exception:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import atexit
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from typing_extensions import Buffer
 
-from mcast.collective.calls import Collective
+from mcast.collective.calls import Collective, communicator
+from mcast.collective.torch_group import ProcessGroup, Tensor
 from mcast.errors import install
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
 
-def broadcast(buffer: Buffer, root: int = 0, comm: MPI.Comm | None = None, backend: str = "rdma") -> None:
-    """Broadcast among the ranks of `comm`, see `Collective.broadcast`; None: all ranks of the job.
+def broadcast(
+    buffer: Buffer | Tensor,
+    root: int = 0,
+    comm: MPI.Comm | ProcessGroup | None = None,
+    backend: str = "rdma",
+) -> None:
+    """Broadcast among the ranks of `comm`, see `Collective.broadcast`; None: all ranks of the MPI job.
 
     Raises ImportError without mpi4py.
     """
@@ -24,16 +29,19 @@ def broadcast(buffer: Buffer, root: int = 0, comm: MPI.Comm | None = None, backe
 
 
 def allgather(
-    buffer: Buffer, into: Buffer | None = None, comm: MPI.Comm | None = None, backend: str = "rdma"
+    buffer: Buffer | Tensor,
+    into: Buffer | Tensor | None = None,
+    comm: MPI.Comm | ProcessGroup | None = None,
+    backend: str = "rdma",
 ) -> list[memoryview]:
-    """Gather from the ranks of `comm`, see `Collective.allgather`; None: all ranks of the job.
+    """Gather from the ranks of `comm`, see `Collective.allgather`; None: all ranks of the MPI job.
 
     Raises ImportError without mpi4py.
     """
     return _of(comm, backend).allgather(buffer, into)
 
 
-def _of(comm: MPI.Comm | None, backend: str) -> Collective:
+def _of(comm: MPI.Comm | ProcessGroup | None, backend: str) -> Collective:
     """The collective of a communicator, which remembers it; made anew where it has ended."""
     if comm is None:
         try:
@@ -41,20 +49,8 @@ def _of(comm: MPI.Comm | None, backend: str) -> Collective:
         except ImportError as error:
             raise ImportError(f"there is no mpi4py: {install.line('mpi')}") from error
         comm = MPI.COMM_WORLD
-    kept: Any = comm.Get_attr(_key())
-    if kept is None:
-        kept = dict[str, Collective]()
-        comm.Set_attr(_key(), kept)
+    kept: dict[str, Collective] = communicator(comm).attributes()
     if backend not in kept or kept[backend].ended:
         kept[backend] = Collective(comm, backend)
         atexit.register(kept[backend].abandon)
-    found: Collective = kept[backend]
-    return found
-
-
-@cache
-def _key() -> int:
-    """Under which communicators remember their collectives."""
-    from mpi4py import MPI
-
-    return MPI.Comm.Create_keyval()
+    return kept[backend]

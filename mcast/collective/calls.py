@@ -4,8 +4,8 @@ A call is a sequence of agreements (`_agree`) with the transfer of bytes (`_carr
 the same steps in the same order; a rank that fails in one says so in the next agreement, and the call then
 raises on every rank. The first agreement of a call waits for `wait` seconds, the later ones for a multiple of
 `peer_timeout` (`_bound`). What uses multicast for the first time is tried on all ranks (`_try_on_all`): if
-one rank cannot, `reason` is set on all, and MPI carries the bytes from then on. After an error other than
-wrong arguments the collective has ended, because nobody knows what still waits in MPI.
+one rank cannot, `reason` is set on all, and MPI or gloo carries the bytes from then on. After an error other
+than wrong arguments the collective has ended, because nobody knows what still waits in MPI.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from math import inf
 from time import monotonic
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Self, SupportsIndex, TypeVar, cast
 
 from typing_extensions import Buffer
 
@@ -25,10 +25,12 @@ from mcast.api import Backend, BackendError, Handle, McastAddress, McastError
 from mcast.arguments.buffers import flat_bytes, writable_bytes
 from mcast.cast.protocol.members import MAX_MEMBERS_PER_ADDRESS
 from mcast.cast.protocol.sender import Timers
-from mcast.collective import mpi_fallback
 from mcast.collective.agreement import CallKind, Intent, RankFailed, Ranks, outcome
+from mcast.collective.communicator import Communicator
 from mcast.collective.job import JobTerms, group_of, job_terms, opened
+from mcast.collective.mpi import MpiRanks
 from mcast.collective.root_group import IncompleteError, RootGroup, open_root_group
+from mcast.collective.torch_group import ProcessGroup, Tensor, TorchRanks, is_group, shown
 from mcast.endpoint.blocking import Endpoint
 
 if TYPE_CHECKING:
@@ -51,21 +53,33 @@ The group that was unused longest is left for a new one.
 """
 
 _UNFIT = (BackendError, OSError, RuntimeError, ValueError)
-"""Errors that keep a rank from multicast, so that all ranks use MPI."""
+"""Errors that keep a rank from multicast, so that no rank uses it."""
+
+
+def communicator(comm: MPI.Comm | ProcessGroup) -> Communicator:
+    """Return the ranks of an mpi4py communicator, or of a group of torch.distributed.
+
+    Raises TypeError if it is neither, ValueError for a group without gloo.
+    """
+    if is_group(comm):
+        return TorchRanks(cast("ProcessGroup", comm))
+    return MpiRanks(cast("MPI.Comm", comm))
 
 
 class Collective(Handle):
-    """Broadcast and allgather among the ranks of an MPI communicator, over RDMA multicast.
+    """Broadcast and allgather among the ranks of an MPI or PyTorch job, over RDMA multicast.
 
     All ranks make one together, call its methods in the same order, as with MPI, and close it, best by
-    `with`. mpi4py numbers the ranks and lets them wait for one another; multicast carries the bytes, which
-    leave the root's port once, however many ranks there are.
+    `with`. mpi4py or torch.distributed numbers the ranks and lets them wait for one another; multicast
+    carries the bytes, which leave the root's port once, however many ranks there are.
 
         with Collective(MPI.COMM_WORLD) as ranks:
             for step in range(1000):
                 ranks.broadcast(weights, root=0)
 
-    comm      of mpi4py; the collective duplicates it, and its messages meet no others
+    comm      of mpi4py; the collective duplicates it, and its messages meet no others. Or a group of
+              torch.distributed with gloo, whose timeout holds, too: each call counts among its collectives,
+              so a thread that uses it meanwhile needs another one
     backend   the name of a provider, or an open backend, which stays open
     bind      the local IP address; None: the ranks of a host take its active ports in turn
     group     the IP group of rank 0; rank n sends in the n-th after it. None: rank 0 draws one of
@@ -73,34 +87,35 @@ class Collective(Handle):
     peer_timeout  for so many seconds a rank may be silent in a call that all have begun
     wait      for so many seconds a rank that calls waits for the others to call, too; inf: as MPI does
     rate      the most bytes a second that leave a root's port
-    closed    True: rank 0 draws a key, MPI brings it to all, and what other programs say in the groups, or
-              say again, changes nothing. It costs each rank time for each message. Rank 0's argument counts,
-              as its `peer_timeout`, `wait` and `rate` do
+    authenticated  True: rank 0 draws a key and the communicator brings it to all, so what other programs say
+              in the groups, or say again, changes nothing. It costs each rank time for each message. Rank 0's
+              argument counts, as its `peer_timeout`, `wait` and `rate` do
 
-    Where a rank cannot use multicast, all use MPI for the bytes, too: `reason` says why, and rank 0 logs a
-    warning. The ranks find that out when they make the collective, with an empty object from rank 0; and when
-    another rank is the root for the first time, which takes some round trips then and none later.
+    Where a rank cannot use multicast, all use MPI or gloo for the bytes, too: `reason` says why, and rank 0
+    logs a warning. The ranks find that out when they make the collective, with an empty object from rank 0;
+    and when another rank is the root for the first time, which takes some round trips then and none later.
 
     A call in which a rank fails raises on every rank: there the error itself, elsewhere `RankFailed`. So does
     the next call after an error has ended the `with` of a rank. After arguments that cannot be, the
     collective goes on; after any other error it has ended. One thread at a time may call.
 
-    A process that dies is MPI's to handle: mpirun ends the job, unless it was told to go on. Then, and where
-    a process stands still, the others raise within a bound: `RankFailed`, or a TimeoutError where nobody
-    knows of which rank. In a call that all have begun, that is after at most 6 times `peer_timeout`, a
-    minute, and twice as long as the call has taken there; before that, after `wait` and 2 times
-    `peer_timeout`. To make and to close a collective are such calls. To leave the `with` by an error takes up
-    to 2 times `peer_timeout` more. A process that stood still and goes on raises, too, or returns if the
-    others have waited for it.
+    Where a process dies, mpirun and torchrun end the job, unless they were told to go on. Then, and where a
+    process stands still, the others raise within a bound: `RankFailed`, or a TimeoutError or ConnectionError
+    where nobody knows of which rank. In a call that all have begun, that is after at most 6 times
+    `peer_timeout`, a minute, and twice as long as the call has taken there; before that, after `wait` and 2
+    times `peer_timeout`. No exchange of gloo lasts longer than the timeout of its group. To make and to close
+    a collective are such calls. To leave the `with` by an error takes up to 2 times `peer_timeout` more. A
+    process that stood still and goes on raises, too, or returns if the others have waited for it.
 
     After such an error call MPI no more with these ranks, which may be anywhere, and end the job by
     `comm.Abort()`: at the end of a process MPI waits for all others, without a bound. Until then MPI keeps
-    the memory of what was given up, also that of a buffer of the program, and may write there.
+    the memory of what was given up, also that of a buffer of the program, and may write there. A group of
+    torch cannot be used any more, either: end the process, which gloo holds up to the bound above.
     """
 
     def __init__(
         self,
-        comm: MPI.Comm,
+        comm: MPI.Comm | ProcessGroup,
         backend: str | Backend = "rdma",
         *,
         bind: str | None = None,
@@ -110,22 +125,23 @@ class Collective(Handle):
         rate: float = inf,
         authenticated: bool = False,
     ) -> None:
+        library = communicator(comm)
         terms, error = _attempt(
-            lambda: job_terms(comm.Get_size(), backend, group, peer_timeout, wait, rate, authenticated)
+            lambda: job_terms(library.size, backend, group, peer_timeout, wait, rate, authenticated)
         )
         self._peer_timeout, self._wait = (
             (DEFAULT_PEER_TIMEOUT, inf) if terms is None else (terms.peer_timeout, terms.wait)
         )
-        self._ranks = Ranks(comm, self._bound(error))
+        self._ranks = Ranks(library, self._bound(error))
         self._stack = ExitStack()
         self.endpoint: Endpoint | None = None
-        """The endpoint whose groups carry the bytes; None while MPI does."""
+        """The endpoint whose groups carry the bytes; None while MPI or gloo does."""
         self._root_groups: OrderedDict[int, RootGroup] = OrderedDict()
         self._ended = ""
         self._known = False
         """True if the other ranks know that the collective has ended."""
         self.reason: str = ""
-        """Why MPI carries the bytes; empty while multicast does."""
+        """Why MPI or gloo carries the bytes; empty while multicast does."""
         try:
             self._agree(Intent(CallKind.MAKE), error)
             self._terms: JobTerms = self._ranks.bcast(terms, self._bound(begun=True))
@@ -156,11 +172,11 @@ class Collective(Handle):
         """Why there can be no more calls; empty while there can."""
         return self._ended
 
-    def broadcast(self, buffer: Buffer, root: int = 0) -> None:
+    def broadcast(self, buffer: Buffer | Tensor, root: int = 0) -> None:
         """Fill the buffers of all ranks with the bytes of the root's; return when all have them.
 
-        buffer  contiguous, such as a numpy array, with as many bytes on each rank, and writable on all but
-                the root. The bytes go from where they are to where they belong
+        buffer  contiguous, such as a numpy array or a CPU tensor of torch, with as many bytes on each rank,
+                and writable on all but the root. The bytes go from where they are to where they belong
         root    the rank that sends, the same on each
 
         Raises ValueError if the ranks differ in size or root, TypeError for what is no such buffer, and
@@ -175,17 +191,18 @@ class Collective(Handle):
         assert view is not None
         self._carry(root, view)
 
-    def allgather(self, buffer: Buffer, into: Buffer | None = None) -> list[memoryview]:
+    def allgather(self, buffer: Buffer | Tensor, into: Buffer | Tensor | None = None) -> list[memoryview]:
         """The bytes of all ranks' buffers, in the order of the ranks; return when all have all.
 
         buffer  contiguous; the sizes may differ
         into    a writable buffer of as many bytes as all have together, which are put there one after
                 another; None: new memory
 
-        The list has a view of bytes for each rank: `numpy.frombuffer(view, dtype)` makes an array of one. The
-        ranks send one after another, each in a group of its own. Raises as `broadcast` does.
+        The list has a view of bytes for each rank: `numpy.frombuffer(view, dtype)` makes an array of one, and
+        `torch.frombuffer(view, dtype=dtype)` a tensor. The ranks send one after another, each in a group of
+        its own. Raises as `broadcast` does.
         """
-        mine, error = _attempt(lambda: flat_bytes(buffer))
+        mine, error = _attempt(lambda: flat_bytes(shown(buffer)))
         self._agree(Intent(CallKind.ALLGATHER), error)
         assert mine is not None
         statements = self._together(
@@ -208,7 +225,7 @@ class Collective(Handle):
             self._agree(Intent(CallKind.CLOSE), None)
             self._ended, self._known = "it is closed", True
             self.abandon()
-            self._ranks.free()  # waits for nobody in MPICH and Open MPI
+            self._ranks.free()
 
     def __enter__(self) -> Self:
         return self
@@ -223,12 +240,13 @@ class Collective(Handle):
 
     # --- the steps -------------------------------------------------------------------------------
 
-    def _ours(self, buffer: Buffer, root: int) -> memoryview:
+    def _ours(self, buffer: Buffer | Tensor, root: int) -> memoryview:
         if not isinstance(root, SupportsIndex):
             raise TypeError(f"root is {root!r}: give an int, the ranks are 0..{self.size - 1}")
         if not 0 <= root < self.size:
             raise ValueError(f"root is {root}: the ranks are 0..{self.size - 1}")
-        return flat_bytes(buffer) if root == self.rank else writable_bytes(buffer)
+        memory = shown(buffer)
+        return flat_bytes(memory) if root == self.rank else writable_bytes(memory)
 
     def _carry(self, root: int, view: memoryview) -> None:
         """Let the bytes go from the root to all, and agree that they have."""
@@ -237,7 +255,7 @@ class Collective(Handle):
             if (
                 root_group is None
             ):  # what comes of a rank that has given up may be anything, so all agree then, too
-                mpi_fallback.broadcast(self._ranks, view, root, self._bound(begun=True))
+                self._ranks.broadcast(view, root, self._bound(begun=True))
             else:
                 root_group.broadcast(view)
         except BaseException as error:
@@ -302,7 +320,7 @@ class Collective(Handle):
         self.abandon()
 
     def abandon(self) -> None:
-        """Leave the groups without a word to MPI, when the process ends. Idempotent."""
+        """Leave the groups without a word to the others, when the process ends. Idempotent."""
         while self._root_groups:
             with suppress(McastError):  # a device that is gone needs no farewell
                 self._root_groups.popitem()[1].close()
@@ -313,7 +331,7 @@ class Collective(Handle):
     # --- multicast, or not -----------------------------------------------------------------------
 
     def _root_group(self, root: int) -> RootGroup | None:
-        """The stage of that root, tried out when it is opened; None where MPI carries the bytes."""
+        """The group of that root, tried out when it is opened; None where multicast is not used."""
         if self.size == 1 or self.reason:
             return None
         if root in self._root_groups:
@@ -342,8 +360,8 @@ class Collective(Handle):
         if self.reason:
             self.abandon()
             level = logging.WARNING if self.rank == 0 else logging.DEBUG
-            words = "MPI, not multicast, carries the bytes of %d ranks: %s"
-            logger.log(level, words, self.size, self.reason)
+            words = "%s carries the bytes of %d ranks, not multicast: %s"
+            logger.log(level, words, self._ranks.library, self.size, self.reason)
 
     def _open(self, backend: str | Backend, bind: str | None, local_rank: int) -> None:
         self.endpoint = opened(self._stack, backend, bind, local_rank)
@@ -372,8 +390,8 @@ def _require_room(address: str, ranks: int) -> None:
         )
 
 
-def _result_buffer(into: Buffer | None, size: int) -> memoryview:
-    view = memoryview(bytearray(size)) if into is None else writable_bytes(into)
+def _result_buffer(into: Buffer | Tensor | None, size: int) -> memoryview:
+    view = memoryview(bytearray(size)) if into is None else writable_bytes(shown(into))
     if len(view) != size:
         raise ValueError(
             f"into has {len(view)} bytes, and the ranks together send {size}: give a buffer of {size}"

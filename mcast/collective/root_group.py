@@ -96,7 +96,7 @@ class RootReceiver:
 
     def _target_for(self, offered: Offered) -> memoryview:
         if not self._expects(offered):
-            raise OSError("this group belongs to an MPI job, which expects another object")
+            raise OSError("this group belongs to the ranks of a job, which expects another object")
         return self._target if len(self._target) else memoryview(bytearray())
 
     def _missed(self, missed: Missed) -> None:

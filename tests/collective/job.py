@@ -21,6 +21,7 @@ from mcast.cast.io.sources import MemorySource
 from mcast.cast.protocol.packets import ALL_MEMBERS, Bye, encode
 from mcast.cast.protocol.sender import Timers
 from mcast.collective import Collective, RankFailed, agreement, calls, job
+from mcast.collective.mpi import MpiRanks
 from mcast.collective.root_group import open_root_group
 
 from ..buffers import PAYLOADS, REFUSED, content
@@ -221,7 +222,7 @@ def a_rank_that_does_not_come_is_waited_for_so_long() -> None:
 
 def what_a_rank_has_given_up_is_said_as_it_was() -> None:
     """MPI reads the words of a rank when the last one comes, and the rank has other things in its memory."""
-    ranks = agreement.Ranks(COMM, 60.0)
+    ranks = agreement.Ranks(MpiRanks(COMM), 60.0)
     step = agreement.Intent(agreement.CallKind.BROADCAST, 1, 7)
     others: list[bytearray] = []
     if RANK != 1:
@@ -238,7 +239,7 @@ def what_a_rank_has_given_up_is_said_as_it_was() -> None:
 
 def a_rank_that_gives_no_reason_is_named() -> None:
     """The reduction names it; the reason takes a second exchange, to which the rank does not come."""
-    ranks = agreement.Ranks(COMM, 60.0)
+    ranks = agreement.Ranks(MpiRanks(COMM), 60.0)
     silent = patch.object(agreement, "dumps", side_effect=TimeoutError) if RANK == 2 else ExitStack()
     with pytest.raises(RankFailed) as raised, silent:
         ranks.agree(agreement.Intent(agreement.CallKind.DONE), "trouble" if RANK == 2 else None, 60.0, 0.3)

@@ -56,8 +56,15 @@ NOT_RUN = {
     "it takes minutes": "make mcast rdma-lab pre-commit .venv/bin/pytest",
     "it needs a running guest": "rdma-lab",
     "it is a prompt": "mcast",
+    "it needs PyTorch": "torchrun",
 }
-"""Why a block may stay unrun -> the commands that such a block may name."""
+"""Why a block may stay unrun -> the commands that such a block may name.
+
+What needs PyTorch is run by tests/collective/torch/test_ranks.py.
+"""
+
+RUN_BY = ("", "it needs PyTorch")
+"""Reasons of the blocks that are run, here or by `make test-torch`."""
 
 LONG = "run by make test-all"
 """The title of a block that takes too long for `make test`."""
@@ -221,7 +228,7 @@ def test_every_python_file_of_a_page_is_run() -> None:
         found = fences(page)
         for number, fence in enumerate(found):
             if fence.language == "python" and is_file_name(fence.title):
-                later = (one.text for one in found[number:] if one.language == "sh" and not one.not_run)
+                later = (one.text for one in found[number:] if one.language == "sh" and one.not_run in RUN_BY)
                 assert any(fence.title in text or "pytest" in text for text in later), fence
 
 
