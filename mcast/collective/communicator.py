@@ -57,8 +57,7 @@ def wait_for(done: Callable[[], object], bound: float, *memory: object, max_paus
         while not done():
             if monotonic() > end:
                 raise TimeoutError(
-                    f"not all ranks have come to agree within {bound:.3g} s: one has died, stands still "
-                    "or is late"
+                    f"not all ranks took part within {bound:.3g} s: one has died, hangs or is late"
                 )
             sleep(pause)
             pause = min(max_pause, pause + max_pause / 64)
