@@ -411,7 +411,8 @@ static size_t size_of(const struct payload *one)
 }
 
 /* How many of the messages the kernel may cut from one large datagram: all are as long as the first, but for a shorter last
- * one. */
+ * one. Virtual interfaces carry such a datagram whole past an MTU that its messages exceed; so one that a member with an MTU of
+ * 1,024 is to lose does not take a shorter one, which is for that member, with it. */
 static int run_of(const struct payload *payloads, int count, size_t beside)
 {
 	size_t size = size_of(&payloads[0]), whole = beside + ((size + 3) & ~(size_t)3);
@@ -420,7 +421,7 @@ static int run_of(const struct payload *payloads, int count, size_t beside)
 	most = most < count ? most : count;
 	while (run < most && size_of(&payloads[run]) == size)
 		run++;
-	return run < most && run < count && size_of(&payloads[run]) < size ? run + 1 : run;
+	return run < most && size <= MIN_ETHERNET_MTU && size_of(&payloads[run]) < size ? run + 1 : run;
 }
 
 static struct iovec *add_part(struct iovec *parts, const void *data, size_t size)

@@ -22,6 +22,7 @@ enum {
 	AT_ONCE = PLACES, /* messages of one call to send, and the most that the kernel takes as one datagram to cut */
 	PARTS = 4,	   /* of a message that is sent: head, two of the payload, what is behind */
 	MAX_DATAGRAM = 65507,
+	MIN_ETHERNET_MTU = 1024, /* the RoCE MTU of an interface with 1,500 bytes */
 	MAX_COPIED = 2048, /* bytes of a datagram that is sent from a copy */
 	SOURCES = 64,	   /* sockets that a set of them can name */
 	ARRIVALS = 16,	   /* datagrams of one call to receive; each may be a run of messages */
