@@ -165,7 +165,7 @@ def mpi_carries_the_bytes_where_one_rank_has_no_device() -> None:
         all_get_what_each_has(ranks)
         what_cannot_be_is_refused_on_all_ranks(ranks)
     assert [words for words in said if ranks.reason in words] == [
-        f"MPI, not multicast, carries the bytes of {SIZE} ranks: {ranks.reason}"
+        f"MPI carries the bytes of {SIZE} ranks, not multicast: {ranks.reason}"
     ][: RANK == 0]
     logger.removeHandler(handler)
 

@@ -50,7 +50,7 @@ def stops_itself(seconds: float, after: float | None = None) -> None:
 def stops_in_a_transfer(seconds: float) -> Iterator[None]:
     """Stop this process when the bytes of a call are on their way, for so many seconds."""
     end: Any = RootSender if RANK == 0 else RootReceiver
-    carry = end.carry
+    carry = end.broadcast
 
     def carried(self: object, view: memoryview) -> None:
         stops_itself(seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
+from ipaddress import IPv4Address
 from time import monotonic, sleep
 from typing import Any
 
@@ -16,7 +17,7 @@ from mcast.wire.addresses import McastAddress
 from mcast.wire.probe import PROBE_SIZE
 
 from .conftest import mgid_of, source_of
-from .test_mckey import SENDS
+from .test_mckey import mckey_sending
 
 BOUND = 100.0
 GROUP = McastAddress.of("239.77.3.1")
@@ -42,19 +43,13 @@ def test_another_device_answers(lab_bed: Testbed, size: int) -> None:
 
 
 def test_what_mckey_sends_is_counted(lab_bed: Testbed) -> None:
-    command = ["mckey", "-m", str(GROUP), "-b", str(lab_bed.ports[1]), "-S", "300", *SENDS]
-    with (
-        ping_endpoint(lab_bed, 0) as answering,
-        subprocess.Popen(command, stdout=subprocess.DEVNULL) as mckey,
-    ):
-        try:
-            outcome = answer_all(answering, 20)
-            assert mckey.wait(BOUND) == 0
-        finally:
-            mckey.kill()
-    (heard,) = outcome.heard
-    assert heard.address == source_of(lab_bed, lab_bed.ports[1])
-    assert (heard.messages, heard.pings, heard.smallest, heard.largest) == (20, 0, 300, 300)
+    group = IPv4Address(str(GROUP))
+    with ping_endpoint(lab_bed, 0) as answering, mckey_sending(lab_bed.ports[1], group=group, size=300):
+        outcome = answer_all(answering, 20)
+    for heard in outcome.heard:
+        assert heard.address == source_of(lab_bed, lab_bed.ports[1])
+        assert (heard.pings, heard.smallest, heard.largest) == (0, 300, 300)
+    assert sum(heard.messages for heard in outcome.heard) == 20
 
 
 def test_mckey_counts_our_pings_and_answers_none(lab_bed: Testbed) -> None:

@@ -65,7 +65,8 @@ class ReadySocket(Readiness):
         self._ours, self._theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._theirs.setblocking(False)
-        self._poll, self.shown = is_ready, False
+        self._poll = is_ready
+        self.shown: bool = False
         try:
             self.fd: int = self._theirs.dup().detach()  # closed by whoever sends it
         except OSError:
