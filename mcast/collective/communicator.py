@@ -1,4 +1,4 @@
-"""What a collective needs of the library that starts and numbers the ranks.
+"""Protocol of what a collective needs of the library that starts and numbers the ranks: exchanges of bytes.
 
 `mcast.collective.mpi` fulfils it with mpi4py, `mcast.collective.torch_group` with torch.distributed; nothing
 else here knows which it is. All exchanges are collective: every rank makes the same ones in the same order.
