@@ -1,7 +1,7 @@
-"""The thread of a backend that listens to the kernel and forwards unicast.
+"""The thread of a backend: an epoll loop that calls the backend when its kernel or RoCE socket is readable.
 
-It reads what the kernel reports of interfaces, and forwards unicast to the queue pairs of this and of other
-processes. It moves no message that a call of the program could move.
+The backend then reads what the kernel reports of interfaces, and forwards unicast to the queue pairs of this
+and of other processes. The thread moves no message that a call of the program could move.
 """
 
 from __future__ import annotations

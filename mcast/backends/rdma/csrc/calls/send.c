@@ -1,4 +1,4 @@
-/* QueuePair.send, send_one and flush. */
+/* QueuePair.send, send_one, flush in C: arguments and buffers to a send job; odd ones fall back to Python. */
 #include "calls.h"
 
 /* From so many bytes on a post releases the GIL: the bytes to copy, and what each message counts beside them. To
