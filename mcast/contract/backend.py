@@ -50,8 +50,12 @@ class Backend(Closeable):
     def suspicions(self, quiet: float = 0.0) -> tuple[Cause, ...]:
         """Return what may keep others from being heard although all seems well.
 
-        With `quiet` return nothing unless queue pairs have been open for so many seconds without a message.
+        With `quiet` return nothing unless queue pairs have been open for that many seconds without a message.
+        Raises TypeError and ValueError for what is no number of seconds.
         """
+        return self._suspicions(check_seconds(quiet, "quiet"))
+
+    def _suspicions(self, quiet: float) -> tuple[Cause, ...]:
         return ()
 
     @abstractmethod

@@ -169,6 +169,7 @@ ROWS: dict[str, Row] = {
     "port_counters port_num": Row(
         lambda s, x: s.backend.port_counters("card0", x), {**NO_NUMBER, **out_of(0, 256)}, NUMBERS
     ),
+    "suspicions quiet": Row(lambda s, x: s.backend.suspicions(x), {**NO_TIME, "none": None}, TIMES),
     "create_id port_space": Row(lambda s, x: s.end.channel.create_id(x), NO_SPACE),
     "get_event timeout": Row(lambda s, x: s.end.channel.get_event(x), NO_TIME, TIMES),
     "bind_addr src": Row(lambda s, x: s.id.bind_addr(x), NO_ADDRESS),

@@ -137,7 +137,7 @@ class UdpBackend(Backend):
                     found[name] = found.get(name, 0) + count
         return found | dict(self.network.forward_counts)
 
-    def suspicions(self, quiet: float = 0.0) -> tuple[Cause, ...]:
+    def _suspicions(self, quiet: float) -> tuple[Cause, ...]:
         paths, now = list(self.network.queue_pairs.paths.values()), monotonic()
         if quiet and any(path.counts()[0] or now - path.opened < quiet for path in paths):
             return ()
