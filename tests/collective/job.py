@@ -197,7 +197,7 @@ def a_rank_that_is_gone_in_a_call_ends_it_on_the_others() -> None:
     ranks._peer_timeout = 0.1
     if RANK == 0:
         root_group: Any = ranks._root_groups[0]
-        root_group._session._sending.core._manners = Timers(peer_timeout=0.1)
+        root_group._session._sending.core._timers = Timers(peer_timeout=0.1)
     gone = patch.object(Collective, "_carry", side_effect=EOFError) if RANK == 3 else ExitStack()
     expected = {0: RankFailed, 3: EOFError}.get(RANK, (RankFailed, TimeoutError))
     with patch.object(calls, "STALL_TIMEOUT", 0.1), gone, pytest.raises(expected):
