@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,6 +46,7 @@ def test_top_shows_a_source() -> None:
             ):
                 while top.poll() is None:
                     out.send(b"x" * 100)
+                    time.sleep(0.001)  # no faster than top reads: what overruns it is a gap
             found, _ = top.communicate(timeout=BOUND)
         finally:
             top.kill()
