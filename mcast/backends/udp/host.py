@@ -76,7 +76,7 @@ class UdpPort(Port):
 
     def info(self) -> DeviceInfo:
         found = super().info()
-        reason = "" if self.multicast else f"the interface {self.name} has no multicast"
+        reason = "" if self.multicast else f"its flag MULTICAST is off (ip link set {self.name} multicast on)"
         return found.model_copy(update={"num_comp_vectors": 1, "no_multicast": reason})
 
 
