@@ -177,14 +177,15 @@ class DataPath:
             has = sockets.max_buffer()
             depth, room = self._first
             wanted = depth * (room + 1024)
+            aim = f"have room for its {depth} receives" if wanted > has else "double that"
             logger.warning(
                 "queue pair %#x lost %d messages because the kernel's buffer of its socket was full: "
-                "net.core.rmem_max is %s bytes; to have room for its %d receives, run on the host: "
+                "net.core.rmem_max is %s bytes; to %s, run on the host: "
                 "sysctl -w net.core.rmem_max=%d, and open the endpoint again; or read faster, or send slower",
                 self.core.number,
                 self._overflow,
                 has,
-                depth,
+                aim,
                 max(wanted, 2 * has),
             )
 
