@@ -2,7 +2,8 @@
 
 Sender and receivers are the state machines of `mcast.cast.protocol`, driven by one heap of events: a step of
 the sender, the arrival of a burst at all receivers, a timer of a receiver, and the arrival of a packet at the
-sender. NACKs reach the other receivers, too. Each receiver loses packets independently.
+sender. NACKs reach the other receivers, too. Each receiver loses packets independently. Slow receivers take
+some messages a second from a queue, and lose those that arrive while it is full.
 
 No bytes are copied to receivers: they note segments by number. To verify a block, the segments that a
 receiver has are taken from the sender's block, decoded, and compared with the digest, once for each pattern
@@ -23,6 +24,7 @@ from mcast.cast.protocol import fec
 from mcast.cast.protocol.blocks import BlockBuffer, Digest, Framer, SourceBlock, keep_freed_memory
 from mcast.cast.protocol.incoming import ReadyBlock
 from mcast.cast.protocol.packets import (
+    MAX_K,
     MAX_PARITY,
     MAX_WINDOW,
     Describe,
@@ -58,6 +60,10 @@ class TransferSetup(NamedTuple):
     gbit       rate of the sender's link, in Gbit/s
     window     maximum blocks that a receiver buffers
     parity     True if parity may be used
+    k          maximum source segments of a block
+    slow       number of slow receivers, which are the first ones
+    slow_rate  messages that a slow receiver takes in a second
+    queue      length of a slow receiver's queue, in messages
     """
 
     receivers: int
@@ -68,6 +74,10 @@ class TransferSetup(NamedTuple):
     gbit: float = 10.0
     window: int = 256
     parity: bool = True
+    k: int = MAX_K
+    slow: int = 0
+    slow_rate: float = 400.0
+    queue: int = 64
 
 
 class TransferCosts(NamedTuple):
@@ -100,6 +110,10 @@ class TransferCosts(NamedTuple):
     seconds: float
     sender_cpu_us_per_segment: float
     parity: bool
+
+
+_Burst = list[tuple[int, SegmentRange | Packet]]
+"""Output of a step of the sender, each item with its number of messages."""
 
 
 class _Losses:
@@ -195,6 +209,8 @@ class SimulatedTransfer:
             config = ReceiverConfig(number_at(address, 1), address, window, MESSAGE_SIZE, self._coding)
             self._ends.append(ObjectReceiver(self.sender.session, config, Random(random.random()), 0.0))
         self._due = [inf] * setup.receivers
+        self._emptied_at = [0.0] * setup.slow
+        """When the queue of each slow receiver will be empty."""
         self._tape: list[tuple[float, tuple[bytes, str] | None]] = []
         self._free = self._sends_at = 0.0
         self._about: Describe
@@ -236,9 +252,21 @@ class SimulatedTransfer:
             result.parity,
         )
 
+    def reasons(self) -> list[str]:
+        """Simulate on, after `run`, until each receiver knows its outcome. Raises RuntimeError otherwise.
+
+        Returns for each receiver its reason for not having the object; empty if it has.
+        """
+        for _ in self._turns(self._free):
+            if all(end.ended for end in self._ends):
+                return [end.ended[0].reason for end in self._ends]
+        raise RuntimeError(f"not all receivers know their outcome after {_MAX_SECONDS:g} s of virtual time")
+
     def _begin(self, sender: ObjectSender, now: float) -> Describe:
         parity = MAX_PARITY if self._coding else 0
-        return sender.begin(now, self.setup.strategy, self.setup.size, "simulated", parity=parity)
+        return sender.begin(
+            now, self.setup.strategy, self.setup.size, "simulated", k=self.setup.k, parity=parity
+        )
 
     def _sender_cpu_seconds(self, begun: float) -> float:
         """Repeat the sender's recorded steps alone, and return its processor time for the object.
@@ -285,6 +313,10 @@ class SimulatedTransfer:
                 assert isinstance(what, tuple)
                 number, message = what
                 self._deliver_to_sender(number, message, now)
+            elif kind == 4:
+                assert isinstance(what, tuple)
+                number, burst, lost = what
+                self._deliver(number, burst, lost, now)
             else:
                 assert isinstance(what, int)
                 self._step_receiver(what, now)
@@ -305,7 +337,7 @@ class SimulatedTransfer:
         if (outgoing := sender.outgoing) is not None:
             self._progress(min(outgoing.segments * outgoing.about.segment, self.setup.size))
         size = 0
-        burst: list[tuple[int, SegmentRange | Packet]] = []
+        burst: _Burst = []
         for one in out:
             if isinstance(one, SegmentRange):
                 burst.append((one.segments, one))
@@ -327,21 +359,33 @@ class SimulatedTransfer:
 
     # --- the receivers ---------------------------------------------------------------------------
 
-    def _arrive(self, burst: list[tuple[int, SegmentRange | Packet]], now: float) -> None:
+    def _arrive(self, burst: _Burst, now: float) -> None:
         total = sum(count for count, _ in burst)
-        for number, end in enumerate(self._ends):
+        for number in range(self.setup.receivers):
             lost = self._losses[number].of(total)
-            at = 0
-            for count, one in burst:
-                lost_here = [index - at for index in lost if at <= index < at + count] if lost else _NONE
-                at += count
-                if isinstance(one, SegmentRange):
-                    self._receive(end, one, lost_here, now)
-                elif not lost_here:
-                    end.on_packet(one, now)
-            for ready in end.take_ready():
-                end.checked(ready.block, self._is_valid(ready), now)
-            self._wake(number, end, now)
+            (self._enqueue if number < self.setup.slow else self._deliver)(number, burst, lost, now)
+
+    def _enqueue(self, number: int, burst: _Burst, lost: list[int], now: float) -> None:
+        """Deliver a burst when a slow receiver has taken it, without what its queue has no room for."""
+        rate, emptied_at = self.setup.slow_rate, max(now, self._emptied_at[number])
+        arrived = sorted({*range(sum(count for count, _ in burst))}.difference(lost))
+        room = max(0, int(self.setup.queue - (emptied_at - now) * rate))
+        if taken := len(arrived[:room]):
+            self._emptied_at[number] = emptied_at = emptied_at + taken / rate
+            self._push(emptied_at, 4, (number, burst, sorted({*lost, *arrived[room:]})))
+
+    def _deliver(self, number: int, burst: _Burst, lost: list[int], now: float) -> None:
+        end, at = self._ends[number], 0
+        for count, one in burst:
+            lost_here = [index - at for index in lost if at <= index < at + count] if lost else _NONE
+            at += count
+            if isinstance(one, SegmentRange):
+                self._receive(end, one, lost_here, now)
+            elif not lost_here:
+                end.on_packet(one, now)
+        for ready in end.take_ready():
+            end.checked(ready.block, self._is_valid(ready), now)
+        self._wake(number, end, now)
 
     def _receive(self, end: ObjectReceiver, run: SegmentRange, lost: list[int], now: float) -> None:
         start = 0
@@ -363,12 +407,14 @@ class SimulatedTransfer:
         return self._verified[key]
 
     def _wake(self, number: int, end: ObjectReceiver, now: float) -> None:
-        due = end.due
+        due = max(end.due, now)
         if due < self._due[number]:
             self._due[number] = due
-            self._push(max(due, now), 3, number)
+            self._push(due, 3, number)
 
     def _step_receiver(self, number: int, now: float) -> None:
+        if now != self._due[number]:
+            return  # an earlier step replaced this one; two for one timer would each schedule the next ones
         end = self._ends[number]
         self._due[number] = inf
         for message in end.messages(now):

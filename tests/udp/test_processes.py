@@ -161,6 +161,52 @@ def test_objects_pass_between_two_processes() -> None:
     assert out == f"{len(DATA)}\n"
 
 
+TAKES = """
+import sys, time
+from mcast import cast, open_endpoint
+
+class Disk:
+    def write(self, block):
+        time.sleep(float(sys.argv[2]))
+
+name, missed = sys.argv[1], []
+with open_endpoint("udp", bind="127.0.0.1") as endpoint, endpoint.join("239.1.1.9") as group:
+    options = {"name": name, "memory": 1 << 20, "one_session": True, "peer_timeout": 3.0}
+    for _ in cast.receive(group, Disk(), missed=missed.append, **options):
+        print("whole", flush=True)
+print(*[one.reason for one in missed], flush=True)
+"""
+"""Receives objects into a disk that takes some seconds for each block."""
+
+
+def test_a_slow_process_breaks_no_deadline() -> None:
+    """Its disk alone would take 10 s; the others have the object in a fraction of the deadline."""
+    seconds = {"fast 1": "0", "fast 2": "0", "slow": "0.5"}
+    with ExitStack() as held:
+        started = [
+            held.enter_context(
+                subprocess.Popen([sys.executable, "-c", TAKES, *one], stdout=subprocess.PIPE, text=True)
+            )
+            for one in seconds.items()
+        ]
+        for process in started:
+            held.callback(process.kill)
+        with (
+            open_endpoint("udp", bind="127.0.0.1") as endpoint,
+            endpoint.join("239.1.1.9") as group,
+            cast.open_session(group) as session,
+        ):
+            session.wait_for_receivers(3, BOUND)
+            report = session.send(DATA * 34, strategy=cast.deadline(6.0))
+        said = [process.communicate(timeout=BOUND)[0] for process in started]
+    reasons = {one.name: one.reason for one in report.receivers}
+    assert (report.strategy_met, reasons["fast 1"], reasons["fast 2"]) == (True, "", "")
+    assert max(one.seconds for one in report.receivers if one.complete) < 5.0
+    assert reasons["slow"] == "left behind: this receiver is too slow for the deadline"
+    assert said[:2] == ["whole\n\n"] * 2
+    assert said[2] == "left behind: this receiver is too slow for the sender's strategy\n"
+
+
 def test_a_group_is_ready_when_another_process_answers() -> None:
     with echo("other") as other:
         with open_endpoint("udp", bind="127.0.0.1") as endpoint, endpoint.join(GROUP) as group:

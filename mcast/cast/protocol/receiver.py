@@ -205,8 +205,7 @@ class ObjectReceiver:
         new = incoming.add_segments(block, first, count)
         if new and not self._is_carousel:  # there, segments may be dropped and arrive again without end
             self._last_progress, self._nack_timer.suppressed = now, 0
-        if self._nack_timer.due is None and incoming.has_requests:
-            self._start_nack_timer(now)
+        self._after_update(incoming, now)
         return new
 
     def resume(self, blocks: int, now: float) -> None:

@@ -16,7 +16,9 @@ from mcast.cast.protocol.packets import (
     PENDING,
     STORED,
     Ack,
+    Admit,
     BlockInfo,
+    Describe,
     Join,
     Nack,
     Packet,
@@ -24,7 +26,7 @@ from mcast.cast.protocol.packets import (
     micros,
     number_at,
 )
-from mcast.cast.protocol.repairs import SegmentRange
+from mcast.cast.protocol.receiver import ObjectReceiver, ReceiverConfig
 from mcast.cast.protocol.sender import ObjectResult, ObjectSender
 from mcast.cast.protocol.strategy import Strategy, all_receivers, deadline, quorum
 from mcast.testing.transfer import SimulatedTransfer, TransferSetup
@@ -32,90 +34,24 @@ from mcast.testing.transfer import SimulatedTransfer, TransferSetup
 from .network import Case, Conditions, Network
 
 DATA = Random(1).randbytes(200_000)
-SEGMENTS_PER_SECOND = 400
-"""Rate of a slow receiver: the object has 256 segments, which the others receive in some ms."""
-QUEUE = 64
 PROMISES = ("deadline", "quorum")
+COUNTS = [(2, 1), (10, 1), (10, 5), (10, 9), (100, 1), (100, 50), (100, 99)]
+CASES = [(*count, promise, loss) for count in COUNTS for promise in PROMISES for loss in (0.0, 0.01)]
+MANY = [(1000, slow, promise, loss) for slow in (1, 500, 999) for promise in PROMISES for loss in (0.0, 0.01)]
 
 
-class SlowTransfer(SimulatedTransfer):
-    """Transfer to receivers of which the first `slow` take few messages a second, from a short queue."""
+def transfer_to(
+    receivers: int, slow: int, strategy: Strategy, loss: float = 0.0
+) -> tuple[ObjectResult, list[str]]:
+    """Transfer an object that a slow receiver alone takes a second for, and the others some milliseconds.
 
-    def __init__(self, setup: TransferSetup, slow: int) -> None:
-        super().__init__(setup._replace(window=8, parity=False))
-        self._slow, self._emptied_at = slow, [0.0] * slow
-
-    def outcome(self) -> tuple[ObjectResult, list[str]]:
-        """Transfer the object; return its result, and the reason of each receiver that does not have it."""
-        begun = self._gather()
-        self._emptied_at = [begun] * self._slow
-        self._about = self.sender.begin(begun, self.setup.strategy, self.setup.size, "", b"", 8, 0)
-        for _ in self._turns(begun):
-            if self.sender.results:
-                break
-        return self.sender.results[0], [
-            one.reason for end in self._ends for one in end.ended if not one.complete
-        ]
-
-    def _arrive(self, burst: list[Any], now: float) -> None:
-        if isinstance(burst[0], int):
-            number, *late = burst
-            self._deliver(number, late, [], now)
-            return
-        total = sum(count for count, _ in burst)
-        for number in range(len(self._ends)):
-            lost = self._losses[number].of(total)
-            if number >= self._slow or self.sender.outgoing is None:
-                self._deliver(number, burst, lost, now)
-                continue
-            waiting = max(0.0, self._emptied_at[number] - now) * SEGMENTS_PER_SECOND
-            window = int(QUEUE - waiting)
-            lost = sorted({*lost, *range(window, total)}) if window < total else lost
-            self._emptied_at[number] = (
-                max(now, self._emptied_at[number]) + (total - len(lost)) / SEGMENTS_PER_SECOND
-            )
-            heard = self._heard(burst, lost)
-            if heard:
-                self._push(self._emptied_at[number], 1, [number, *heard])
-
-    @staticmethod
-    def _heard(burst: list[Any], lost: list[int]) -> list[Any]:
-        """Return a burst without the lost messages."""
-        lost_here, found, at = {*lost}, list[Any](), 0
-        for count, one in burst:
-            if isinstance(one, SegmentRange):
-                start = None
-                for index in range(one.segments + 1):
-                    there = index < one.segments and at + index not in lost_here
-                    if there and start is None:
-                        start = index
-                    if not there and start is not None:
-                        found.append(
-                            (index - start, SegmentRange(one.block, one.first + start, index - start))
-                        )
-                        start = None
-            elif at not in lost_here:
-                found.append((1, one))
-            at += count
-        return found
-
-    def _deliver(self, number: int, burst: list[Any], lost: list[int], now: float) -> None:
-        end, at = self._ends[number], 0
-        for count, one in burst:
-            lost_here = [index - at for index in lost if at <= index < at + count]
-            at += count
-            if isinstance(one, SegmentRange):
-                self._receive(end, one, lost_here, now)
-            elif not lost_here:
-                end.on_packet(one, now)
-        for ready in end.take_ready():
-            end.checked(ready.block, self._is_valid(ready), now)
-        self._wake(number, end, now)
-
-
-COUNTS = [(2, 1), (16, 1), (16, 8), (16, 15), (100, 1), (100, 50), (100, 99)]
-CASES = [(*count, promise, loss) for count in COUNTS for promise in PROMISES for loss in (0.0, 0.02)]
-MANY = [(1000, slow, promise, loss) for slow in (1, 500, 999) for promise in PROMISES for loss in (0.0, 0.02)]
+    Returns the result, and the reason that each receiver has for not having the object.
+    """
+    setup = TransferSetup(receivers, loss, 1 << 20, strategy, seed=1, window=8, parity=False, k=8, slow=slow)
+    transfer = SimulatedTransfer(setup)
+    transfer.run()
+    reasons = transfer.reasons()
+    return transfer.sender.results[0], reasons
 
 
 @pytest.mark.parametrize(
@@ -123,24 +59,25 @@ MANY = [(1000, slow, promise, loss) for slow in (1, 500, 999) for promise in PRO
     [*CASES, MANY[0], *(pytest.param(*case, marks=pytest.mark.long) for case in MANY[1:])],
 )
 def test_slow_receivers_are_left_behind(receivers: int, slow: int, promise: str, loss: float) -> None:
-    """They alone, early, and by name: the others have the object long before."""
+    """They alone, early, and by name; each of them knows. The others have the object long before."""
     strategy = deadline(1.0) if promise == "deadline" else quorum(receivers - slow)
-    result, words = SlowTransfer(TransferSetup(receivers, loss, 1 << 20, strategy, seed=1), slow).outcome()
+    result, reasons = transfer_to(receivers, slow, strategy, loss)
     assert result.strategy_met
     fast = [one for one in result.receivers if int(one.name.split()[1]) >= slow]
     left = [one for one in result.receivers if int(one.name.split()[1]) < slow]
     assert (len(fast), len(left)) == (receivers - slow, slow)
-    assert max(one.seconds for one in fast) < 0.6
+    assert max(one.seconds for one in fast) < 0.5
     reason = f"left behind: this receiver is too slow for the {promise}"
     assert {(one.complete, one.reason) for one in left} == {(False, reason)}
-    assert all(one.startswith("left behind") for one in words)
+    assert all(one.startswith("left behind: ") for one in reasons[:slow])
+    assert {*reasons[slow:]} == {""}
 
 
 @pytest.mark.parametrize("receivers", [2, 40])
 def test_a_receiver_that_makes_the_deadline(receivers: int) -> None:
     """The sender waits for it, however slow it is, and however long it holds the others up."""
-    result, _ = SlowTransfer(TransferSetup(receivers, 0.0, 1 << 20, deadline(8.0), seed=1), 1).outcome()
-    assert [one.reason for one in result.receivers if not one.complete] == []
+    result, reasons = transfer_to(receivers, 1, deadline(8.0))
+    assert {*reasons} == {one.reason for one in result.receivers} == {""}
     assert result.receivers[0].seconds > 0.5
 
 
@@ -149,7 +86,7 @@ def test_a_receiver_that_makes_the_deadline(receivers: int) -> None:
 )
 def test_needed_receivers_are_not_left_behind(strategy: Strategy) -> None:
     """`all` waits for each receiver, a quorum for as many as it wants."""
-    result, _ = SlowTransfer(TransferSetup(3, 0.0, 1 << 20, strategy, seed=1), 1).outcome()
+    result, _ = transfer_to(3, 1, strategy)
     assert (result.strategy_met, [one.reason for one in result.receivers]) == (True, ["", "", ""])
 
 
@@ -175,6 +112,21 @@ def test_stragglers_take_part_in_the_next_object() -> None:
     assert without == [["r1"], []]
     assert network.receivers[1].got == {1: b"small"}
     assert network.receivers[1].wrong == ["left behind: this receiver is too slow for the sender's strategy"]
+
+
+def test_data_beyond_the_window_ends_the_object() -> None:
+    """A receiver that has lost the BEHIND fails at once: its timer would be due for ever."""
+    session, number = number_at("10.0.0.1", 1), number_at("10.0.0.2", 1)
+    end = ObjectReceiver(session, ReceiverConfig(number, "r", 4, 4096, False), Random(1), 0.0)
+    end.on_packet(Admit(session, {number: (0, end.config.nonce)}), 0.0)
+    end.on_packet(Describe(session, 0, 100_000, 1000, 4, 0, 0, 0, "o", b""), 0.0)
+    end.on_data(0, 0, 0, 3, 0.1)
+    end.on_data(0, 1, 0, 4, 0.1)
+    assert 0.1 <= end.due < 1.0, "a segment is missing"
+    end.on_data(0, 9, 0, 4, 0.1)
+    assert [one.reason.split(":")[0] for one in end.ended] == ["left behind"]
+    end.messages(2.0)
+    assert end.due > 2.0
 
 
 def operations(kind: str, count: int, limit: float = inf) -> int:
