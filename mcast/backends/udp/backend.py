@@ -7,6 +7,7 @@ calls there are made with MSG_DONTWAIT, and a call that has to wait sleeps on de
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
@@ -50,6 +51,7 @@ from mcast.api import (
     QueuePair,
     Refused,
     Region,
+    SignalSafeWeakSet,
     TimedOut,
     Waiters,
     WcStatus,
@@ -92,12 +94,14 @@ class UdpBackend(Backend):
         self.waiters: Waiters = Waiters()
         self._guard.after_change = lambda call: self.waiters.wake()
         self._channels: dict[UdpEventChannel, None] = {}
+        self._pid = os.getpid()
         self._watcher = Watcher(self._on_readable)
         self.network: UdpNetwork = UdpNetwork()
         try:
             self.network.queue_pairs.on_new_source = self._open_roce
             self._watcher.add(self.network.hosts.netlink.fileno())
             self._watcher.start()
+            _backends.add(self)
         except BaseException:
             self._close()
             raise
@@ -154,6 +158,22 @@ class UdpBackend(Backend):
         self._channels[channel] = None
         return channel
 
+    def leave_to_parent(self) -> None:
+        """Refuse all calls but close, in the child of a fork, which shares its parent's sockets and epolls.
+
+        A close then ends no thread of the parent, and leaves none of its groups.
+        """
+        self._guard.amid = self._guard.amid or "a fork"
+        self._guard.fix = (
+            f"it belongs to process {self._pid}; open another one in this process (multiprocessing: start "
+            "method 'spawn')"
+        )
+        self._watcher.leave_to_parent()
+        for channel in self._channels:
+            channel.readiness.close()
+        for path in self.network.queue_pairs.paths.values():
+            path.readiness.close()
+
     def _close(self) -> None:
         if self._freed:
             return
@@ -163,6 +183,17 @@ class UdpBackend(Backend):
         self._watcher.close()
         self.network.close()
         self._freed = True
+
+
+_backends: SignalSafeWeakSet[UdpBackend] = SignalSafeWeakSet()
+
+
+def _after_fork() -> None:
+    for backend in _backends:
+        backend.leave_to_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class UdpEventChannel(EventChannel):

@@ -44,6 +44,10 @@ class Watcher:
         """Look at that one, too."""
         self._epoll.register(descriptor, select.EPOLLIN)
 
+    def leave_to_parent(self) -> None:
+        """Close this process's descriptor, in the child of a fork, where the thread does not run."""
+        self._epoll.close()
+
     def close(self) -> None:
         """Have the thread end, which then closes what is its own. Idempotent."""
         with self._closing, suppress(FileExistsError):
