@@ -1,4 +1,4 @@
-"""A fork shares the parent's sockets and epoll objects: it uses none of them, and a close there harms nobody."""
+"""A fork shares its parent's sockets and epoll objects: it uses none of them, and closes without harm."""
 
 from __future__ import annotations
 
