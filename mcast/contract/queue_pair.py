@@ -238,7 +238,7 @@ class QueuePair(OnPort):
             self.require_fits(destination, [batch.nbytes // len(batch)])
             self._send_header_body(destination, batch, imm, timeout)
             return len(batch)
-        payloads: list[Any] = batch if isinstance(batch, list) else list(batch)
+        payloads: list[Any] = list(batch)  # a copy: another thread may change the list after the checks
         if set(map(type, payloads)) <= _BYTES:
             sizes = list(map(len, payloads))
         else:

@@ -154,7 +154,10 @@ class UdpBackend(Backend):
         return self._change("event_channel", Phase.OPEN, self._event_channel)
 
     def _event_channel(self) -> EventChannel:
-        channel = UdpEventChannel(self, self._channels)
+        try:
+            channel = UdpEventChannel(self, self._channels)
+        except OSError as error:
+            raise _refused(error, "event_channel", Phase.OPEN) from error
         self._channels[channel] = None
         return channel
 
@@ -298,7 +301,11 @@ class UdpCmId(CmId):
 
     def _resolve_addr(self, dst: McastAddress, src: IPv4Address | IPv6Address | None, timeout: float) -> None:
         self.channel.backend.network.poll_changes()
-        _check(self.core.resolve(dst, src), "resolve_addr", Phase.RESOLVE, dst=dst, src=src)
+        try:
+            failed = self.core.resolve(dst, src)
+        except OSError as error:
+            raise _refused(error, "resolve_addr", Phase.RESOLVE, dst=dst, src=src) from error
+        _check(failed, "resolve_addr", Phase.RESOLVE, dst=dst, src=src)
 
     def _create_qp(self, init: QpInit) -> QueuePair:
         name = self.device or "a UDP socket"
@@ -316,10 +323,7 @@ class UdpCmId(CmId):
             failed = self.core.create_qp(init)
         except OSError as error:
             about = {"qp_type": init.qp_type.name, "source": source}
-            why = why_refused(error)
-            raise Refused(
-                mcast_error(error.errno or errno.EIO, "create_qp", Phase.CREATE_QP, about, why)
-            ) from error
+            raise _refused(error, "create_qp", Phase.CREATE_QP, **about) from error
         _check(failed, "create_qp", Phase.CREATE_QP, qp_type=init.qp_type.name)
         assert self.core.qp is not None
         self._qp = UdpQueuePair(self, self.core.qp, pairs.paths[self.core.qp], init)
@@ -503,13 +507,12 @@ class UdpQueuePair(_native.Calls, QueuePair):
     def _send_rest(
         self, destination: Destination, payloads: list[Any], timeout: float | None, posted: int
     ) -> int:
-        """Send what C has left of a list that it found in order."""
-
-        def post(to: tuple[object, ...], begin: int) -> tuple[int, int]:
-            return self.path.ring.send(to, payloads, begin)
-
-        self._send_all(destination, post, len(payloads), None, timeout, posted)
-        return len(payloads)
+        """Send what C has left of a list, which another thread may have changed meanwhile."""
+        try:
+            return posted + QueuePair.send(self, destination, payloads[posted:], None, timeout)
+        except McastError as error:
+            error.posted += posted
+            raise
 
     def _send_rows(
         self, destination: Destination, rows: memoryview, imm: int | None, timeout: float | None
@@ -541,10 +544,9 @@ class UdpQueuePair(_native.Calls, QueuePair):
         count: int,
         imm: int | None,
         timeout: float | None,
-        posted: int = 0,
     ) -> None:
         """Post all messages; wait while the socket has no room for more, or the queue pair is in SQD."""
-        end = None
+        end, posted = None, 0
         try:
             while True:
                 posted, failed, waiter = self._guard.run(
@@ -731,6 +733,11 @@ class UdpQueuePair(_native.Calls, QueuePair):
 def _check(failed: int, call: str, phase: Phase, detail: str = "", **arguments: object) -> None:
     if failed:
         raise Refused(mcast_error(failed, call, phase, arguments, detail))
+
+
+def _refused(error: OSError, call: str, phase: Phase, **arguments: object) -> Refused:
+    """Return the refusal of a call that found no descriptor, or port 4791 in use."""
+    return Refused(mcast_error(error.errno or errno.EIO, call, phase, arguments, why_refused(error)))
 
 
 def _cannot(device: str, what: str, **arguments: object) -> NoReturn:

@@ -173,8 +173,11 @@ class DataPath:
         """Count the datagrams that found a socket's buffer full, and say once how to have more room."""
         self._overflow = self.ring.overflow()
         if self._overflow and not self._warned:
+            try:
+                has = sockets.max_buffer()
+            except OSError:  # no descriptor is left to ask with: the next look says it
+                return
             self._warned = self._overflow
-            has = sockets.max_buffer()
             depth, room = self._first
             wanted = depth * (room + 1024)
             aim = f"have room for its {depth} receives" if wanted > has else "double that"

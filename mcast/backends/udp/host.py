@@ -119,6 +119,7 @@ class Host:
             raise
         self._ports: dict[int, UdpPort] = {}
         self._made = 0
+        self._unread: list[tuple[int, int]] = []
         self.loopback_up: bool = False
 
     @property
@@ -129,13 +130,22 @@ class Host:
     def poll(self, at_once: bool = False) -> Iterator[Change]:
         """Read what the kernel reports, and return what has changed.
 
-        Without a report nothing is read, unless `at_once`.
+        Without a report nothing is read, unless `at_once`. Where the interfaces cannot be read, as no
+        descriptor is left, reports wait for the next look.
         """
-        flags = list(self._reports())
+        flags = self._unread
+        flags += self._reports()
         if not flags and not at_once:
             return
+        try:
+            interfaces = _native.interfaces()
+        except OSError:
+            if at_once:
+                raise
+            return
+        self._unread = []
         there = set()
-        for name, number, now, mtu, hardware, addresses in _native.interfaces():
+        for name, number, now, mtu, hardware, addresses in interfaces:
             there.add(number)
             if now & _LOOPBACK:
                 self.loopback_up = bool(now & _UP)
