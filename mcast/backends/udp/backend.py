@@ -317,6 +317,7 @@ class UdpCmId(CmId):
                 _cannot(name, "moderate completions: do without", moderation=init.moderation)
         except McastError as error:
             raise Refused(error) from None
+        self.channel.backend.network.poll_changes()  # else the new queue pair has events from before it
         pairs, source = self.channel.backend.network.queue_pairs, self.core.source
         pairs.source = source if isinstance(source, IPv4Address) else None
         try:
