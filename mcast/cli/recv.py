@@ -108,13 +108,15 @@ def recv(
                 if came.ended:
                     break
         outcome = outcome_of(member, group, output, came, watch)
+        suspected = () if came.sender or came.late else endpoint.backend.suspicions()
     if came.sender is None:
         late = (
             "; one that began earlier is under way, which cannot be joined: wait for its end"
             if came.late
             else ""
         )
-        raise Failure(f"no transfer began on {where} within {wait:g} s{late}")
+        likely = "".join(f"\n{cause.shown('likely')}" for cause in suspected)
+        raise Failure(f"no transfer began on {where} within {wait:g} s{late}{likely}")
     if as_json:
         json_output.result(outcome)
     elif outcome["verified"] and (not apart or console(stderr=True).is_terminal):

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
+from itertools import starmap
 from math import inf
 from time import monotonic
 from types import MappingProxyType
@@ -145,7 +146,8 @@ class UdpBackend(Backend):
         paths, now = list(self.network.queue_pairs.paths.values()), monotonic()
         if quiet and any(path.counts()[0] or now - path.opened < quiet for path in paths):
             return ()
-        return next(filter(None, map(suspicions, sorted({path.port.name for path in paths}))), ())
+        ports = sorted({(path.port.name, path.port.up) for path in paths})
+        return next(filter(None, starmap(suspicions, ports)), ())
 
     def groups(self) -> GroupTable:
         return group_table(self._change("groups", Phase.OPEN, self._devices), lambda device, port: (device,))
