@@ -229,6 +229,7 @@ def main() -> None:
     words.add_argument("--only", default="uftp,udpcast", help="peers")
     words.add_argument("--json", type=Path, default=BUILD / "udp-files.json")
     asked = words.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # with it each of our processes would compile itself
     found: dict[str, Any] = {}
     for mtu in map(int, asked.mtu):
         found[str(mtu)] = measure(asked.size << 20, mtu, asked.loss, asked.rounds, asked.only.split(","))
