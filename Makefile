@@ -53,7 +53,7 @@ coverage: .venv/test
 	$(BIN)/coverage report
 
 # The project's code, and the Python that its pages show. Pages that speak of other things than None are not typed.
-UNTYPED_PAGES := contract files_and_captures performance pitfalls recipes
+UNTYPED_PAGES := contract files_and_captures patterns performance pitfalls
 lint: .venv/test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -72,8 +72,9 @@ types: .venv/test
 docs: .venv/test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-# The recorded terminal sessions of README.md and the documentation.
+# The README's picture, and the recorded terminal sessions of the documentation.
 sessions: .venv/test
+	$(BIN)/python scripts/pictures.py
 	$(BIN)/python scripts/record_sessions.py
 
 # The manual pages, from the help of the commands.

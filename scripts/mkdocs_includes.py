@@ -1,4 +1,4 @@
-"""A MkDocs hook: what pages take from the code, the tests or README.md, put in when the site is built.
+"""A MkDocs hook: what pages take from the code and the tests, put in when the site is built.
 
 A line `<!-- include: NAME WORDS -->` becomes what the function NAME makes of the words; so a table has one
 source, and a page cannot lag behind it.
@@ -19,21 +19,6 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 INCLUDE = re.compile(r"^<!-- include: (\w+) ?(.*?) -->$", re.M)
-
-
-def readme(heading: str) -> str:
-    """The section of README.md with this heading, without the heading."""
-    text = (ROOT / "README.md").read_text("utf-8")
-    found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", text, re.M | re.S)
-    if not found:
-        raise ValueError(f"README.md has no section {heading!r}")
-    return found[1].strip()
-
-
-def example(_: str) -> str:
-    """The code that README.md begins with."""
-    section = readme("An example")
-    return section[: section.index("```", 3) + 3]
 
 
 def file(path: str) -> str:
@@ -342,8 +327,6 @@ def _arrow(start: tuple[int, int], end: tuple[int, int], words: list[str]) -> st
 INCLUDES: dict[str, Callable[[str], str]] = {
     function.__name__: function
     for function in (
-        readme,
-        example,
         file,
         facts,
         drivers,

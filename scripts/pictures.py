@@ -1,6 +1,9 @@
 """Pictures of the documentation, as SVG: drawn when the site is built, where they can be from the code.
 
-Colours are those of the text, so that a picture suits a light and a dark page.
+Colours are those of the text, so that a picture suits a light and a dark page. The README's picture is a
+file, which cannot know the colours of the page around it, and so has a background of its own.
+
+usage: python scripts/pictures.py    writes the README's picture
 """
 
 from __future__ import annotations
@@ -305,3 +308,67 @@ def parts(_: str) -> str:
         providers,
     ]
     return nested("The parts", Box(["one process"], above))
+
+
+# --- the README's picture -----------------------------------------------------------------------
+
+OVERVIEW = ROOT / "docs" / "assets" / "overview.svg"
+
+_STYLE = """<style>
+svg { color: #1f2328; font-family: system-ui, "Segoe UI", "DejaVu Sans", sans-serif; }
+.paper { fill: #ffffff; stroke: #d0d7de; }
+.group { fill: #dfe7fd; stroke: #3f51b5; }
+@media (prefers-color-scheme: dark) {
+  svg { color: #e6edf3; }
+  .paper { fill: #161b22; stroke: #3d444d; }
+  .group { fill: #26345e; stroke: #8ea2f0; }
+}
+</style>"""
+
+_RUNGS = (
+    ("sim", "simulator", "one process"),
+    ("udp", "UDP sockets", "any host"),
+    ("lab", "real kernel", "no card"),
+    ("rdma", "cards", "a cluster"),
+)
+"""Each step from a laptop to a cluster: its name, and two lines of words."""
+
+
+def overview() -> str:
+    """Draw one sender, a group and its receivers, and the four places where the program runs."""
+    width, height = 400, 262
+    parts = [
+        f'<rect class="paper" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="10"/>',
+        box(135, 14, 130, 34),
+        text(200, 36, "one sender", "bold", "middle"),
+        *_arrow_down(200, 48, 200, 70),
+        '<rect class="group" x="40" y="71" width="320" height="32" rx="16"/>',
+        text(200, 92, "group 239.1.1.1", "bold", "middle"),
+    ]
+    for x in (75, 200, 325):
+        parts += [*_arrow_down(x, 103, x, 125), box(x - 50, 126, 100, 34)]
+        parts.append(text(x, 148, "receiver", "", "middle"))
+    parts.append(text(200, 185, "the same program, in four places", "", "middle"))
+    each = (width - 5 * 8) / 4
+    for at, (name, *words) in enumerate(_RUNGS):
+        x = 8 + at * (each + 8)
+        parts += [box(x, 194, each, 60), text(x + each / 2, 212, name, "bold", "middle")]
+        parts += [text(x + each / 2, 229 + 16 * line, word, "", "middle") for line, word in enumerate(words)]
+    label = "A sender, a group and three receivers; the program runs on sim, udp, lab and rdma"
+    head = f'width="{width * 3 // 2}" height="{height * 3 // 2}" viewBox="0 0 {width} {height}"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {head} role="img" aria-label="{label}">\n'
+        + "\n".join([_STYLE, *parts])
+        + "\n</svg>\n"
+    )
+
+
+def _arrow_down(x: float, y: float, to_x: float, to_y: float) -> list[str]:
+    """A line with a head at its lower end."""
+    head = f"M{to_x - 4:g} {to_y - 7:g}L{to_x:g} {to_y:g}L{to_x + 4:g} {to_y - 7:g}"
+    shape = f"M{x:g} {y:g}L{to_x:g} {to_y:g}{head}"
+    return [f'<path d="{shape}" fill="none" stroke="currentColor" stroke-opacity="0.7" stroke-width="1.2"/>']
+
+
+if __name__ == "__main__":
+    OVERVIEW.write_text(overview(), "utf-8")

@@ -402,6 +402,18 @@ def test_demo_ends_as_in_the_tutorial() -> None:
     assert [line for line in stable if " ".join(line.split()) not in recorded] == []
 
 
+def test_readme_picture_is_as_drawn() -> None:
+    """`make sessions` draws it."""
+    from scripts.pictures import OVERVIEW, overview
+
+    assert OVERVIEW.read_text("utf-8") == overview()
+
+
+def test_readme_fits_two_screens() -> None:
+    """Somebody who decides reads no more than 120 lines."""
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
+
+
 def test_each_command_has_its_help_and_an_example() -> None:
     text = (ROOT / "docs" / "commands.md").read_text("utf-8")
     sections = dict(re.findall(r"^##+ mcast ([^\n]+)\n(.*?)(?=^##|\Z)", text, re.M | re.S))
@@ -448,7 +460,7 @@ def test_each_make_target_named_exists() -> None:
 
 def test_provider_table_names_every_backend() -> None:
     """The provider table names every built in backend."""
-    table = (ROOT / "README.md").read_text("utf-8").partition("## Providers")[2].partition("##")[0]
+    table = (ROOT / "docs/providers.md").read_text("utf-8").partition("\n## ")[0]
     named = set(re.findall(r"`([\w-]+)`", table))
     assert set(backend_names()) >= {"sim", "sim-roce", "sim-ib", "rdma"} <= named
 
