@@ -351,9 +351,10 @@ def overview() -> str:
     parts.append(text(200, 185, "the same program, in four places", "", "middle"))
     each = (width - 5 * 8) / 4
     for at, (name, *words) in enumerate(_RUNGS):
-        x = 8 + at * (each + 8)
-        parts += [box(x, 194, each, 60), text(x + each / 2, 212, name, "bold", "middle")]
-        parts += [text(x + each / 2, 229 + 16 * line, word, "", "middle") for line, word in enumerate(words)]
+        left = 8 + at * (each + 8)
+        middle = left + each / 2
+        parts += [box(left, 194, each, 60), text(middle, 212, name, "bold", "middle")]
+        parts += [text(middle, 229 + 16 * line, word, "", "middle") for line, word in enumerate(words)]
     label = "A sender, a group and three receivers; the program runs on sim, udp, lab and rdma"
     head = f'width="{width * 3 // 2}" height="{height * 3 // 2}" viewBox="0 0 {width} {height}"'
     return (
