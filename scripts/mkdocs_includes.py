@@ -255,13 +255,15 @@ def atlas(_: str) -> str:
 
 
 _PLACES = {
-    "JOINING": (90, 40),
-    "JOINED": (400, 40),
-    "LOST": (400, 210),
-    "FAILED": (90, 210),
-    "LEFT": (640, 125),
+    "JOINING": (60, 24),
+    "JOINED": (270, 24),
+    "LOST": (270, 150),
+    "FAILED": (60, 150),
+    "LEFT": (165, 214),
 }
 """Where the picture of a membership's life has the middle of each state's box."""
+_ACROSS, _DOWN = 50, 17
+"""Half of a box, so small that the picture fits a page of 400 pixels."""
 
 _TIP = (
     '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" '
@@ -280,8 +282,8 @@ def life(_: str) -> str:
     parts = [_label(*_PLACES["LEFT"], 35, "middle", "by leave, from any state")]
     for name, (x, y) in _PLACES.items():
         parts.append(
-            f'<rect x="{x - 60}" y="{y - 20}" width="120" height="40" rx="6" fill="none" '
-            'stroke="currentColor"/>'
+            f'<rect x="{x - _ACROSS}" y="{y - _DOWN}" width="{2 * _ACROSS}" height="{2 * _DOWN}" rx="6" '
+            'fill="none" stroke="currentColor"/>'
         )
         parts.append(_label(x, y, 5, "middle", name.lower()))
     for (one, other), words in arrows.items():
@@ -295,7 +297,10 @@ def life(_: str) -> str:
         )
         for (state, change), step in TRANSITIONS.items()
     ]
-    head = '<svg viewBox="0 0 720 250" role="img" aria-label="The life of a membership">'
+    head = (
+        '<svg viewBox="0 0 360 256" style="min-width: 0; max-width: 26rem" role="img" '
+        'aria-label="The life of a membership">'
+    )
     picture = "".join(['<div class="picture">', head, _TIP, *parts, "</svg></div>"])
     return f"{picture}\n\n" + table(("state", "change", "next", "what is done"), rows)
 
@@ -308,8 +313,8 @@ def _label(x: float, y: float, down: float, anchor: str, words: str) -> str:
 def _arrow(start: tuple[int, int], end: tuple[int, int], words: list[str]) -> str:
     """From box to box, along or down, with its words above or beside; two that are opposite stand apart."""
     right, down = (end[0] > start[0]) - (end[0] < start[0]), (end[1] > start[1]) - (end[1] < start[1])
-    x, y = start[0] + 60 * right + 15 * down, start[1] + 20 * down
-    to_x, to_y = end[0] - 60 * right + 15 * down, end[1] - 20 * down
+    x, y = start[0] + _ACROSS * right + 15 * down, start[1] + _DOWN * down
+    to_x, to_y = end[0] - _ACROSS * right + 15 * down, end[1] - _DOWN * down
     line = f'<line x1="{x}" y1="{y}" x2="{to_x}" y2="{to_y}" stroke="currentColor" marker-end="url(#tip)"/>'
     if right:
         texts = [
