@@ -53,7 +53,7 @@ coverage: .venv/test
 	$(BIN)/coverage report
 
 # The project's code, and the Python that its pages show. Pages that speak of other things than None are not typed.
-UNTYPED_PAGES := contract files_and_captures patterns performance pitfalls
+UNTYPED_PAGES := contract files_and_captures patterns pitfalls
 lint: .venv/test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check

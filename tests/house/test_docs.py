@@ -28,7 +28,7 @@ from html import unescape
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -448,6 +448,54 @@ def test_wide_picture_is_scrolled(site: Path) -> None:
     assert [
         found for text in texts for found in re.findall(r'(?<!"picture">)<svg [^>]*role="img".{40}', text)
     ] == []
+
+
+def test_pictures_fit_a_narrow_page(site: Path) -> None:
+    """On a screen of 400 pixels, of which a picture gets 368, text is at least 11 pixels high."""
+    for page, count in (("how-it-works", 4), ("objects-how", 1)):
+        pictures = re.findall(
+            r'<svg viewBox="0 0 (\d+) .*?</svg>', (site / f"{page}.html").read_text("utf-8"), re.S
+        )
+        assert pictures == ["360"] * count
+    text = (site / "how-it-works.html").read_text("utf-8")
+    sizes = {float(size) for size in re.findall(r'font-size="([\d.]+)"', text)}
+    assert min(sizes) * 368 / 360 >= 11
+
+
+def test_names_of_the_pictures_exist() -> None:
+    """Names such as `Endpoint.join`, on the page with the pictures and in them, are public."""
+    import mcast
+    import mcast.api
+    from scripts.pictures import SEQUENCES, STAGES
+
+    page = (ROOT / "docs/how-it-works.md").read_text("utf-8")
+    words = [signal.words for signal in SEQUENCES["join"].signals] + [stage[1] for stage in STAGES]
+    named = set(re.findall(r"`([A-Z]\w+)\.(\w+)`", page))
+    named |= {(found[1], found[2]) for word in words if (found := re.fullmatch(r"([A-Z]\w+)\.(\w+)", word))}
+    assert {("Endpoint", "join"), ("CmId", "join_multicast_ex"), ("Membership", "send")} <= named
+    kinds = {kind: getattr(mcast, kind, None) or getattr(mcast.api, kind, None) for kind, _ in named}
+    assert [pair for pair in named if pair[1] not in names_of(kinds[pair[0]])] == []
+
+
+def names_of(kind: Any) -> set[str]:
+    """Attributes of a class, and the fields of a pydantic model."""
+    return {*dir(kind), *getattr(kind, "model_fields", ()), *getattr(kind, "__annotations__", ())}
+
+
+def test_each_message_of_a_transfer_is_explained() -> None:
+    """The page has a row for each kind of packet, and the picture names no other kind."""
+    from mcast.cast.protocol import packets
+    from scripts.pictures import SEQUENCES
+
+    kinds = {
+        name.upper()
+        for name, kind in vars(packets).items()
+        if isinstance(kind, type) and getattr(kind, "_fields", ("",))[0] == "session"
+    }
+    page = (ROOT / "docs/objects-how.md").read_text("utf-8")
+    assert set(re.findall(r"^\| ([A-Z]+) \|", page, re.M)) == kinds
+    drawn = {signal.words.split(":")[0].split(",")[0] for signal in SEQUENCES["transfer"].signals}
+    assert {word for word in drawn if word.isupper()} - kinds == set()
 
 
 def test_each_make_target_named_exists() -> None:
