@@ -54,8 +54,8 @@ class Step(NamedTuple):
 
 
 def path(heading: str) -> str:
-    """The path that CONTRIBUTING.md has under `heading`."""
-    steps = steps_of((ROOT / "CONTRIBUTING.md").read_text("utf-8"), heading)
+    """Draw the path that docs/dev/layout.md has under `heading`."""
+    steps = steps_of((ROOT / "docs/dev/layout.md").read_text("utf-8"), heading)
     parts = [text(_STEP + _GAP + PAD, 14, "simulator", "bold")]
     parts.append(text(_STEP + 2 * _GAP + _COLUMN + PAD, 14, "real stack", "bold"))
     y = 24.0
@@ -83,15 +83,15 @@ def path(heading: str) -> str:
     return svg(y, heading, parts)
 
 
-def steps_of(contributing: str, heading: str) -> list[Step]:
+def steps_of(page: str, heading: str) -> list[Step]:
     """The rows of the table under that heading."""
-    section = contributing.partition(f"### {heading}\n")[2].partition("\n#")[0]
+    section = page.partition(f"## {heading}\n")[2].partition("\n#")[0]
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in re.findall(r"^\|.*\|$", section, re.M)
     ]
     if len(rows) < 3:
-        raise ValueError(f"CONTRIBUTING.md has no table under {heading!r}")
+        raise ValueError(f"docs/dev/layout.md has no table under {heading!r}")
     return [Step(words, names_in(simulator), names_in(real)) for words, simulator, real in rows[2:]]
 
 
