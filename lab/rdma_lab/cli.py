@@ -59,14 +59,15 @@ class _Plain(TyperCommand):
     def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
         for title, kind in (("Arguments", TyperArgument), ("Options", TyperOption)):
             shown = [one for one in self.get_params(ctx) if isinstance(one, kind)]
-            found = [(one, row) for one in shown if (row := one.get_help_record(ctx))]
-            if found:
+            # Without the type, which typer adds to the name of an argument.
+            rows = [
+                (one.display_name_raw if kind is TyperArgument else row[0], row[1])
+                for one in shown
+                if (row := one.get_help_record(ctx))
+            ]
+            if rows:
                 with formatter.section(title):
-                    # Without the type, which typer adds to the name of an argument.
-                    formatter.write_dl(
-                        (one.display_name_raw if kind is TyperArgument else row[0], row[1])
-                        for one, row in found
-                    )
+                    formatter.write_dl(rows)
 
 
 app: typer.Typer = typer.Typer(
