@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -57,9 +59,14 @@ def output(root: FreshRoot, *command: str) -> str:
     return said
 
 
-def test_pip_takes_the_wheel_with_c(debian: FreshRoot) -> None:
-    program = "import mcast.arguments._rows, mcast.backends.rdma._native, mcast.backends.udp._native"
-    output(debian, "/opt/mcast/bin/python", "-c", program)
+def test_pip_takes_the_wheel_with_c(debian: FreshRoot, files: Path) -> None:
+    """Each extension of the wheel for this processor can be imported."""
+    (wheel,) = files.glob(f"rdma_mcast-*-abi3-*{platform.machine()}.whl")
+    with ZipFile(wheel) as packed:
+        names = [name for name in packed.namelist() if name.endswith(".abi3.so")]
+    modules = [name.removesuffix(".abi3.so").replace("/", ".") for name in names]
+    assert {"mcast.backends.rdma._native", "mcast.backends.udp._native"} <= set(modules)
+    output(debian, "/opt/mcast/bin/python", "-c", f"import {', '.join(modules)}")
 
 
 def test_info_names_each_provider(debian: FreshRoot) -> None:
