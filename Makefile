@@ -30,7 +30,7 @@ test: .venv/test
 	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder $(ARGS); tests=$$?; \
 	wait $$lint || { cat build/lint.log; echo "make lint failed: see above"; exit 1; }; exit $$tests
 
-# Before a release, and after a change of what only this covers: CONTRIBUTING.md, "What runs where".
+# Before a release, and after a change of what only this covers: docs/dev/testing.md, "What runs where".
 test-all: .venv/test
 	$(BIN)/mcast lab kernel $(SECOND_KERNEL)
 	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --long --oracle-requests $(N) $(ARGS)
@@ -157,8 +157,10 @@ test-debian12 test-debian13:
 	@PYTHON="$(PYTHON)" scripts/bootstrap fresh
 	scripts/fresh-debian $(RELEASE) demo test
 
-# The notes of the release that VERSION names, or what is missing for one.
-release:
+# A release: its files in an empty WHEELS, audited, and its notes; or what is missing for one, in a sentence each.
+release: .venv/test
+	@$(BIN)/python scripts/release.py >/dev/null
+	$(MAKE) wheel
 	@$(BIN)/python scripts/release.py
 
 # Which public names of the last release programs would miss, unless CHANGELOG.md says so.

@@ -45,7 +45,7 @@ def listen(
 ) -> None:
     """Print the messages sent to groups.
 
-    A message is a line of text, in which bytes that are no text are escaped; with --json it is a line of
+    A message is a line of text, in which bytes that are not text are escaped; with --json it is a line of
     JSON, which has the bytes as hexadecimal digits, and as text if they are UTF-8. A message of a sender with
     sequence=True is shown with its number, such as #7, and without the header; the first one after a gap
     says which numbers are missing. Listening ends after --count, --seconds or with Ctrl-C. The status is 1 if

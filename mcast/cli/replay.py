@@ -68,7 +68,7 @@ def replay(
     """Send the messages of a capture to their groups again.
 
     FILE is from `mcast record`, `mcast sim run --pcap`, tcpdump (udp port 4791) or Wireshark. The whole file
-    is read before anything is sent. What is no message to a group is counted and left out. So are
+    is read before anything is sent. Packets that are not messages to a group are counted and left out. So are
     copies of a message that were captured on other interfaces of one host.
     """
     from mcast.capture.replay import read_messages

@@ -190,8 +190,8 @@ def test_examples_of_pages_run(
     """The examples of a page run, and print what the page shows."""
     if any(re.search(r"\budp\b", fence.text) for fence in fences(page) if not fence.not_run):
         request.getfixturevalue("own_network")
-    # CONTRIBUTING.md and the reports speak of the clone, the other pages of a directory of one's own.
-    in_the_clone = page.name == "CONTRIBUTING.md" or page.parent.name == "upstream"
+    # CONTRIBUTING.md, docs/dev/ and the reports speak of the clone, other pages of a directory of one's own.
+    in_the_clone = page.name == "CONTRIBUTING.md" or page.parent.name in ("dev", "upstream")
     monkeypatch.chdir(ROOT if in_the_clone else tmp_path)
     for fence, output in with_output(fences(page)):
         if not fence.not_run and (long or fence.title != LONG):
@@ -515,7 +515,8 @@ def test_provider_table_names_every_backend() -> None:
 
 def test_each_path_named_exists() -> None:
     """Of this repository, in the pages that are maps of it: `mcast/api.py`, `tests/sim/`."""
-    text = "".join((ROOT / page).read_text("utf-8") for page in ("CONTRIBUTING.md", "docs/proof.md"))
-    paths = set(re.findall(r"(?<![\w/])((?:mcast|tests|scripts|docs|benchmarks)/[\w./-]*\w/?)", text))
+    maps = [ROOT / "CONTRIBUTING.md", ROOT / "docs/proof.md", *(ROOT / "docs/dev").iterdir()]
+    text = "".join(page.read_text("utf-8") for page in maps)
+    paths = set(re.findall(r"(?<![\w/-])((?:mcast|lab|tests|scripts|docs|benchmarks)/[\w./-]*\w/?)", text))
     assert len(paths) > 20
     assert sorted(path for path in paths if not (ROOT / path).exists()) == []
