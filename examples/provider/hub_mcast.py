@@ -128,7 +128,6 @@ class HubBackend(Backend):
     def __init__(self, ports: int = 3) -> None:
         self._guard = Guard("hub", "close the backend and open another one")
         self.waiters = Waiters()
-        self._guard.after_change = lambda call: self.waiters.wake()
         first = IPv4Address("10.9.0.1")
         self.ports = tuple(Port(f"hub{number}", first + number) for number in range(ports))
         self.queue_pairs: dict[int, HubQueuePair] = {}
@@ -181,15 +180,13 @@ class HubBackend(Backend):
 
         def attempt() -> tuple[T | None, object]:
             found = look()
-            return found, None if found is not None else self.waiters.add()
+            return found, None if found is not None or monotonic() >= end else self.waiters.add()
 
         while True:
             found, waiter = self._guard.run(call, phase, attempt)
-            left = end - monotonic()
-            if found is not None or left <= 0:
-                self.waiters.discard(waiter)
+            if waiter is None:
                 return found
-            self.waiters.sleep(waiter, left)
+            self.waiters.sleep(waiter, end - monotonic())
 
     def _close(self) -> None:
         self._closed = True
@@ -219,6 +216,7 @@ class HubChannel(EventChannel):
     def put(self, event: Event) -> None:
         self.events.append(event)
         self.flag.show(True)
+        self.backend.waiters.wake()
 
     def drop(self, fits: Callable[[Event], bool]) -> None:
         """Take unread events back."""
@@ -244,6 +242,7 @@ class HubChannel(EventChannel):
         self._closed = True
         for cm_id in list(self.ids):
             cm_id._close()
+        self.backend.waiters.wake()
         self.flag.close()
         if self in self.backend.channels:
             self.backend.channels.remove(self)
@@ -527,7 +526,9 @@ class HubQueuePair(QueuePair):
         self._show()
 
     def _show(self) -> None:
+        """Make the descriptor readable or not, and let those who wait look again."""
         self._flag.show(bool(self._messages) or self._error is not None)
+        self._hub.waiters.wake()
 
     def _attach_mcast(self, gid: Gid, lid: int) -> None:
         fail(self.attach(gid, lid), "attach_mcast", Phase.ATTACH, gid=gid, lid=lid)
@@ -626,6 +627,7 @@ class HubQueuePair(QueuePair):
         for gid in list(self._attached):
             self.detach(gid)
         self._hub.queue_pairs.pop(self._number, None)
+        self._hub.waiters.wake()
         self._flag.close()
         if self._owner._qp is self:
             self._owner._qp = None
