@@ -393,13 +393,14 @@ def pages_of_ids() -> dict[str, str]:
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
     """MkDocs' event: a page as HTML. What is made from code cites ids, and gets links to their rows."""
-    if page.file.src_uri not in ("errors.md", "reference.md"):
+    if not page.file.src_uri.startswith(("errors.md", "reference/")):
         return html
+    up = "../" * page.file.src_uri.count("/")
     found = pages_of_ids()
-    html = re.sub(r"docs/pitfalls\.md, (?=\d)", '<a href="pitfalls.html">pitfall</a> ', html)
+    html = re.sub(r"docs/pitfalls\.md, (?=\d)", f'<a href="{up}pitfalls.html">pitfall</a> ', html)
     return re.sub(
         r"(?<![\w#-])[A-Z]+(-[A-Z]+)?-\d+\b(?![^<]*>|</a>)",
-        lambda id_: f'<a href="{found[id_[0]]}#{id_[0]}">{id_[0]}</a>' if id_[0] in found else id_[0],
+        lambda id_: f'<a href="{up}{found[id_[0]]}#{id_[0]}">{id_[0]}</a>' if id_[0] in found else id_[0],
         html,
     )
 
