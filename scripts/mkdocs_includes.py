@@ -198,6 +198,21 @@ def statuses(_: str) -> str:
     return table(("status", "when"), [(str(int(status)), words) for status, words in MEANINGS.items()])
 
 
+def schemas(_: str) -> str:
+    """Return the table of the JSON schemas: what each describes, and its file."""
+    from scripts.schemas import described, purposes
+
+    rows = [
+        (
+            ", ".join(f"`{one}`" for one in about.where),
+            " Or: ".join(purposes(about)),
+            f"[{name}](schemas/{name}.schema.json)",
+        )
+        for name, about in described().items()
+    ]
+    return table(("command or file", "what it is", "schema"), rows)
+
+
 def faults(_: str) -> str:
     """Each kind of fault with its fields, from the models."""
     from mcast.backends.sim.scenario import model
@@ -351,6 +366,7 @@ INCLUDES: dict[str, Callable[[str], str]] = {
         mutations,
         help_of,
         statuses,
+        schemas,
         picture,
         action_inputs,
         scenario,
