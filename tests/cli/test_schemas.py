@@ -140,10 +140,10 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     with ExitStack() as stack:
         stack.enter_context(Serving(FabricServer(Fabric.roce(ports=4, clock="wall"), path)))
 
-        def run(*words: object) -> subprocess.Popen[str]:
+        def run(*words: object, form: str = "--json") -> subprocess.Popen[str]:
             process = stack.enter_context(
                 subprocess.Popen(
-                    [str(word) for word in (MCAST, *words, *SIM, "--json")],
+                    [str(word) for word in (MCAST, *words, *SIM, *filter(None, [form]))],
                     cwd=tmp_path,
                     env={key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")},
                     text=True,
@@ -174,6 +174,17 @@ def test_output_of_a_transfer_that_is_cut_short(start: Start, tmp_path: Path) ->
     assert found["files"][0]["blake3"] is None
     found = check("mcast recv", receiver.communicate()[0])
     assert found["missed"]
+
+
+def test_transfer_that_is_cut_short_is_shown(start: Start, tmp_path: Path) -> None:
+    """A file whose digest is not known yet is shown without it."""
+    (tmp_path / "film").write_bytes(bytes(5_000_000))
+    start("recv", GROUP, "-o", "copy")
+    words = ("send", "film", GROUP, "-n", 1, "--strategy", "deadline:0.05", "--rate", "8M")
+    shown = start(*words, form="").communicate()[0]
+    assert shown.startswith("film: ")
+    assert "BLAKE3" not in shown
+    assert "send: 0/1 receivers verified" in shown
 
 
 def test_outputs_of_pings_and_groups(start: Start) -> None:
