@@ -213,6 +213,21 @@ def schemas(_: str) -> str:
     return table(("command or file", "what it is", "schema"), rows)
 
 
+def variables(name: str) -> str:
+    """Return a table of environment variables, by its name in `scripts/variables.py`."""
+    rows = [
+        (
+            ", ".join(f"`{each}`" for each in one.name.split(", ")),
+            one.what,
+            one.values,
+            one.default,
+            one.reader,
+        )
+        for one in getattr(module("scripts/variables.py"), name)
+    ]
+    return table(("variable", "what it does", "values", "default", "who reads it"), rows)
+
+
 def faults(_: str) -> str:
     """Each kind of fault with its fields, from the models."""
     from mcast.backends.sim.scenario import model
@@ -367,6 +382,7 @@ INCLUDES: dict[str, Callable[[str], str]] = {
         help_of,
         statuses,
         schemas,
+        variables,
         picture,
         action_inputs,
         scenario,
