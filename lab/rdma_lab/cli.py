@@ -189,7 +189,7 @@ def shell(
 
 @dataclass
 class CheckOutput:
-    """What the lab needs, and what of it is there."""
+    """Needs of the lab, and which of them are there."""
 
     needs: tuple[Need, ...]
     kvm: bool

@@ -18,7 +18,7 @@ class ErrorOutput(TypedDict):
     """A command that ended without a result. Stderr has the sentence, too."""
 
     error: str
-    """What went wrong, a sentence for people, whose words may change."""
+    """Sentence for people, whose words may change."""
     status: int
     """Exit status of the command."""
 
@@ -69,7 +69,7 @@ class LeftOutDevice(TypedDict):
     reason: str
     """Kind of the problem, such as "port down"."""
     detail: str
-    """What was found, a sentence."""
+    """Finding, a sentence."""
     fix: str
     """Command or step that repairs it."""
 
@@ -80,7 +80,7 @@ class ProviderOutput(TypedDict):
     available: bool
     """True if the provider can be opened."""
     detail: str
-    """What was found, a sentence."""
+    """Finding, a sentence."""
     reason: str | None
     """Kind of the problem, such as "no device"; null if it is available."""
     fix: str | None
@@ -93,7 +93,7 @@ class ProviderOutput(TypedDict):
 
 
 class InfoOutput(TypedDict):
-    """What this host can do."""
+    """Providers on this host, and their ports."""
 
     version: str
     """Version of mcast."""
@@ -112,13 +112,13 @@ class FindingOutput(TypedDict):
     """Result of one check."""
 
     check: str
-    """What was inspected, a word or two, such as memlock."""
+    """Subject of the check, a word or two, such as memlock."""
     subject: str
     """Device, port or interface; "" for the host."""
     level: Literal["ok", "info", "warning", "problem"]
     """A problem keeps multicast from working, a warning may."""
     seen: str
-    """What was found, a sentence."""
+    """Finding, a sentence."""
     fix: str
     """Command or step that repairs it; "" if there is nothing to repair."""
 
@@ -148,9 +148,9 @@ class CauseOutput(TypedDict):
     check: str
     """Command or Python expression that shows whether it is this cause."""
     next_step: str
-    """What to do about it."""
+    """Next step."""
     source: str
-    """Where this is known from."""
+    """Source of this knowledge."""
 
 
 class ExplanationOutput(TypedDict):
@@ -193,7 +193,7 @@ class GroupsOutput(TypedDict):
     """Name of the provider."""
     groups: list[GroupOutput]
     unseen: list[str]
-    """What cannot be seen from here, in sentences."""
+    """Members that cannot be seen from here, in sentences."""
     clients: list[ClientOutput]
     """Other processes on the provider's network, where that is known."""
 
@@ -209,7 +209,7 @@ class LinkLayerSection(TypedDict):
     mgid: NotRequired[str | None]
     """MGID; null if the link layer refuses the group."""
     refused: NotRequired[str]
-    """What is refused, and what to do instead."""
+    """Kind of group that is refused, and what to do instead."""
     ip: NotRequired[str]
     """Destination address in the IP header."""
     udp_port: NotRequired[int]
@@ -242,7 +242,7 @@ class SharedName(TypedDict):
     others: int
     """Number of other groups."""
     why: str
-    """Why there are that many."""
+    """Reason, in words."""
     groups: list[str]
     """All or some of them."""
 
@@ -254,7 +254,7 @@ class AddressOutput(TypedDict):
     kind: str
     """Kind of the address, in words."""
     meaning: str
-    """What such addresses are for, in words; may be empty."""
+    """Purpose of such addresses, in words; may be empty."""
     sections: list[LinkLayerSection]
     shared: list[SharedName]
 
@@ -358,7 +358,7 @@ class SendReceiver(TypedDict):
 
 
 class SendOutput(TypedDict):
-    """What was sent, and who has it."""
+    """Files that were sent, and the receivers that have them."""
 
     backend: str
     """Name of the provider."""
@@ -401,7 +401,7 @@ class ReceivedFile(TypedDict):
 
 
 class RecvOutput(TypedDict):
-    """What was received."""
+    """Files that were received."""
 
     backend: str
     """Name of the provider."""
@@ -410,7 +410,7 @@ class RecvOutput(TypedDict):
     verified: bool
     """True if everything arrived and was verified; then the exit status is 0."""
     failure: str
-    """What went wrong; "" if nothing did."""
+    """Reason of a failure; "" without one."""
     group: str
     device: str
     port: int
@@ -528,7 +528,7 @@ class ListenOutput(TypedDict):
     """A message that was received."""
 
     time: float
-    """When it was read, in seconds since 1970."""
+    """Time at which it was read, in seconds since 1970."""
     source: str
     """IPv4 address or GID of the sender."""
     qp: int
@@ -595,10 +595,10 @@ class ReceiveQueueOutput(TypedDict):
 
 
 class TopOutput(TypedDict):
-    """A sample."""
+    """Sample of what sources send to groups, and of what is lost."""
 
     time: float
-    """When it was taken, in seconds since 1970."""
+    """Time at which it was taken, in seconds since 1970."""
     seconds: float
     """Seconds since the last sample."""
     groups: list[GroupRatesOutput]
@@ -614,7 +614,7 @@ class TopOutput(TypedDict):
 
 
 class RecordOutput(TypedDict):
-    """A recording."""
+    """Recording of messages in a capture file."""
 
     backend: str
     """Name of the provider."""
