@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 SECOND_KERNEL ?= 6.12
 
-.PHONY: demo test test-all coverage lint types docs sessions man soak soak-served soak-lab bench mutants oracle wheel test-wheel test-free-threaded test-torch release api test-asan test-tsan fuzz clean test-packages test-debian12 test-debian13
+.PHONY: demo test test-all coverage lint types docs sessions man schemas soak soak-served soak-lab bench mutants oracle wheel test-wheel test-free-threaded test-torch release api test-asan test-tsan fuzz clean test-packages test-debian12 test-debian13
 
 demo: .venv/demo
 	@$(BIN)/mcast demo $(ARGS)
@@ -80,6 +80,10 @@ sessions: .venv/test
 # The manual pages, from the help of the commands.
 man: .venv/test
 	$(BIN)/python -m scripts.man
+
+# The JSON schemas of docs/schemas, from the types of outputs and files.
+schemas: .venv/test
+	$(BIN)/python -m scripts.schemas
 
 # Everything at once, for so many MINUTES on a served fabric, and for as many in the lab: memory stays flat, and nothing
 # stays open. `make -j2` does both at once.

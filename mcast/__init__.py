@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from mcast.wire.probe import Peer as Peer
 
     __version__: str
+    """Version of the package."""
 
 _NAMES = {
     "aio": "aio",

@@ -183,6 +183,36 @@ def statuses(_: str) -> str:
     return table(("status", "when"), [(str(int(status)), words) for status, words in MEANINGS.items()])
 
 
+def schemas(_: str) -> str:
+    """Return the table of the JSON schemas: what each describes, and its file."""
+    from scripts.schemas import described, purposes
+
+    rows = [
+        (
+            ", ".join(f"`{one}`" for one in about.where),
+            " Or: ".join(purposes(about)),
+            f"[{name}](schemas/{name}.schema.json)",
+        )
+        for name, about in described().items()
+    ]
+    return table(("command or file", "what it is", "schema"), rows)
+
+
+def variables(name: str) -> str:
+    """Return a table of environment variables, by its name in `scripts/variables.py`."""
+    rows = [
+        (
+            ", ".join(f"`{each}`" for each in one.name.split(", ")),
+            one.what,
+            one.values,
+            one.default,
+            one.reader,
+        )
+        for one in getattr(module("scripts/variables.py"), name)
+    ]
+    return table(("variable", "what it does", "values", "default", "who reads it"), rows)
+
+
 def faults(_: str) -> str:
     """Each kind of fault with its fields, from the models."""
     from mcast.backends.sim.scenario import model
@@ -339,6 +369,8 @@ INCLUDES: dict[str, Callable[[str], str]] = {
         mutations,
         help_of,
         statuses,
+        schemas,
+        variables,
         picture,
         action_inputs,
         scenario,
@@ -381,13 +413,14 @@ def pages_of_ids() -> dict[str, str]:
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
     """MkDocs' event: a page as HTML. What is made from code cites ids, and gets links to their rows."""
-    if page.file.src_uri not in ("errors.md", "reference.md"):
+    if not page.file.src_uri.startswith(("errors.md", "reference/")):
         return html
+    up = "../" * page.file.src_uri.count("/")
     found = pages_of_ids()
-    html = re.sub(r"docs/pitfalls\.md, (?=\d)", '<a href="pitfalls.html">pitfall</a> ', html)
+    html = re.sub(r"docs/pitfalls\.md, (?=\d)", f'<a href="{up}pitfalls.html">pitfall</a> ', html)
     return re.sub(
         r"(?<![\w#-])[A-Z]+(-[A-Z]+)?-\d+\b(?![^<]*>|</a>)",
-        lambda id_: f'<a href="{found[id_[0]]}#{id_[0]}">{id_[0]}</a>' if id_[0] in found else id_[0],
+        lambda id_: f'<a href="{up}{found[id_[0]]}#{id_[0]}">{id_[0]}</a>' if id_[0] in found else id_[0],
         html,
     )
 

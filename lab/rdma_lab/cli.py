@@ -11,7 +11,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO, NoReturn
@@ -25,7 +25,7 @@ from rdma_lab.cache_key import cache_key
 from rdma_lab.control import connect
 from rdma_lab.driver import MAX_SWITCHES
 from rdma_lab.errors import FaultError
-from rdma_lab.host import kvm_works
+from rdma_lab.host import Need, kvm_works
 from rdma_lab.machine import BOOT_TIMEOUT, MAX_PORTS, MEMORY, PORTS, Accel, FabricKind
 from rdma_lab.tap import Tally, Tap, until_signalled
 
@@ -218,6 +218,17 @@ def shell(
     _leave(context, result, verbose=False)
 
 
+@dataclass
+class CheckOutput:
+    """Needs of the lab, and which of them are there."""
+
+    needs: tuple[Need, ...]
+    kvm: bool
+    """True if guests run under KVM, False if they are emulated."""
+    fix: str
+    """The line that installs what is missing; "" if nothing is."""
+
+
 @app.command()
 def check(
     context: typer.Context,
@@ -233,8 +244,7 @@ def check(
         missing = [need for need in found if need.found is None]
         kvm = not any(need.boots for need in missing) and kvm_works()
         if as_json:
-            needed = [asdict(need) for need in found]
-            typer.echo(json.dumps({"needs": needed, "kvm": kvm, "fix": apt_line(missing)}, indent=1))
+            typer.echo(json.dumps(asdict(CheckOutput(found, kvm, apt_line(missing))), indent=1))
         else:
             rows = [(need.name, need.found) for need in found]
             rows.append(("acceleration", "KVM" if kvm else "none: emulation, seconds to start"))

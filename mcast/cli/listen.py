@@ -18,6 +18,7 @@ from mcast.wire.mapping import ipv4_group_of
 
 if TYPE_CHECKING:
     from mcast.api import Message
+    from mcast.cli.outputs import ListenOutput
     from mcast.endpoint.blocking import Endpoint
     from mcast.endpoint.policy import MessagesMissing
     from mcast.endpoint.settings import Settings
@@ -119,7 +120,7 @@ def _as_json(message: Message, gaps: Sequence[MessagesMissing] = ()) -> list[str
         text: str | None = data.decode()
     except UnicodeDecodeError:
         text = None
-    fields = {
+    fields: ListenOutput = {
         "time": time.time(),
         "source": _address_of(message.source),
         "qp": message.src_qp,
@@ -128,6 +129,6 @@ def _as_json(message: Message, gaps: Sequence[MessagesMissing] = ()) -> list[str
         "text": text,
         "hex": data.hex(),
         "number": message.number,
-        "missing": [[gap.first, gap.last] for gap in gaps],
+        "missing": [(gap.first, gap.last) for gap in gaps],
     }
     return [json.dumps(fields)]

@@ -22,8 +22,10 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     TypeAdapter,
     ValidationError,
+    WithJsonSchema,
     WrapValidator,
     model_validator,
 )
@@ -74,17 +76,21 @@ def _zero_or_interval(value: float) -> float:
     return value
 
 
+_NUMBER = {"type": "integer", "minimum": 1}
+_NUMBERS = {"anyOf": [_NUMBER, {"type": "array", "items": _NUMBER, "maxItems": 10_000}]}
+
 Numbers = Annotated[
     tuple[Positive, ...],
     Field(max_length=10_000, strict=False),
     BeforeValidator(lambda value: (value,) if isinstance(value, int) else value),
+    WithJsonSchema(_NUMBERS, mode="validation"),
 ]
 """Numbers from 1; a single one needs no list."""
 
 
 def _by_name(enum: type[SaStatus] | type[SaMethod] | type[WcStatus], value: object) -> object:
     """An enum member by its name, with the names there are when it is none."""
-    if isinstance(value, enum) or value is None:
+    if isinstance(value, enum):
         return value
     if not isinstance(value, str) or value not in enum.__members__:
         raise ValueError(f"{value!r} is not one of {', '.join(enum.__members__)}")
@@ -97,6 +103,25 @@ def _check_order(first: str, start: float, last: str, end: float | None) -> None
 
 
 # --- the model -------------------------------------------------------------------------------
+
+SaStatusName = Annotated[
+    SaStatus,
+    BeforeValidator(partial(_by_name, SaStatus)),
+    PlainSerializer(lambda status: status.name, when_used="json"),
+    WithJsonSchema({"type": "string", "enum": [*SaStatus.__members__]}),
+]
+SaMethodName = Annotated[
+    SaMethod,
+    BeforeValidator(partial(_by_name, SaMethod)),
+    PlainSerializer(lambda method: method.name, when_used="json"),
+    WithJsonSchema({"type": "string", "enum": [*SaMethod.__members__]}),
+]
+WcStatusName = Annotated[
+    WcStatus,
+    BeforeValidator(partial(_by_name, WcStatus)),
+    PlainSerializer(lambda status: status.name, when_used="json"),
+    WithJsonSchema({"type": "string", "enum": [*WcStatus.__members__]}),
+]
 
 Mtu = Literal[256, 512, 1024, 2048, 4096]
 
@@ -239,7 +264,7 @@ class CorruptQkeys(OnMessages):
 class OnRequests(Lasting):
     port: PortNumber | None = None
     group: GroupText | None = None
-    method: Annotated[SaMethod | None, BeforeValidator(partial(_by_name, SaMethod))] = None
+    method: SaMethodName | None = None
     nth: Numbers | None = None
     rate: float = Field(default=1.0, gt=0, le=1)
 
@@ -261,7 +286,7 @@ class SaRefuses(OnRequests):
     """The SA refuses with `status`, a name of SaStatus."""
 
     kind: Literal["sa-refuses"]
-    status: Annotated[SaStatus, BeforeValidator(partial(_by_name, SaStatus))] = SaStatus.REQ_INVALID
+    status: SaStatusName = SaStatus.REQ_INVALID
 
 
 class RestartSm(_Fault):
@@ -348,7 +373,7 @@ class FailQp(_Fault):
 
     kind: Literal["fail-qp"]
     port: PortNumber
-    status: Annotated[WcStatus, BeforeValidator(partial(_by_name, WcStatus))] = WcStatus.LOC_QP_OP_ERR
+    status: WcStatusName = WcStatus.LOC_QP_OP_ERR
 
 
 ScenarioFault = Annotated[
