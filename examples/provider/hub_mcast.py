@@ -66,7 +66,10 @@ from mcast.api import (
     require_comp_vector,
 )
 
-MTU, DEPTH, GROUPS, QPS_PER_GROUP = 4096, 1 << 14, 4096, 64
+MTU = 4096
+"""Bytes of the largest message."""
+MAX_DEPTH, MAX_GROUPS, MAX_QPS_PER_GROUP = 1 << 14, 4096, 64
+"""Maximum number of messages in a queue, of groups of a port, and of queue pairs in one group of a port."""
 ENOTSUPP = 524
 """The kernel's errno of an IPv6 group on RoCEv2, which the module errno lacks."""
 T = TypeVar("T")
@@ -152,9 +155,9 @@ class HubBackend(Backend):
         return DeviceInfo(
             name=port.name,
             node_guid=int(port.address),
-            max_mcast_grp=GROUPS,
-            max_mcast_qp_attach=QPS_PER_GROUP,
-            max_qp_wr=DEPTH,
+            max_mcast_grp=MAX_GROUPS,
+            max_mcast_qp_attach=MAX_QPS_PER_GROUP,
+            max_qp_wr=MAX_DEPTH,
             ports=(info,),
         )
 
@@ -248,7 +251,7 @@ class HubChannel(EventChannel):
             self.backend.channels.remove(self)
 
 
-class Is(Enum):
+class IdState(Enum):
     """State of an id; groups are joined in BOUND and RESOLVED."""
 
     IDLE = 0
@@ -279,7 +282,7 @@ class Event:
         """Return the event. That it is fetched resolves the id, or attaches its queue pair."""
         join = self.join
         if join is None:
-            self.id.state = Is.RESOLVED
+            self.id.state = IdState.RESOLVED
             return CmEvent(self.type, 0, 0, None, self.id, None)
         qp, join.is_fetched = self.id._qp, join.receives
         if join.receives and qp is not None and (failed := qp.attach(join.gid)):
@@ -294,7 +297,7 @@ class HubId(CmId):
     def __init__(self, channel: HubChannel, port_space: PortSpace) -> None:
         super().__init__()
         self.channel, self._space, self._guard = channel, port_space, channel._guard
-        self.state: Is = Is.IDLE
+        self.state: IdState = IdState.IDLE
         self.port: Port | None = None
         self.joins: dict[McastAddress, Join] = {}
         self._qp: HubQueuePair | None = None
@@ -318,23 +321,24 @@ class HubId(CmId):
     def _bind(self, src: IPv4Address | IPv6Address) -> int:
         """Bind to a port; the wildcard and loopback leave the id without one."""
         port = next((one for one in self.channel.backend.ports if one.address == src), None)
-        if self.state is not Is.IDLE:
+        if self.state is not IdState.IDLE:
             return errno.EINVAL
         if port is None and not (src.is_unspecified or src.is_loopback):
             return errno.EADDRNOTAVAIL
         if port is not None and self._space is PortSpace.IPOIB:
             return errno.EINVAL
-        self.port, self.state = port, Is.BOUND
+        self.port, self.state = port, IdState.BOUND
         return 0
 
     def _resolve_addr(self, dst: McastAddress, src: IPv4Address | IPv6Address | None, timeout: float) -> None:
-        failed = self._bind(src) if self.state is Is.IDLE and src is not None else 0
-        if not failed and self.state not in (Is.IDLE, Is.BOUND):
+        failed = self._bind(src) if self.state is IdState.IDLE and src is not None else 0
+        if not failed and self.state not in (IdState.IDLE, IdState.BOUND):
             failed = errno.EINVAL
         if not failed and self.port is None:
             failed = errno.ENETUNREACH
-        fail(failed, "resolve_addr", Phase.RESOLVE, "a hub has no routes: give src", dst=dst, src=src)
-        self.state = Is.QUERY
+        detail = "a hub has no routes: give src" if failed == errno.ENETUNREACH else ""
+        fail(failed, "resolve_addr", Phase.RESOLVE, detail, dst=dst, src=src)
+        self.state = IdState.QUERY
         self.channel.put(Event(CmEventType.ADDR_RESOLVED, self))
 
     def _create_qp(self, init: QpInit) -> QueuePair:
@@ -344,8 +348,8 @@ class HubId(CmId):
         wrong = self.port is None or self._qp is not None or init.qp_type is not QpType.UD
         fail(errno.EINVAL if wrong else 0, call, phase, **about)
         assert self.port is not None
-        if max(init.max_recv_wr, init.max_send_wr) > DEPTH:
-            fail(errno.EINVAL, call, phase, f"a queue has at most {DEPTH} messages", **about)
+        if max(init.max_recv_wr, init.max_send_wr) > MAX_DEPTH:
+            fail(errno.EINVAL, call, phase, f"a queue has at most {MAX_DEPTH} messages", **about)
         if init.timestamps:
             words = f"{self.port.name} cannot stamp completions with the time: do without timestamps"
             fail(errno.EOPNOTSUPP, call, phase, words, **about)
@@ -379,7 +383,7 @@ class HubId(CmId):
             return errno.EOPNOTSUPP
         if mask != JOIN_MASK or flags not in list(JoinFlag) or not _is_known(addr):
             return errno.EINVAL
-        if self.port is None or self.state not in (Is.BOUND, Is.RESOLVED):
+        if self.port is None or self.state not in (IdState.BOUND, IdState.RESOLVED):
             return errno.EINVAL
         if not addr.key or self._space is not PortSpace.UDP:
             return errno.EINVAL
@@ -538,7 +542,9 @@ class HubQueuePair(QueuePair):
             return errno.EINVAL
         if gid not in self._attached:
             queue_pairs = self.port.attached.get(gid, [])
-            if len(queue_pairs) >= QPS_PER_GROUP or (not queue_pairs and len(self.port.attached) >= GROUPS):
+            if len(queue_pairs) >= MAX_QPS_PER_GROUP or (
+                not queue_pairs and len(self.port.attached) >= MAX_GROUPS
+            ):
                 return errno.ENOMEM
             self.port.attached[gid] = [*queue_pairs, self]
             self._attached[gid] = lid

@@ -46,14 +46,11 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", where], check=True, timeout=500)
     (site,) = where.glob("lib/python*/site-packages")
     ZipFile(wheel).extractall(site)
-    torch = find_spec("torch")
-    beside = [
-        sysconfig.get_path("purelib"),
-        *([str(Path(torch.origin).parents[1])] if torch and torch.origin else []),
-    ]
-    (site / "beside.pth").write_text(
-        "\n".join(beside)
-    )  # whose own .pth files, as the clone's, have no effect
+    beside = [sysconfig.get_path("purelib")]
+    if (torch := find_spec("torch")) and torch.origin:
+        beside.append(str(Path(torch.origin).parents[1]))
+    # A .pth file in a directory that a .pth file names has no effect: the clone's is one.
+    (site / "beside.pth").write_text("\n".join(beside))
     return where / "bin" / "python"
 
 
