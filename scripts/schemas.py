@@ -73,7 +73,7 @@ def schema(name: str) -> str:
 
 
 def describe(one: dict[str, Any]) -> None:
-    """Add the docstrings of the fields, which pydantic would read whenever a program starts, or not at all."""
+    """Add the docstrings of the fields, which pydantic would read at each start, or not at all."""
     texts = _texts(one.get("title", ""))
     for name, field in one.get("properties", {}).items():
         if name in texts:
