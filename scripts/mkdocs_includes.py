@@ -110,43 +110,6 @@ def picture(words: str) -> str:
     return drawn
 
 
-_MEANT = {
-    "at": "when the fault begins",
-    "until": "when the fault ends; without it, it lasts to the end",
-    "group": "only messages, or requests, of this group",
-    "source": "only messages that this port sends",
-    "target": "only the copies for this port",
-    "nth": "only these messages, or requests, counted from 1 among those that fit",
-    "rate": "the share of them, drawn by the seed",
-    "seconds": "how late",
-    "copies": "how many copies more",
-    "after": "after how many later messages",
-    "port": "the port, by its number",
-    "method": "only requests of this kind",
-    "status": "what is answered, or reported",
-    "outage": "how long there is no SM",
-    "switch": "the leaf switch, counted from 1 (0 is the root)",
-    "pkeys": "the P_Keys of the port",
-}
-"""Field of a fault -> what it says. A field without a row fails the build."""
-
-_ABOUT = {
-    "name": "the run's name",
-    "summary": "a sentence about it",
-    "seconds": "how long the run lasts, in virtual time",
-    "seed": "draws what is left to chance",
-    "fabric": "the table `[fabric]`",
-    "members": "the tables `[[members]]`",
-    "traffic": "the tables `[[traffic]]`",
-    "faults": "the tables `[[faults]]`",
-    "link_layer": "RoCE, or InfiniBand with a subnet manager",
-    "ports": "how many ports",
-    "switches": "leaf switches, to which the ports are dealt",
-    "mtu": "the MTU in bytes: of every port, or a list with one for each",
-    "max_mlid": "the last MLID that the SM may give to a group",
-}
-
-
 def scenario(_: str) -> str:
     """The tables of a scenario's file, from the models that read it."""
     from mcast.backends.sim.scenario import model
@@ -158,21 +121,7 @@ def scenario(_: str) -> str:
         ("`[[members]]`", model.Members),
         ("`[[traffic]]`", model.Traffic),
     ):
-        doc = kind.__doc__ or ""
-        said = dict(re.findall(r"^ *(\w+(?:, \w+)*)  +(.+)$", doc, re.M))
-        meant = _ABOUT | {name: text for names, text in said.items() for name in names.split(", ")}
-        if kind is model.Members:
-            meant |= {
-                "group": "the group",
-                "ports": "a member on each of these ports",
-                "join": "when they join",
-            }
-            meant["leave"] = "when they leave; without it, at the end"
-        if kind is model.Traffic:
-            meant |= {"group": "the group", "port": "the sender's port", "start": "when it begins"}
-            meant |= {"stop": "when it ends", "every": "seconds between two sends"}
-            meant |= {"burst": "messages at once", "size": "bytes of a message"}
-        parts += [f"### {heading}\n", doc.partition("\n")[0] + "\n", _fields(kind.model_json_schema(), meant)]
+        parts += [f"### {heading}\n", f"{(kind.__doc__ or '').strip()}\n", _fields(kind)]
     return "\n".join(parts)
 
 
@@ -219,19 +168,23 @@ def faults(_: str) -> str:
 
     parts = []
     for name, kind in model.FAULTS.items():
-        schema = kind.model_json_schema()
-        del schema["properties"]["kind"]
-        parts += [f"### {name}\n", f"{(kind.__doc__ or '').strip()}\n", _fields(schema, _MEANT)]
+        parts += [f"### {name}\n", f"{(kind.__doc__ or '').strip()}\n", _fields(kind)]
     return "\n".join(parts)
 
 
-def _fields(schema: dict[str, Any], meant: dict[str, str]) -> str:
-    """The fields of a model: name, meaning, what is allowed, default."""
+def _fields(kind: Any) -> str:
+    """The fields of a model: name, meaning, what is allowed, default. One without a docstring is an error."""
+    from scripts.schemas import describe
+
+    schema = kind.model_json_schema()
+    describe(schema)
     rows = []
     for name, field in schema["properties"].items():
+        if name == "kind":
+            continue
         needed = name in schema.get("required", ())
         default = "needed" if needed else _shown(field.get("default"))
-        rows.append((f"`{name}`", meant[name], _allowed(field, schema.get("$defs", {})), default))
+        rows.append((f"`{name}`", field["description"], _allowed(field, schema.get("$defs", {})), default))
     return table(("field", "what", "allowed", "default"), rows)
 
 

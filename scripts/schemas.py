@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 import rdma_lab.cli
 import rdma_lab.host
-from mcast.backends.sim.scenario.model import Scenario
+from mcast.backends.sim.scenario import model
 from mcast.bench.card_report import CardReport
 from mcast.cli import outputs
 
@@ -52,7 +52,7 @@ def described() -> dict[str, Described]:
     return found | {
         "rdma-lab-check": Described(rdma_lab.cli.CheckOutput, ("rdma-lab check", "mcast lab check")),
         "error": Described(outputs.ErrorOutput, ("every mcast command",)),
-        "scenario": Described(Scenario, ("mcast sim run FILE",), is_input=True),
+        "scenario": Described(model.Scenario, ("mcast sim run FILE",), is_input=True),
         "card-report-v1": Described(CardReport, ("mcast conformance --card-report FILE",), is_input=True),
     }
 
@@ -73,7 +73,7 @@ def schema(name: str) -> str:
 
 
 def describe(one: dict[str, Any]) -> None:
-    """Add the docstrings of the fields, of which pydantic does not see those of typed dictionaries' bases."""
+    """Add the docstrings of the fields, which pydantic would read at each start, or not at all."""
     texts = _texts(one.get("title", ""))
     for name, field in one.get("properties", {}).items():
         if name in texts:
@@ -83,7 +83,7 @@ def describe(one: dict[str, Any]) -> None:
 def _texts(name: str) -> dict[str, str]:
     """Field -> its docstring, of the class with that name and its bases."""
     found: dict[str, str] = {}
-    for module in (outputs, rdma_lab.cli, rdma_lab.host):
+    for module in (outputs, model, rdma_lab.cli, rdma_lab.host):
         for node in _classes(module):
             if node.name == name:
                 for base in node.bases:

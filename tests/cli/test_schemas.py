@@ -63,6 +63,13 @@ def fields(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 def test_objects_of_schemas_are_described(name: str) -> None:
     schema = json.loads(schemas.schema(name))
     assert [title for title, one in fields(schema) if not one.get("description")] == []
+    if name == "scenario":
+        assert [
+            f"{title}.{field}"
+            for title, one in fields(schema)
+            for field, about in one["properties"].items()
+            if field != "kind" and not about.get("description")
+        ] == []
 
 
 def check(command: str, text: str) -> Any:
