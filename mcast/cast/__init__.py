@@ -2,7 +2,8 @@
 
 Programs call `send`, `receive` and `open_session`; `mcast send`, `mcast recv` and `mcast demo` use the same
 calls. An object is a buffer, a file or a pipe of 0 bytes or more. A receiver gets it complete and verified,
-or reports it as missed.
+or reports it as missed. `ObjectSession.publish` and `receive(latest=True)` are for versions of one object, of
+which only the newest matters.
 
 - `protocol/` is the protocol: state machines without I/O and without a clock. Its docstring describes the
   messages.
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from mcast.cast.io.sending import Object as Object
     from mcast.cast.io.sending import ObjectReport as ObjectReport
     from mcast.cast.io.sending import Progress as Progress
+    from mcast.cast.io.sending import ReceiverVersion as ReceiverVersion
     from mcast.cast.io.session import AsyncObjectSession as AsyncObjectSession
     from mcast.cast.io.session import ObjectSession as ObjectSession
     from mcast.cast.io.session import open_session as open_session
@@ -56,7 +58,7 @@ _NAMES = {
     "cast.io.session": "AsyncObjectSession ObjectSession open_session receive send",
     "cast.io.chunks": "Chunks",
     "cast.io.receiving": "Missed Received",
-    "cast.io.sending": "Object ObjectReport Progress",
+    "cast.io.sending": "Object ObjectReport Progress ReceiverVersion",
 }
 if not TYPE_CHECKING:  # a type checker that saw this function would accept any name
     __getattr__, __dir__ = lazy(__name__, _NAMES)

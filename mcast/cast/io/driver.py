@@ -80,6 +80,7 @@ class SessionContext:
     log_name     endpoint and group, for log messages
     queue        depth of the receive queue in messages; 0 if unknown
     lend         registers a buffer with the device, to be sent without a copy
+    address      of this member, as others see it; `number` is of this address
     """
 
     number: int
@@ -89,6 +90,15 @@ class SessionContext:
     log_name: str
     queue: int = 0
     lend: Lend = lend_nothing
+    address: str = ""
+
+    def new_number(self) -> int:
+        """Return a new random number of this member."""
+        return _number_at(self.address)
+
+
+def _number_at(address: str) -> int:
+    return number_at(address, 1 + randbelow((1 << 32) - 1))
 
 
 _EXCLUSIVE_LOCK = RLock()
@@ -152,7 +162,7 @@ def open_context(group: SenderBase, call: str, use: ExclusiveUse) -> SessionCont
         )
     endpoint = group.endpoint
     source = endpoint.port.gids.get(group.destination.sgid_index, Gid(endpoint.address))
-    number = number_at(address_text(source), 1 + randbelow((1 << 32) - 1))
+    address = address_text(source)
     device = f" {endpoint.device.name}"  # kept complete: a long host name is cut instead
     name = socket.gethostname()[: max(0, MAX_TEXT - len(device))] + device
     keep_freed_memory()
@@ -160,7 +170,14 @@ def open_context(group: SenderBase, call: str, use: ExclusiveUse) -> SessionCont
     log_name = f"{resources.name}, in {group.group}"
     depth = resources.settings.receive_depth
     context = SessionContext(
-        number, name, group.max_message_size, endpoint.now, log_name, depth, resources.lend
+        _number_at(address),
+        name,
+        group.max_message_size,
+        endpoint.now,
+        log_name,
+        depth,
+        resources.lend,
+        address,
     )
     with _EXCLUSIVE_LOCK:
         other = None if group._hold is None else group._hold()

@@ -57,7 +57,9 @@ from mcast.cast.io.sinks import (
     NewMemorySink,
     Offered,
     ReceiveTarget,
+    StagedBufferSink,
     Target,
+    require_whole,
     sink_at,
     sink_of,
 )
@@ -70,6 +72,7 @@ from mcast.cast.protocol.packets import (
     MAX_K,
     MAX_TEXT,
     MAX_WINDOW,
+    NO_VERSION,
     UNKNOWN_SIZE,
     VERSION,
     BlockInfo,
@@ -99,6 +102,8 @@ Beyond it the oldest session of the address with the most sessions is forgotten.
 16 KB more for a carousel of 65,536 objects. For objects that are sent once, however many, the number of the
 last one is enough.
 """
+_REJOIN_INTERVAL = 1.0
+"""Time to wait before this receiver joins a session again that has dismissed it, in seconds."""
 _MAX_VERIFIED_PER_STEP = 8
 """Maximum number of stored blocks that are verified in one step."""
 _POLL_INTERVAL = 0.01
@@ -331,6 +336,7 @@ class _SenderSession:
     described  description for which `delivery` was created
     complete   complete objects that the sender does not know about yet
     others     number -> the other objects of a carousel
+    rejoin_at  earliest time to take part again after the sender has dismissed this receiver
     """
 
     def __init__(self, core: ObjectReceiver, name: str, address: str, nonce: int) -> None:
@@ -339,6 +345,7 @@ class _SenderSession:
         self.described: Describe | None = None
         self.complete: deque[Received] = deque()
         self.others: dict[int, _SenderSession] = {}
+        self.rejoin_at = 0.0
 
     def on_packet(self, packet: DataRun | Packet, now: float) -> Iterable[_SenderSession]:
         """Process a message; return this or the others, as far as the message may have changed them."""
@@ -388,7 +395,8 @@ class _SenderSession:
 
     def offered(self, about: Describe) -> Offered:
         size = None if about.size == UNKNOWN_SIZE else about.size
-        return Offered(about.name, size, about.metadata, self.name, self.address, about.object)
+        version = None if about.version == NO_VERSION else about.version
+        return Offered(about.name, size, about.metadata, self.name, self.address, about.object, version)
 
 
 class _SenderChoice:
@@ -447,13 +455,18 @@ class ReceivingSession:
         one_session: bool = False,
         progress: Callable[[Offered, int], object] | None = None,
         name: str | None = None,
+        latest: bool = False,
     ) -> None:
         if name is not None and not 0 < len(name.encode()) <= MAX_TEXT:
             raise ValueError(f"name={name!r}: a receiver's name has 1 to {MAX_TEXT} bytes")
         self.sessions: dict[int, _SenderSession] = {}
         """Number of a session -> this receiver's part in it."""
         if not (into is None or callable(into) or isinstance(into, os.PathLike | Sink)):
-            sink_at(into).close()  # raises TypeError now, not when the first object begins
+            sink = sink_at(into)  # raises TypeError now, not when the first object begins
+            sink.close()
+            if latest:
+                require_whole(sink)
+        self._latest = latest
         self._context, self._into, self._max_size, self._model = context, into, max_size, model
         self._missed = missed
         self._authenticator = authenticator_for(key)
@@ -475,8 +488,8 @@ class ReceivingSession:
         self._past: OrderedDict[tuple[int, int], _SenderSession | None] = OrderedDict()
         """Sessions that this receiver has left, by number and nonce, the oldest first.
 
-        None for a session that has ended; otherwise its sender is silent, and this receiver rejoins when the
-        sender is heard again.
+        None for a session that has ended; otherwise its sender is silent, or has dismissed this receiver of
+        the newest version, which rejoins when the sender is heard again.
         """
         self._past_address: dict[tuple[int, int], str] = {}
         """Past session -> address of its sender."""
@@ -581,8 +594,15 @@ class ReceivingSession:
 
     def _warn(self, missed: Missed) -> None:
         name, address = missed.offered.name, missed.offered.address
-        logger.warning(
-            "%s: the object %r from %s was missed: %s", self._context.log_name, name, address, missed.reason
+        # An older version that is dropped for the newest one is nothing to worry about.
+        level = logging.DEBUG if self._latest and missed.offered.version is not None else logging.WARNING
+        logger.log(
+            level,
+            "%s: the object %r from %s was missed: %s",
+            self._context.log_name,
+            name,
+            address,
+            missed.reason,
         )
 
     def _reject(self, reason: str, address: str) -> None:
@@ -595,13 +615,14 @@ class ReceivingSession:
     def _on_packet(self, packet: DataRun | Packet, address: str, now: float) -> None:
         session = self.sessions.get(packet.session)
         if session is None:
-            if isinstance(packet, Offer) and not self._choice.made:
+            if isinstance(packet, Offer) and not self._choice.is_other(packet.session):
                 self._open(packet, address, now)
             return
         for each in session.on_packet(packet, now):
             if each.core.about is not None and each.described is not each.core.about:
                 self._finish_objects(each)
-                self._begin_object(each, each.core.about, now)
+                if not each.core.duplicate:
+                    self._begin_object(each, each.core.about, now)
             if each.delivery is not None:
                 self._assemble_ready(each, each.delivery, now)
 
@@ -609,7 +630,7 @@ class ReceivingSession:
         """Take part in a new session, or again in one whose sender was silent."""
         key = offer.session, offer.nonce
         session = self._past.get(key)
-        if session is None and key in self._past:  # it has ended here
+        if key in self._past and (session is None or now < session.rejoin_at):  # it has ended here
             return
         at_address = sum(session.address == address for session in self.sessions.values())
         if len(self.sessions) >= MAX_SESSIONS or at_address >= MAX_SESSIONS_PER_ADDRESS:
@@ -622,21 +643,27 @@ class ReceivingSession:
             session = _SenderSession(core, offer.name, address, offer.nonce)
         else:
             del self._past[key], self._past_address[key]
-            session.core.rejoin(nonce, now)
+            number = self._context.new_number() if session.core.dismissed else None
+            session.core.rejoin(nonce, now, number)
         self._authenticator.begin(offer.session, offer.nonce)
         self.sessions[offer.session] = session
         session.core.on_packet(offer, now)
 
-    def _remember(self, session: _SenderSession) -> None:
+    def _may_rejoin(self, core: ObjectReceiver) -> bool:
+        """Return True if this receiver takes part again when the sender of an ended session is heard."""
+        return core.silent or (self._latest and core.dismissed)
+
+    def _remember(self, session: _SenderSession, now: float) -> None:
         """Remember a session that this receiver has left, so that no object of it is received twice."""
         number = session.core.session
-        if session.core.silent:
+        if self._may_rejoin(session.core):
+            session.rejoin_at = now + _REJOIN_INTERVAL if session.core.dismissed else 0.0
             self._authenticator.suspend(number)
             session.core.suspend()
             session.others.clear()
         else:
             self._authenticator.end(number)
-        self._past[number, session.nonce] = session if session.core.silent else None
+        self._past[number, session.nonce] = session if self._may_rejoin(session.core) else None
         self._past_address[number, session.nonce] = session.address
         if len(self._past) > MAX_PAST_SESSIONS:
             # Of the address with the most: a host that opens many sessions displaces its own only.
@@ -656,6 +683,8 @@ class ReceivingSession:
                 raise ValueError(
                     f"segments of {about.segment:,} bytes: this receiver's maximum is {max_segment:,}"
                 )
+            if self._latest and delivery.offered.version is None:
+                raise ValueError("no version: this receiver takes published objects alone")
             if self._model is not None:
                 delivery.offered.read(self._model)
             target = self._into(delivery.offered) if callable(self._into) else self._into
@@ -663,6 +692,10 @@ class ReceivingSession:
                 self._require_free(target)
                 delivery.target = target
             sink = sink_of(target, delivery.offered.size, self._max_size)
+            if self._latest:
+                require_whole(sink)
+                if type(sink) is BufferSink:
+                    sink = StagedBufferSink(sink, delivery.offered.size)
             delivery.sink = sink
             if isinstance(target, os.PathLike):
                 delivery.path = Path(native(target))
@@ -684,6 +717,8 @@ class ReceivingSession:
 
     def _require_free(self, target: Target) -> None:
         """Raise OSError if another object is being received into the same target."""
+        if self._latest:  # each object has memory of its own until it is complete
+            return
         if any(each.delivery is not None and each.delivery.target is target for each in self._all_objects()):
             raise OSError("another object is being received into the same buffer")
 
@@ -734,9 +769,10 @@ class ReceivingSession:
             if session.core.finished and not any(each.core.ready_to_store for each in session.all_objects()):
                 for each in session.all_objects():
                     each.drop()
-                self._choice.on_end(number)
+                if not self._may_rejoin(session.core) or session.core.silent:
+                    self._choice.on_end(number)
                 del self.sessions[number]
-                self._remember(session)
+                self._remember(session, now)
 
     def _poll_object(self, session: _SenderSession, now: float) -> None:
         core = session.core

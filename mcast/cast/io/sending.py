@@ -10,10 +10,13 @@ object, or `stop` was called, and gives the blocks back in any case.
   which a signal handler or another thread may call (noticed within `_STOP_INTERVAL`).
 - Memory: the window bounds the blocks that are kept. A receiver that announces more is held to the window.
 - An error of a source leaves the object unfinished in the core; the next `send` or `close` ends it there.
+- `publish` keeps the object. While the program waits for receivers, `_repeat` sends the object again, under
+  another number, to those that lack it; the others know its version, and do not receive it twice.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from errno import ETIMEDOUT
@@ -30,19 +33,31 @@ from mcast.arguments.copies import reduce_with_copies
 from mcast.arguments.seconds import check_seconds
 from mcast.cast.io.driver import MAX_RX_BATCH, SessionContext, SessionSteps, from_others, payloads_of
 from mcast.cast.io.sinks import metadata_of
-from mcast.cast.io.sources import ByteSource, MemorySource, Sendable, SendBuffer, source_of
+from mcast.cast.io.sources import ByteSource, MemorySource, Sendable, SendBuffer, memory_of, source_of
 from mcast.cast.protocol import fec
 from mcast.cast.protocol.auth import NEEDS_KEY, WRONG_KEY, authenticator_for
 from mcast.cast.protocol.blocks import Framer
 from mcast.cast.protocol.members import Member
-from mcast.cast.protocol.packets import MAX_K, MAX_PARITY, UNKNOWN_SIZE, VERSION, Join, Rejected, segment_size
+from mcast.cast.protocol.packets import (
+    MAX_K,
+    MAX_PARITY,
+    MAX_VERSION,
+    NO_VERSION,
+    UNKNOWN_SIZE,
+    VERSION,
+    Join,
+    Rejected,
+    segment_size,
+)
 from mcast.cast.protocol.repairs import SegmentRange
 from mcast.cast.protocol.sender import ObjectInfo, ObjectResult, ObjectSender, ReceiverReport, Timers
-from mcast.cast.protocol.strategy import Strategy
+from mcast.cast.protocol.strategy import Strategy, all_receivers, deadline
 from mcast.endpoint.waiting import Step, call_user
 
 _POLL_INTERVAL = 0.01
 """Interval to poll a source that had no bytes, in seconds."""
+_REPEAT_INTERVAL = 1.0
+"""Time until a version is sent again to a receiver that could not take it, in seconds."""
 _STOP_INTERVAL = 0.1
 """Maximum time until `stop` is noticed, in seconds, however low the rate is."""
 
@@ -75,6 +90,7 @@ class ObjectReport(NamedTuple):
     skipped       number of segments that were not sent because all receivers had them from an earlier run
     cycles        number of complete cycles of a carousel
     offered       number of bytes read from the source: fewer than `size` if the object was cut short
+    version       version of a published object; None for others
     """
 
     name: str
@@ -90,6 +106,30 @@ class ObjectReport(NamedTuple):
     skipped: int = 0
     cycles: int = 0
     offered: int = 0
+    version: int | None = None
+
+
+class ReceiverVersion(NamedTuple):
+    """Version that a receiver in the session is known to have.
+
+    name, address  of the receiver
+    number         of the receiver, as in `ReceiverReport`
+    version        the newest version that it has; None if it has none
+    """
+
+    name: str
+    address: str
+    number: int
+    version: int | None
+
+
+class _Published(NamedTuple):
+    """The newest version; the source stays open, to be read again. `digest` is None before all was sent."""
+
+    object: Object
+    version: int
+    source: ByteSource
+    digest: bytes | None = None
 
 
 class Progress(NamedTuple):
@@ -149,6 +189,16 @@ class SendingSession:
         self._progress = progress
         self._last_progress = Progress(None, None, 0, 0)
         self._stopped = False
+        self._published: _Published | None = None
+        self._repeat_at = 0.0
+
+    @property
+    def versions(self) -> tuple[ReceiverVersion, ...]:
+        """Version that each receiver in the session has."""
+        return tuple(
+            ReceiverVersion(it.name, it.address, it.number, None if it.version == NO_VERSION else it.version)
+            for it in self.receivers
+        )
 
     @property
     def receivers(self) -> list[Member]:
@@ -185,7 +235,10 @@ class SendingSession:
                     detail=f"{active} of {receivers} receivers have joined the session after {timeout:g} s: "
                     f"check that cast.receive runs on the others, in the same group.{self._key_hint()}",
                 )
-            yield from self._step(end)
+            if self._repeats:
+                yield from self._repeat(end)
+            else:
+                yield from self._step(min(end, self._repeat_at) if core.members.lacking else end)
         return core.members.active
 
     def _key_hint(self) -> str:
@@ -210,20 +263,92 @@ class SendingSession:
         """Send one object, or several objects of a carousel in cycles; return the report of each."""
         if strategy.carousel and self.core.rate.limit == inf:
             raise ValueError("a carousel needs a rate: receivers do not answer, so nothing else limits it")
+        with ExitStack() as stack:
+            stack.callback(self._forget_stop)
+            several = len(objects) > 1
+            sources = [self._open_source(stack, one.data, strategy.carousel, several) for one in objects]
+            return (yield from self._send_sources(sources, objects, strategy))
+
+    def publish(
+        self, data: Sendable, version: int, strategy: Strategy, name: str, metadata: bytes | BaseModel
+    ) -> SessionSteps[ObjectReport]:
+        """Send a version, and keep it for receivers that join later; return its report."""
+        known = self._published
+        if isinstance(version, bool) or not isinstance(version, int):
+            raise TypeError(f"version is a {type(version).__name__}: give an int")
+        if not 0 <= version <= MAX_VERSION:
+            raise ValueError(f"version {version}: give a number from 0 to {MAX_VERSION:,}")
+        if known is not None and version <= known.version:
+            raise ValueError(
+                f"version {version} is not newer than version {known.version}, which this session has "
+                f"published: give at least {known.version + 1}"
+            )
+        if strategy.carousel:
+            raise ValueError(
+                "publish sends a version to receivers that answer: give all_receivers(), quorum(k), "
+                "deadline(seconds) or best_effort()"
+            )
+        with ExitStack() as stack:
+            stack.callback(self._forget_stop)
+            source = _lasting_source(data)
+            self._lend(source)
+            self._published = _Published(Object(b"", name, metadata), version, source)
+            try:
+                return (yield from self._send_published(strategy))
+            finally:
+                if self.core.members.newest < version:  # it has not begun: the name is too long, for example
+                    known, self._published = self._published, known
+                if known is not None:
+                    known.source.close()
+
+    def _send_published(self, strategy: Strategy) -> SessionSteps[ObjectReport]:
+        published = self._published
+        assert published is not None
+        one, version, source, digest = published
+        source.rewind()
+        (report,) = yield from self._send_sources([source], [one], strategy, version, digest)
+        self._published = published._replace(digest=report.digest or digest)
+        self._repeat_at = self._context.now() + _REPEAT_INTERVAL if self.core.members.lacking else 0.0
+        return report
+
+    @property
+    def _repeats(self) -> bool:
+        """True if a receiver lacks the published version, and may get it now."""
+        core = self.core
+        return (
+            bool(core.members.lacking)
+            and self._published is not None
+            and not (core.has_admissions or self._stopped)
+            and self._context.now() >= self._repeat_at
+        )
+
+    def _repeat(self, until: float) -> SessionSteps[None]:
+        """Send the published version to the receivers that lack it, until that time at the latest."""
+        left = until - self._context.now()
+        yield from self._send_published(all_receivers() if left == inf else deadline(max(0.0, left)))
+
+    def _send_sources(
+        self,
+        sources: Sequence[ByteSource],
+        objects: Sequence[Object],
+        strategy: Strategy,
+        version: int = NO_VERSION,
+        digest: bytes | None = None,
+    ) -> SessionSteps[tuple[ObjectReport, ...]]:
+        """Send objects from open sources; `digest` is that of a version which was sent before."""
         core, begun = self.core, self._context.now()
         core.abandon(begun)  # an earlier object that an error has ended
         core.results.clear()
         with ExitStack() as stack:
             stack.callback(self._reset)
             several = len(objects) > 1
-            sources = [self._open_source(stack, one.data, strategy.carousel, several) for one in objects]
             infos = [
-                ObjectInfo(source.size, one.name, metadata_of(one.metadata))
+                ObjectInfo(source.size, one.name, metadata_of(one.metadata), version)
                 for source, one in zip(sources, objects, strict=True)
             ]
             parity = MAX_PARITY if fec.available() else 0
             abouts = core.begin_all(begun, strategy, infos, parity=parity)
-            buffers = [SendBuffer(*both) for both in zip(sources, abouts, strict=True)]
+            buffers = [SendBuffer(*both, digest) for both in zip(sources, abouts, strict=True)]
             for buffer in buffers:
                 stack.callback(buffer.close)
                 if several:
@@ -246,9 +371,7 @@ class SendingSession:
         """Open the source of an object, which the stack closes; suspend it until the object's first turn."""
         source = source_of(data)
         stack.callback(source.close)
-        # With a key each message is copied to be signed: nothing is sent from the caller's memory.
-        if isinstance(source, MemorySource) and not self._authenticator.overhead:
-            source.lend = self._context.lend
+        self._lend(source)
         if carousel and not source.rewind():
             raise ValueError(
                 "a carousel reads the object in each cycle: give a buffer, a path, or a file that can seek "
@@ -258,9 +381,17 @@ class SendingSession:
             source.suspend()
         return source
 
+    def _lend(self, source: ByteSource) -> None:
+        # With a key each message is copied to be signed: nothing is sent from the caller's memory.
+        if isinstance(source, MemorySource) and not self._authenticator.overhead:
+            source.lend = self._context.lend
+
     def _reset(self) -> None:
-        """Forget the objects of the `send` that has ended."""
-        self._stopped, self._buffer, self._offsets = False, None, ()
+        """Forget the objects that have ended."""
+        self._buffer, self._offsets = None, ()
+
+    def _forget_stop(self) -> None:
+        self._stopped = False
 
     def _report(self, buffer: SendBuffer, result: ObjectResult, seconds: float) -> ObjectReport:
         about = buffer.about
@@ -279,6 +410,7 @@ class SendingSession:
             result.skipped,
             result.cycles,
             buffer.size,
+            None if about.version == NO_VERSION else about.version,
         )
 
     def stop(self) -> None:
@@ -287,6 +419,9 @@ class SendingSession:
 
     def close(self, reason: str) -> SessionSteps[None]:
         """End the session, and send the receivers the reason."""
+        published, self._published = self._published, None
+        if published is not None:
+            published.source.close()
         self.core.close(self._context.now(), reason)
         while not self.core.finished:
             yield from self._step(inf)
@@ -338,3 +473,18 @@ class SendingSession:
         if now != self._last_progress:
             self._last_progress = now
             call_user(self._progress, now)
+
+
+def _lasting_source(data: Sendable) -> ByteSource:
+    """Open a source that gives the same bytes again later, also if the caller changes a buffer meanwhile."""
+    if not isinstance(data, bytes) and (memory := memory_of(data)) is not None:
+        data = bytes(memory)
+    source = source_of(data) if isinstance(data, bytes | os.PathLike) else None
+    if source is None or not source.rewind():
+        if source is not None:
+            source.close()
+        raise TypeError(
+            f"publish sends a version again to receivers that join later, and {type(data).__name__} cannot "
+            "be read again: give a buffer, a tensor or the path of a regular file"
+        )
+    return source

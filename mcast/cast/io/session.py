@@ -46,7 +46,7 @@ from mcast.cast.io.driver import (
     open_context,
 )
 from mcast.cast.io.receiving import Missed, Received, ReceivingSession
-from mcast.cast.io.sending import Object, ObjectReport, Progress, SendingSession
+from mcast.cast.io.sending import Object, ObjectReport, Progress, ReceiverVersion, SendingSession
 from mcast.cast.io.sinks import Offered, ReceiveTarget
 from mcast.cast.io.sources import Sendable
 from mcast.cast.protocol.strategy import Strategy, all_receivers, carousel
@@ -100,6 +100,11 @@ class _ObjectSession(Handle):
         for member in self._sending.receivers:
             names.setdefault(member.address, []).append(member.name)
         return names
+
+    @property
+    def versions(self) -> tuple[ReceiverVersion, ...]:
+        """Version that each receiver in the session has, of what `publish` has sent."""
+        return self._sending.versions
 
     def stop(self) -> None:
         """End the current object now, or the next one if there is none.
@@ -160,8 +165,8 @@ class ObjectSession(_ObjectSession):
                    wait without limit
 
         Receivers can join only while a call of the session runs. Between two objects, such as updates every
-        few seconds, use `wait_for_receivers(timeout=...)` as the pause. Raises ValueError if both arguments
-        are None.
+        few seconds, use `wait_for_receivers(timeout=...)` as the pause: in it, receivers that lack the
+        version of the last `publish` get it. Raises ValueError if both arguments are None.
         """
         return self._wait_for_receivers(receivers, timeout, "session.wait_for_receivers")
 
@@ -188,6 +193,36 @@ class ObjectSession(_ObjectSession):
             self._begin(claim)
             self._require_open()
             return self._carry_out(self._sending.send(data, strategy, name, metadata))
+
+    def publish(
+        self,
+        data: Sendable,
+        *,
+        version: int,
+        name: str = "",
+        metadata: bytes | BaseModel = b"",
+        strategy: Strategy = all_receivers(),  # noqa: B008  (immutable)
+    ) -> ObjectReport:
+        """Send the newest version of an object, and keep it for receivers that join or return later.
+
+        data            a buffer or CPU tensor, of which the session keeps a copy, so that the caller may
+                        change it after the call; or the path of a regular file, which must keep its bytes
+                        until the next version
+        version         number of the version, from 0 to 2**63-1, higher than all before in this session;
+                        receivers have it as `Offered.version`
+        name, metadata  see `mcast.cast.send`
+        strategy        condition that ends the call, as for `send`; not a carousel
+
+        Receivers that lack the version after this call get it within `wait_for_receivers`, each at most once.
+        `versions`, and `ReceiverReport.version`, say which version a receiver has. Raises TypeError for data
+        that cannot be read again later, and for a version that is no int; ValueError for a version that is
+        not newer, and for a carousel; and the errors of `send`. `wait_for_receivers` raises OSError if the
+        file has changed.
+        """
+        with (claim := Lock()):
+            self._begin(claim)
+            self._require_open()
+            return self._carry_out(self._sending.publish(data, version, strategy, name, metadata))
 
     def _carry_out(self, steps: SessionSteps[T]) -> T:
         return drive_blocking(self._group, self._now, self._guard, steps)
@@ -268,6 +303,21 @@ class AsyncObjectSession(_ObjectSession):
             self._begin(claim)
             self._require_open()
             return await self._carry_out(self._sending.send(data, strategy, name, metadata))
+
+    async def publish(
+        self,
+        data: Sendable,
+        *,
+        version: int,
+        name: str = "",
+        metadata: bytes | BaseModel = b"",
+        strategy: Strategy = all_receivers(),  # noqa: B008  (immutable)
+    ) -> ObjectReport:
+        """Send the newest version of an object; see `ObjectSession.publish`."""
+        with (claim := Lock()):
+            self._begin(claim)
+            self._require_open()
+            return await self._carry_out(self._sending.publish(data, version, strategy, name, metadata))
 
     async def _carry_out(self, steps: SessionSteps[T]) -> T:
         return await drive_awaiting(self._group, self._now, self._guard, steps)
@@ -440,6 +490,7 @@ class _ReceiveOptions(TypedDict, total=False):
     one_session: bool
     progress: Callable[[Offered, int], object] | None
     name: str | None
+    latest: bool
 
 
 @overload
@@ -464,6 +515,7 @@ def receive(
     one_session: bool = False,
     progress: Callable[[Offered, int], object] | None = None,
     name: str | None = None,
+    latest: bool = False,
 ) -> Generator[Received, None, None] | AsyncGenerator[Received, None]:
     """Receive objects from all senders in a group; yield each when it is complete and verified.
 
@@ -492,6 +544,11 @@ def receive(
     progress      called with each object in transfer, and the number of its bytes that are verified and
                   written
     name          name of this receiver in reports, 1 to 64 bytes; None: the names of the host and its device
+    latest        receive published versions alone, and only the newest one of each sender's session: a
+                  version in transfer is dropped when a newer one begins. Each is applied as a whole: the
+                  caller's buffer has the old version or the new one at any time. A receiver that the sender
+                  has given up joins again, and gets the newest version. Other objects are refused, and
+                  dropped versions are logged at level DEBUG unless `missed` is given
 
     Each object of a sender's session is yielded or missed exactly once, also if the sender falls silent and
     continues later. A missed object is not received later: give a longer `peer_timeout` if the network may be
@@ -499,11 +556,11 @@ def receive(
 
     Nothing is sent or received between two objects: if the program works on an object for longer than the
     sender's `peer_timeout`, do that in another thread or task. When the loop ends, or `contextlib.closing` or
-    `aclosing` around it, the senders are notified that this receiver leaves. The contents of the caller's
-    buffer are undefined until its object is yielded. Raises TypeError for a buffer that cannot be written,
-    and the errors of `Membership.recv`.
+    `aclosing` around it, the senders are notified that this receiver leaves. Without `latest` the contents of
+    the caller's buffer are undefined until its object is yielded. Raises TypeError for a buffer that cannot
+    be written, and for a stream with `latest`; and the errors of `Membership.recv`.
     """
-    options = (into, missed, max_size, memory, peer_timeout, key, model, one_session, progress, name)
+    options = (into, missed, max_size, memory, peer_timeout, key, model, one_session, progress, name, latest)
     if isinstance(group, awaiting.Membership):
         return _receive_awaiting(group, timeout, *options)
     return _receive_blocking(group, timeout, *options)

@@ -36,6 +36,7 @@ class Offered(NamedTuple):
     sender    name that the sender gives itself
     address   source address of the sender
     number    number of the object in the sender's session, from 0
+    version   version of a published object; None for others
     """
 
     name: str
@@ -44,6 +45,7 @@ class Offered(NamedTuple):
     sender: str
     address: str
     number: int
+    version: int | None = None
 
     def read(self, model: type[Model]) -> Model:
         """Parse the metadata as that model. Raises ValueError, which names the field that is wrong."""
@@ -110,16 +112,30 @@ class NewMemorySink(BufferSink):
     name = "memory"
 
     def __init__(self, size: int) -> None:
-        try:
-            self._data = _new_memory()(size)
-        except MemoryError:
-            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
+        self._data = _allocate(size)
         super().__init__(self._data)
 
     def take(self) -> bytearray:
         """Release the view, and return the memory to hand it to the caller."""
         self.view.release()
         return self._data
+
+
+class StagedBufferSink(BufferSink):
+    """New memory that replaces the contents of the caller's buffer when the object is complete.
+
+    The copy is one call, which no exception interrupts: the buffer has the old object, or the new one.
+    """
+
+    def __init__(self, buffer: BufferSink, size: int | None) -> None:
+        super().__init__(_allocate(len(buffer.view) if size is None else size))
+        self._buffer = buffer.view
+
+    def commit(self) -> bool:
+        if self.view is not self._buffer:
+            self._buffer[: len(self.view)] = self.view
+            self.view = self._buffer
+        return True
 
 
 _MAX_WRITE_TIME = 0.1
@@ -153,6 +169,15 @@ class WritableSink(Sink):
         if not self.ready():
             return False
         return call_user(self._writer.flush)
+
+
+def require_whole(sink: Sink) -> None:
+    """Raise TypeError for a sink that takes a part of an object before the object is complete."""
+    if isinstance(sink, StreamSink | WritableSink):
+        raise TypeError(
+            f"into: {sink.name} takes a version in parts, and latest=True replaces it as a whole: give a "
+            "writable buffer, the path of a file, or None"
+        )
 
 
 def sink_of(target: Target, size: int | None, max_size: int) -> Sink:
@@ -207,6 +232,14 @@ def _new_memory() -> Callable[[int], bytearray]:
         return bytearray
     kind = PYFUNCTYPE(py_object, c_char_p, c_ssize_t)
     return partial(cast(Any, kind(("PyByteArray_FromStringAndSize", pythonapi))), None)
+
+
+def _allocate(size: int) -> bytearray:
+    """Return new memory, whose bytes are undefined. Raises OSError if there is not enough."""
+    try:
+        return _new_memory()(size)
+    except MemoryError:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) from None
 
 
 def _too_large(limit: int) -> OSError:

@@ -362,8 +362,9 @@ class SendBuffer:
     done     bytes that no receiver can need any more; for a carousel, bytes sent in this cycle
     """
 
-    def __init__(self, source: ByteSource, about: Describe) -> None:
-        self._source = source
+    def __init__(self, source: ByteSource, about: Describe, expected: bytes | None = None) -> None:
+        """Buffer the blocks of an object; `expected` is the digest of its bytes, if it was sent before."""
+        self._source, self._expected = source, expected
         self.about: Describe = about
         self._blocks: dict[int, SourceBlock] = {}
         self._remaining = None if about.size == UNKNOWN_SIZE else about.size
@@ -395,13 +396,13 @@ class SendBuffer:
             self._released += 1
         while core.blocks_wanted:
             if self._remaining == 0:
-                core.end(self.digest)
+                self._end(core)
                 break
             block = self._next_block()
             if block is None:
                 return False
             if not block:
-                core.end(self.digest)
+                self._end(core)
                 break
             digest = None
             if not outgoing.cycles:
@@ -415,6 +416,11 @@ class SendBuffer:
             core.offer(entry.info)
             self.offered += 1
         return True
+
+    def _end(self, core: ObjectSender) -> None:
+        if self._expected not in (None, self.digest):
+            raise OSError(f"{self._subject} has changed since it was published: publish it as a new version")
+        core.end(self.digest)
 
     def _rewind(self) -> None:
         """Begin another cycle of a carousel."""

@@ -45,7 +45,7 @@ from mcast.cast.protocol.packets import (
 
 MIN_KEY = 16
 """Minimum bytes of a key."""
-KEYED_MAGIC = b"mcK2"
+KEYED_MAGIC = b"mcK3"
 WRONG_KEY = "without the key of this group"
 REPLAYED = "replayed"
 NEEDS_KEY = "of a closed group: this end has no key"

@@ -19,7 +19,7 @@ from enum import Enum
 from heapq import heappop, heappush
 from math import inf
 
-from mcast.cast.protocol.packets import COMPLETE, MAX_MEMBERS, PENDING, Join, micros
+from mcast.cast.protocol.packets import COMPLETE, MAX_MEMBERS, NO_VERSION, PENDING, Join, micros
 from mcast.cast.protocol.rate import SMALL_GROUP
 
 MAX_MEMBERS_PER_ADDRESS = 64
@@ -100,6 +100,7 @@ class Member:
         "status",
         "stored",
         "uses_parity",
+        "version",
         "waiting_since",
         "window",
     )
@@ -115,6 +116,8 @@ class Member:
         self.max_message: int = join.max_message
         self.uses_parity: bool = bool(join.uses_parity)
         self.status: MemberStatus = MemberStatus.ACTIVE
+        self.version: int = NO_VERSION
+        """The newest version that it is known to have."""
         self.last_heard: float = now
         self.begin(0, now)
 
@@ -180,6 +183,12 @@ class MemberTable:
         """Number of pending receivers."""
         self.complete: int = 0
         """Number of receivers that have the object."""
+        self.lacking: set[int] = set()
+        """Numbers of the active receivers that are not known to have the newest version."""
+        self.newest: int = NO_VERSION
+        """Version that was published last."""
+        self._version = NO_VERSION
+        """Version of the current object."""
         self._forget_object()
 
     def _forget_object(self) -> None:
@@ -218,7 +227,16 @@ class MemberTable:
         if part:
             self._add_pending(member)
         self._by_address.setdefault(address, []).append(member)
+        self.lacking.add(member.number)
+        self.note_version(member, join.version)
         return member
+
+    def note_version(self, member: Member, version: int) -> None:
+        """Note that an active receiver has that version, unless a newer one of it is known."""
+        if member.version < version <= self.newest:  # it cannot have one that was not published
+            member.version = version
+        if member.version == self.newest:
+            self.lacking.discard(member.number)
 
     def _free_index(self, address: str) -> int | None:
         """Return an index for one more receiver at that address; None if there is no free one.
@@ -240,13 +258,22 @@ class MemberTable:
             del self._by_address[departed.address]
         return departed.index
 
-    def begin(self, now: float, expects_answers: bool) -> None:
-        """Begin an object, in which all active receivers take part, unless it is a carousel."""
+    def begin(self, now: float, expects_answers: bool, version: int = NO_VERSION) -> None:
+        """Begin an object, in which all active receivers take part, unless it is a carousel.
+
+        version  of a published object, in which only the receivers that lack it take part
+        """
         self.complete = 0
+        self._version = version
+        if version > self.newest:
+            self.newest = version
+            self.lacking = {member.number for member in self if member.active}
         self._forget_object()
         for member in self:
             member.begin(0, now)
-            member.in_object = expects_answers and member.active
+            member.in_object = (
+                expects_answers and member.active and not NO_VERSION < version <= member.version
+            )
             if member.in_object:
                 self._add_pending(member)
 
@@ -286,6 +313,7 @@ class MemberTable:
             self._drop_pending(member)
             member.state, member.reason = state, reason
             if state == COMPLETE:
+                self.note_version(member, self._version)
                 self.complete += 1
                 member.complete_at = now
 
@@ -293,6 +321,7 @@ class MemberTable:
         """Remove a receiver from the active ones."""
         if member.pending:
             self._drop_pending(member)
+        self.lacking.discard(member.number)
         if member.active:
             self.active -= 1
             if not member.in_object:

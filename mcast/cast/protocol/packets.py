@@ -50,7 +50,7 @@ def printable(text: str) -> str:
     return clean.encode()[:MAX_TEXT].decode(errors="ignore")
 
 
-MAGIC = b"mcC2"
+MAGIC = b"mcC3"
 """Magic of a packet; the last byte is the protocol's version, and ends accept their own version alone."""
 MAX_K = 128
 """Maximum source segments of a block (k of RFC 5052)."""
@@ -80,6 +80,10 @@ UNKNOWN_SIZE = (1 << 64) - 1
 """Size of a stream whose end is not known yet."""
 UNKNOWN_BLOCKS = (1 << 32) - 1
 """Number of blocks of an object whose end is not known yet."""
+NO_VERSION = -1
+"""Version of an object that is not published; versions begin with 0."""
+MAX_VERSION = (1 << 63) - 1
+"""Maximum version of an object."""
 NO_DIGEST = bytes(32)
 """Digest of an object whose end is not known yet."""
 ALL_MEMBERS = 0
@@ -124,6 +128,7 @@ class Join(NamedTuple):
     stamp        the last stamp of the sender that it received
     nonce        random, of this receiver in this session
     queue        messages that its receive queue holds; 0 if unknown
+    version      the newest version of this session that it has; NO_VERSION if it has none
     """
 
     session: int
@@ -135,6 +140,7 @@ class Join(NamedTuple):
     nonce: int
     queue: int
     name: str
+    version: int = NO_VERSION
 
 
 class Admit(NamedTuple):
@@ -154,6 +160,7 @@ class Describe(NamedTuple):
     carousel  number of objects in the carousel; 0 if the object is sent once. Receivers of a carousel take
               part without ADMIT, and send neither NACK nor ACK
     position  of this object in the carousel, from 0
+    version   of a published object, which may be sent again under another number; NO_VERSION for others
     """
 
     session: int
@@ -166,6 +173,7 @@ class Describe(NamedTuple):
     position: int
     name: str
     metadata: bytes
+    version: int = NO_VERSION
 
 
 class Data(NamedTuple):
@@ -323,16 +331,29 @@ def _unpack_text(raw: bytes) -> tuple[str]:
     return (printable(raw.decode(errors="replace")),)
 
 
-def _pack_described(name: str, metadata: bytes) -> bytes:
+_VERSION = struct.Struct("!q")
+
+
+def _pack_joining(name: str, version: int) -> bytes:
+    return _VERSION.pack(version) + name.encode()
+
+
+def _unpack_joining(raw: bytes) -> tuple[str, int]:
+    (version,) = _VERSION.unpack_from(raw)
+    return *_unpack_text(raw[_VERSION.size :]), version
+
+
+def _pack_described(name: str, metadata: bytes, version: int) -> bytes:
     encoded = name.encode()
-    return bytes((len(encoded),)) + encoded + metadata
+    return _VERSION.pack(version) + bytes((len(encoded),)) + encoded + metadata
 
 
-def _unpack_described(raw: bytes) -> tuple[str, bytes]:
+def _unpack_described(raw: bytes) -> tuple[str, bytes, int]:
+    (version,), raw = _VERSION.unpack_from(raw), raw[_VERSION.size :]
     metadata = raw[1 + raw[0] :] if raw else b""
     if not raw or len(raw) <= raw[0] or len(metadata) > MAX_METADATA:
         raise ValueError
-    return *_unpack_text(raw[1 : 1 + raw[0]]), metadata
+    return *_unpack_text(raw[1 : 1 + raw[0]]), metadata, version
 
 
 _BITS = MAX_MEMBERS // 8
@@ -415,9 +436,9 @@ _BITMAP_TAIL = _TailFormat(1, _pack_bits, _unpack_bits)
 
 _FORMATS: dict[type[Packet], tuple[struct.Struct, _TailFormat]] = {
     Offer: (struct.Struct("!IQIIQ"), _TEXT_TAIL),
-    Join: (struct.Struct("!QHHBQQI"), _TEXT_TAIL),
+    Join: (struct.Struct("!QHHBQQI"), _TailFormat(2, _pack_joining, _unpack_joining)),
     Admit: (struct.Struct(""), _TailFormat(1, _pack_admitted, _unpack_admitted)),
-    Describe: (struct.Struct("!IQHBBII"), _TailFormat(2, _pack_described, _unpack_described)),
+    Describe: (struct.Struct("!IQHBBII"), _TailFormat(3, _pack_described, _unpack_described)),
     Data: (struct.Struct("!IIH"), _TailFormat(1, bytes, _unpack_payload)),
     Seal: (struct.Struct("!IIIQII"), _TailFormat(1, _pack_blocks, _unpack_blocks)),
     Flush: (struct.Struct("!IIIIQIIB32sI"), _BITMAP_TAIL),
@@ -445,7 +466,12 @@ NACK_HEADER_SIZE = HEADER.size + _FORMATS[Nack][0].size
 
 _BOUNDS: dict[type[Packet], Callable[[Any], bool]] = {
     Offer: lambda it: it.members <= MAX_MEMBERS,
-    Join: lambda it: it.window > 0 and it.max_message >= MIN_MESSAGE_SIZE and it.uses_parity <= 1,
+    Join: lambda it: (
+        it.window > 0
+        and it.max_message >= MIN_MESSAGE_SIZE
+        and it.uses_parity <= 1
+        and it.version >= NO_VERSION
+    ),
     Admit: lambda it: all(index < MAX_MEMBERS for index, _ in it.indexes.values()),
     Describe: lambda it: (
         segment_size(MIN_MESSAGE_SIZE)
@@ -454,6 +480,7 @@ _BOUNDS: dict[type[Packet], Callable[[Any], bool]] = {
         and 0 < it.k <= MAX_K
         and it.parity <= MAX_PARITY
         and it.carousel <= MAX_CAROUSEL * (it.size != UNKNOWN_SIZE)
+        and NO_VERSION <= it.version <= MAX_VERSION * (not it.carousel)
         and it.position <= min(it.object, max(0, it.carousel - 1))
         and (it.size == UNKNOWN_SIZE or it.size <= MAX_BLOCKS * it.k * it.segment)
     ),

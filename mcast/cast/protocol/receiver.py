@@ -40,6 +40,7 @@ from mcast.cast.protocol.packets import (
     LEFT,
     MAX_ROUND_TRIP,
     NACK_HEADER_SIZE,
+    NO_VERSION,
     PENDING,
     REQUEST_SIZE,
     STORED,
@@ -138,6 +139,10 @@ class ObjectReceiver:
         """Reason for the end of the session."""
         self.silent: bool = False
         """True if the session has ended because the sender was silent; `rejoin` resumes it."""
+        self.dismissed: bool = False
+        """True if the sender has ended the session for this receiver alone; `rejoin` takes another number."""
+        self.duplicate: bool = False
+        """True if the current object is a version that has completed here before, and is not received."""
         self.ended: list[ObjectEnd] = []
         """Outcomes of objects, which the driver removes."""
         self.rejected: Counter[str] = Counter[str]()
@@ -150,6 +155,7 @@ class ObjectReceiver:
         self._nack_timer = NackTimer(random)
         self._current: tuple[Describe, IncomingObject] | None = None
         self._last_number = -1
+        self._version = NO_VERSION  # the newest one that has completed here
         self._is_first = True  # the next object is the first one since this end joined
         self._is_late = False  # the first segment received of the object may be from its middle
         self._state = PENDING
@@ -311,10 +317,14 @@ class ObjectReceiver:
         if self._current is not None:
             self._current[1].forget()
 
-    def rejoin(self, nonce: int, now: float) -> None:
-        """Resume after `suspend`, because the sender is heard again: receive what has not ended here."""
-        self.config = self.config._replace(nonce=nonce)
+    def rejoin(self, nonce: int, now: float, number: int | None = None) -> None:
+        """Resume after `suspend`, because the sender is heard again: receive what has not ended here.
+
+        number  new number of this end, because the sender has dismissed the old one
+        """
+        self.config = self.config._replace(nonce=nonce, number=number or self.config.number)
         self.index, self.finished, self.reason, self.silent = None, False, "", False
+        self.dismissed = False
         self._is_first, self._clock = True, _SenderClock(now)
         if self._carousel is not None:
             self._carousel.on_sender_resumed(now)
@@ -408,6 +418,7 @@ class ObjectReceiver:
             config.nonce,
             config.queue,
             name,
+            self._version,
         )
 
     def _ack_packet(self, now: float) -> Ack:
@@ -490,6 +501,8 @@ class ObjectReceiver:
             self._state, self._answer_timers.reason = state, printable(reason)
             self._nack_timer.due, self._answer_timers.stored = None, inf
             self.ended.append(ObjectEnd(self._current[0], state == COMPLETE, reason))
+            if state == COMPLETE:
+                self._version = max(self._version, self._current[0].version)
             if self._carousel is not None:
                 self._current[1].drop_all()
                 self._carousel.on_end(self._current[1].number)
@@ -546,6 +559,10 @@ class ObjectReceiver:
         )
         self._current, self._state, self._last_progress = (about, incoming), PENDING, now
         self._answer_timers.reason = ""
+        self.duplicate = NO_VERSION < about.version <= self._version
+        if self.duplicate:  # the sender has lost the ACK, or this is for other receivers: answer if it asks
+            self._state = COMPLETE
+            return
         if about.carousel:
             self._answer_timers.join = self._answer_timers.ack = inf
         if incoming.complete:
@@ -638,6 +655,7 @@ class ObjectReceiver:
             self.leave(bye.reason and f"the sender has ended the session: {bye.reason}")
         elif bye.member == self.config.number:
             self.leave(bye.reason)
+            self.dismissed = True
 
 
 class _AnswerTimers:

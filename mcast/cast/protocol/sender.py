@@ -53,6 +53,7 @@ from mcast.cast.protocol.packets import (
     MAX_WINDOW,
     MEMBER_PACKETS,
     MIN_MESSAGE_SIZE,
+    NO_VERSION,
     STORED,
     UNKNOWN_SIZE,
     Ack,
@@ -128,6 +129,7 @@ class ObjectInfo(NamedTuple):
     size: int | None = None
     name: str = ""
     metadata: bytes = b""
+    version: int = NO_VERSION
 
 
 class ReceiverReport(NamedTuple):
@@ -140,6 +142,7 @@ class ReceiverReport(NamedTuple):
     requested      number of segments that it requested
     reason         for not having the object; empty if it has
     number         of the receiver, which is the same in all objects of a session
+    version        the newest version that it has of what the session published; None if it has none
     """
 
     name: str
@@ -150,6 +153,7 @@ class ReceiverReport(NamedTuple):
     requested: int
     reason: str
     number: int
+    version: int | None = None
 
 
 class ObjectResult(NamedTuple):
@@ -255,7 +259,7 @@ class ObjectSender:
                 raise ValueError(
                     "a carousel sends the object again and again: its size must be known when it begins"
                 )
-        self.members.begin(now, not strategy.carousel)
+        self.members.begin(now, not strategy.carousel, infos[0].version)
         max_message = min(
             [self.max_message, *(member.max_message for member in self.members if member.active)]
         )
@@ -271,6 +275,7 @@ class ObjectSender:
                 position,
                 printable(info.name),
                 info.metadata,
+                info.version,
             )
             for position, info in enumerate(infos)
         ]
@@ -375,6 +380,7 @@ class ObjectSender:
         if member.active:
             member.nonce = join.nonce
             member.waiting_since = inf  # it has lost the ADMIT, and does not answer before it has one
+            self.members.note_version(member, join.version)
             self._queue.admit(member, now)
         else:
             self._send_bye(member)
@@ -400,6 +406,7 @@ class ObjectSender:
 
     def _on_ack(self, outgoing: OutgoingObject, member: Member, packet: Nack | Ack, now: float) -> None:
         early = isinstance(packet, Ack) and packet.state == COMPLETE and not outgoing.all_sent
+        early = early and outgoing.about.version == NO_VERSION  # a version may have arrived as another object
         if early or packet.base > outgoing.sent or packet.stamp > micros(now):
             self.rejected["an answer about blocks that were not sent"] += 1
             return
@@ -826,5 +833,13 @@ def _report(member: Member, begun: float, behind: str) -> ReceiverReport:
     reason = "" if complete else member.reason or (behind if member.active else member.status.value)
     seconds = member.complete_at - begun if complete else inf
     return ReceiverReport(
-        member.name, member.address, complete, seconds, member.nacks, member.requested, reason, member.number
+        member.name,
+        member.address,
+        complete,
+        seconds,
+        member.nacks,
+        member.requested,
+        reason,
+        member.number,
+        None if member.version == NO_VERSION else member.version,
     )
