@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from errno import ETIMEDOUT
 from itertools import accumulate
 from math import inf
+from operator import index
 from secrets import randbits
 from typing import NamedTuple
 
@@ -274,8 +275,10 @@ class SendingSession:
     ) -> SessionSteps[ObjectReport]:
         """Send a version, and keep it for receivers that join later; return its report."""
         known = self._published
-        if isinstance(version, bool) or not isinstance(version, int):
-            raise TypeError(f"version is a {type(version).__name__}: give an int")
+        try:
+            version = index(version)
+        except TypeError:
+            raise TypeError(f"version is a {type(version).__name__}: give an int") from None
         if not 0 <= version <= MAX_VERSION:
             raise ValueError(f"version {version}: give a number from 0 to {MAX_VERSION:,}")
         if known is not None and version <= known.version:

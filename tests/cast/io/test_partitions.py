@@ -6,27 +6,19 @@ Each object is handed out once at most, and is either handed out or reported mis
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from functools import partial
 from math import inf
 from pathlib import Path
 from random import Random
-from typing import Any, TypeVar
-from unittest.mock import patch
 
 import pytest
 
-from mcast.cast.io import files, receiving
 from mcast.cast.io.sending import Object, ObjectReport
 from mcast.cast.io.sinks import Offered, Target
 from mcast.cast.protocol.carousel import Carousel
 from mcast.cast.protocol.packets import MAX_CAROUSEL, Describe
 from mcast.cast.protocol.strategy import Strategy, all_receivers, best_effort, carousel, deadline, quorum
 
-from .world import End, Job, Receiving, Sending, World, between, named
-
-T = TypeVar("T")
+from .world import End, Job, Receiving, Sending, World, between, drawn, named
 
 KEY = bytes(range(32))
 SILENCE = 10.0
@@ -179,25 +171,6 @@ def test_what_is_remembered_of_a_session_is_small(monkeypatch: pytest.MonkeyPatc
         assert not carousel.described(number, 0.0)
     assert carousel.finished
     assert len(carousel._ended._bits) == MAX_CAROUSEL // 8
-
-
-class AtOnce(ThreadPoolExecutor):
-    """A disk that takes no time, because the time here is virtual."""
-
-    def submit(self, call: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:
-        done = super().submit(call, *args, **options)
-        wait([done])
-        return done
-
-
-@contextmanager
-def drawn(seed: int) -> Iterator[None]:
-    """Make receivers draw their random numbers from the seed."""
-    with (
-        patch.object(receiving, "SystemRandom", partial(Random, seed)),
-        patch.object(files, "ThreadPoolExecutor", AtOnce),
-    ):
-        yield
 
 
 def story(seed: int, folder: Path, losses: tuple[float, ...] = (0.0, 0.02, 0.2)) -> None:

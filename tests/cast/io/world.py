@@ -6,13 +6,17 @@ The sessions are those of programs (`SendingSession`, `ReceivingSession`), with 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import partial
 from heapq import heappop, heappush
 from math import inf
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+from unittest.mock import patch
 
 from mcast.api import HeaderBodyBatch, Series, list_rows
+from mcast.cast.io import files, receiving
 from mcast.cast.io.driver import SessionContext, SessionSteps
 from mcast.cast.io.receiving import Missed, Received, ReceivingSession
 from mcast.cast.io.sending import Object, ObjectReport, SendingSession
@@ -21,6 +25,8 @@ from mcast.cast.protocol.packets import number_at
 from mcast.cast.protocol.strategy import Strategy
 from mcast.endpoint.waiting import Step
 from mcast.wire.addresses import Gid
+
+T = TypeVar("T")
 
 MESSAGE_SIZE = 1024
 LATENCY = 0.0002
@@ -73,12 +79,19 @@ class End:
     def __init__(self, world: World, address: str, salt: int = 1) -> None:
         self.world, self.address = world, address
         self.context = SessionContext(
-            number_at(address, salt), address, MESSAGE_SIZE, lambda: world.now, "an end", DEPTH
+            number_at(address, salt),
+            address,
+            MESSAGE_SIZE,
+            lambda: world.now,
+            "an end",
+            DEPTH,
+            address=address,
         )
         self._inbox: list[Series] = []
         self._steps: SessionSteps[Any] | None = None
         self._then: Callable[[Any], object] = bool
         self._stamp = 0
+        self._stopped_until = 0.0
         world.ends.append(self)
 
     def start(self, steps: SessionSteps[Any], then: Callable[[Any], object] = bool) -> None:
@@ -90,6 +103,10 @@ class End:
         """Leave the network without a word."""
         self._steps = None
         self.world.ends.remove(self)
+
+    def stop(self, seconds: float) -> None:
+        """Stop the process, as SIGSTOP does, and let it continue later."""
+        self._stopped_until = max(self._stopped_until, self.world.now + seconds)
 
     def on_message(self, message: bytes, source: End) -> None:
         """Queue a message for the next step."""
@@ -108,6 +125,9 @@ class End:
 
     def _wake(self, stamp: int) -> None:
         steps = self._steps
+        if self.world.now < self._stopped_until:
+            self.world.at(self._stopped_until, lambda: self._wake(stamp))
+            return
         if stamp == self._stamp and steps is not None:
             heard, self._inbox = self._inbox, []
             self._go(lambda: steps.send(heard))
@@ -240,3 +260,22 @@ def between(*times: tuple[float, float]) -> Callable[[float], bool]:
 def named(*data: bytes) -> Iterator[Object]:
     """Yield objects with these bytes and different names."""
     return (Object(one, f"object {index}") for index, one in enumerate(data))
+
+
+class AtOnce(ThreadPoolExecutor):
+    """A disk that takes no time, because the time here is virtual."""
+
+    def submit(self, call: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:
+        done = super().submit(call, *args, **options)
+        wait([done])
+        return done
+
+
+@contextmanager
+def drawn(seed: int) -> Iterator[None]:
+    """Make receivers draw their random numbers from the seed."""
+    with (
+        patch.object(receiving, "SystemRandom", partial(Random, seed)),
+        patch.object(files, "ThreadPoolExecutor", AtOnce),
+    ):
+        yield
