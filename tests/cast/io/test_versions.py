@@ -1,13 +1,21 @@
-"""Versions: a receiver has the newest one, whole, whoever is killed or stopped meanwhile. The time is virtual."""
+"""Versions: receivers have the newest one, whole, whoever is killed or stopped. Most time here is virtual."""
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Callable
+from contextlib import aclosing, closing
+from io import BytesIO
 from pathlib import Path
 from random import Random
 
 import pytest
 
+import mcast
+from mcast import cast
+from mcast.aio import open_endpoint
+from mcast.backends.sim import Fabric, open_fabric
 from mcast.cast.io.driver import SessionSteps
 from mcast.cast.io.receiving import Missed, ReceivingSession
 from mcast.cast.io.sending import ObjectReport, SendingSession
@@ -186,6 +194,195 @@ def _story(seed: int, folder: Path, faults: int) -> None:
         if found == [(publisher.last, publisher.last)] * 3:
             return
     pytest.fail(f"seed {seed}: {found} instead of version {publisher.last} at all three, as the sender knows")
+
+
+def test_a_late_replica_gets_the_newest_version() -> None:
+    """It joins after the last call of `publish`; the other one is not sent anything twice."""
+    world, whole = World(), {bytes(SIZE): -1}
+    publisher = Publisher(world, 1, whole)
+    publisher.last = 2
+    first = Replica(world, "10.0.0.2", 2, whole)
+    world.run(5.0)
+    late, returned = (Replica(world, f"10.0.0.{end}", 3, whole) for end in (3, 4))
+    returned.stop(10 * PEER_TIMEOUT)
+    world.run(30.0)
+    assert [*first.versions.values()] == [[0, 1, 2]]
+    assert [late.versions, returned.versions] == [{("10.0.0.1", "10.0.0.1"): [2]}] * 2
+    assert [(one.address, one.version) for one in publisher.out.versions] == [
+        ("10.0.0.2", 2),
+        ("10.0.0.3", 2),
+        ("10.0.0.4", 2),
+    ]
+
+
+def test_a_given_up_replica_returns_by_itself() -> None:
+    """It is stopped for longer than the sender waits, and has joined under a new number."""
+    world, whole = World(), {bytes(SIZE): -1}
+    publisher = Publisher(world, 1, whole, strategy=all_receivers)
+    stopped, other = (Replica(world, f"10.0.0.{end}", 2, whole) for end in (2, 3))
+    world.run(2.0)
+    stopped.stop(5.0)
+    world.run(5.0)
+    (reason,) = {report.reason for one in publisher.reports for report in one.receivers if report.reason}
+    assert reason == "was silent"
+    assert max(report.seconds for report in publisher.reports) < 2 * PEER_TIMEOUT, "the other one waits"
+    held = {report.name: report.version for report in publisher.reports[-1].receivers}
+    assert held == {"10.0.0.3": publisher.version}
+    publisher.last = publisher.version
+    world.run(12.0)
+    assert [stopped.newest, other.newest] == [publisher.last] * 2
+    assert stopped.number_in(publisher) != stopped.context.number
+
+
+def test_an_unfinished_version_is_dropped_for_a_newer_one() -> None:
+    """The publisher waits for the fast one alone. The log has no warning of it."""
+    world, whole = World(), {bytes(SIZE): -1}
+    publisher = Publisher(world, 1, whole, strategy=lambda: quorum(1))
+    fast, slow = (Replica(world, f"10.0.0.{end}", 2, whole) for end in (2, 3))
+    world.cut = lambda source, target, now: target is slow and 2.0 < now < 2.9 and world.random.random() < 0.6
+    world.run(6.0)
+    assert len(slow.missed) > 0
+    assert [*fast.versions.values()] == [[*range(publisher.reports[-1].version + 1)]]  # type: ignore[operator]
+    (seen,) = slow.versions.values()
+    assert {one.offered.version for one in slow.missed}.isdisjoint(seen)
+    assert slow.newest >= publisher.version - 1
+
+
+def test_a_file_that_has_changed_is_not_sent_again(tmp_path: Path) -> None:
+    """It would be two versions of one number. A file that was replaced is read as it was."""
+    world = World()
+    end = End(world, "10.0.0.1")
+    out = SendingSession(end.context, 1 << 20, 2e6, PEER_TIMEOUT, None)
+    path = tmp_path / "weights"
+    path.write_bytes(b"1" * SIZE)
+
+    def sends() -> SessionSteps[None]:
+        yield from out.wait_for_receivers(1, None)
+        yield from out.publish(path, 1, all_receivers(), "", b"")
+        (tmp_path / "new").replace(path)
+        yield from out.wait_for_receivers(2, None)
+        yield from out.wait_for_receivers(None, 1.0)
+        yield from out.publish(path, 2, all_receivers(), "", b"")
+        path.write_bytes(b"3" * SIZE)
+        yield from out.wait_for_receivers(3, None)
+        yield from out.wait_for_receivers(None, 1.0)
+
+    (tmp_path / "new").write_bytes(b"2" * SIZE)
+    whole = {bytes((48 + version,)) * SIZE: version for version in (1, 2)} | {bytes(SIZE): -1}
+    end.start(sends())
+    replicas = []
+    for at in (2, 3):
+        replicas.append(Replica(world, f"10.0.0.{at}", 1, whole))
+        world.run(world.now + 3.0)
+    assert [[*one.versions.values()] for one in replicas] == [[[1, 2]], [[1, 2]]]
+    replicas.append(Replica(world, "10.0.0.4", 1, whole))
+    with pytest.raises(OSError, match="has changed since it was published: publish it as a new version"):
+        world.run(world.now + 3.0)
+    assert not replicas[-1].versions
+
+
+def test_an_object_without_a_version_is_refused() -> None:
+    world = World()
+    end = End(world, "10.0.0.1")
+    out = SendingSession(end.context, 1 << 20, 2e6, PEER_TIMEOUT, None)
+    reports: list[ObjectReport] = []
+
+    def sends() -> SessionSteps[None]:
+        yield from out.wait_for_receivers(1, None)
+        reports.append((yield from out.send(bytes(SIZE), all_receivers(), "plain", b"")))
+
+    end.start(sends())
+    replica = Replica(world, "10.0.0.2", 1, {})
+    world.run(5.0)
+    assert not replica.versions
+    assert [one.reason for one in reports[0].receivers] == [
+        "no version: this receiver takes published objects alone"
+    ]
+
+
+def test_what_publish_refuses() -> None:
+    """Each error says what to give, and changes nothing: the session goes on."""
+    with (
+        mcast.open_backend("sim", clock="wall") as backend,
+        mcast.open_endpoint(backend, "10.0.0.1") as ep,
+        ep.join("239.1.2.3") as group,
+        cast.open_session(group) as session,
+    ):
+        assert session.publish(b"1", version=7).version == 7
+        for version, error, text in (
+            (
+                7,
+                ValueError,
+                "version 7 is not newer than version 7, which this session has published: give at least 8",
+            ),
+            (-1, ValueError, "version -1: give a number from 0 to 9,223,372,036,854,775,807"),
+            (1 << 63, ValueError, "give a number from 0"),
+            (8.0, TypeError, "version is a float: give an int"),
+        ):
+            with pytest.raises(error, match=re.escape(text)):
+                session.publish(b"2", version=version)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="publish sends a version to receivers that answer"):
+            session.publish(b"2", version=8, strategy=cast.carousel())
+        for data in (iter([b"2"]), BytesIO(b"2"), Path("/dev/null")):
+            with pytest.raises(TypeError, match="cannot be read again: give a buffer, a tensor or the path"):
+                session.publish(data, version=8)
+        with pytest.raises(ValueError, match="513 bytes of metadata"):
+            session.publish(b"2", version=8, metadata=bytes(513))
+        assert session.publish(b"2", version=8).version == 8
+        with pytest.raises(TypeError, match="into: the stream takes a version in parts, and latest=True"):
+            next(cast.receive(ep.join("239.1.2.4"), BytesIO(), latest=True))
+
+
+def test_a_version_arrives_in_asyncio() -> None:
+    """In two sessions one after another, the second of which begins with a lower version."""
+    fabric = Fabric.roce(ports=2, clock="wall")
+    target = bytearray(4)
+
+    async def takes() -> list[int | None]:
+        found: list[int | None] = []
+        with open_fabric(fabric, host=1) as backend:
+            async with (
+                open_endpoint(backend) as ep,
+                await ep.join("239.1.2.3") as group,
+                aclosing(cast.receive(group, target, latest=True, timeout=30.0)) as versions,
+            ):
+                async for one in versions:
+                    found.append(one.offered.version)
+                    assert bytes(one.data or b"") == b"v%03d" % (one.offered.version or 0) == target
+                    if one.offered.version == 2:
+                        return found
+        return found
+
+    async def publishes() -> None:
+        with open_fabric(fabric, host=0) as backend:
+            async with open_endpoint(backend) as ep, await ep.join("239.1.2.3") as group:
+                for versions in ((4, 9), (1, 2)):
+                    async with cast.open_session(group) as session:
+                        await session.wait_for_receivers(1, 30.0)
+                        for version in versions:
+                            report = await session.publish(b"v%03d" % version, version=version)
+                            assert [one.version for one in report.receivers] == [version]
+
+    async def both() -> list[int | None]:
+        taken = asyncio.create_task(takes())
+        await publishes()
+        return await taken
+
+    assert asyncio.run(both()) == [4, 9, 1, 2]
+
+
+def test_another_version_of_the_protocol_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """The version before this one has no versions of objects."""
+    with mcast.open_backend("sim", clock="wall") as backend:
+        old = mcast.open_endpoint(backend, "10.0.0.1").join("239.1.2.3")
+        with (
+            mcast.open_endpoint(backend, "10.0.0.2") as ep,
+            ep.join("239.1.2.3") as group,
+            closing(cast.receive(group, latest=True, timeout=0.5)) as versions,
+        ):
+            old.send(b"mcC2" + bytes(40))
+            assert [*versions] == []
+    assert "of another version of this protocol: install the same mcast at both ends" in caplog.text
 
 
 @pytest.mark.parametrize("first", range(0, 4, 2))
