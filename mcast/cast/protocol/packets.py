@@ -480,7 +480,8 @@ _BOUNDS: dict[type[Packet], Callable[[Any], bool]] = {
         and 0 < it.k <= MAX_K
         and it.parity <= MAX_PARITY
         and it.carousel <= MAX_CAROUSEL * (it.size != UNKNOWN_SIZE)
-        and NO_VERSION <= it.version <= MAX_VERSION * (not it.carousel)
+        and it.version >= NO_VERSION
+        and (it.version == NO_VERSION or not it.carousel)
         and it.position <= min(it.object, max(0, it.carousel - 1))
         and (it.size == UNKNOWN_SIZE or it.size <= MAX_BLOCKS * it.k * it.segment)
     ),

@@ -15,6 +15,7 @@ from mcast.cast.protocol.packets import (
     MAX_SEALS,
     MAX_SEGMENT,
     MAX_TEXT,
+    MAX_VERSION,
     MIN_MESSAGE_SIZE,
     Ack,
     Admit,
@@ -47,8 +48,10 @@ SEALED = BlockInfo(4, 4000, bytes(32))
 GOOD: dict[str, Packet] = {
     "offer": Offer(S, 0, 5, 3, 1000, 9, "sender"),
     "join": Join(S, R, 8, MIN_MESSAGE_SIZE, 1, 5, 9, 0, "r"),
+    "rejoin": Join(S, R, 8, MIN_MESSAGE_SIZE, 1, 5, 9, 0, "r", MAX_VERSION),
     "admit": Admit(S, {R: (0, 9), 7: (MAX_MEMBERS - 1, 8)}),
     "describe": Describe(S, 0, 20_000, 976, MAX_K, MAX_PARITY, 0, 0, "thing", bytes(MAX_METADATA)),
+    "version": Describe(S, 0, 20_000, 976, MAX_K, MAX_PARITY, 0, 0, "thing", b"", 0),
     "data": Data(S, 0, 1, 2, b"x"),
     "seal": Seal(S, 0, MAX_SEALS, 0, 5, 3, 1000, (SEALED,) * MAX_SEALS),
     "flush": Flush(S, 0, 6, 6, 0, 5, 3, 1000, 1, bytes(32), MAX_MEMBERS - 3, 5),
@@ -60,7 +63,7 @@ GOOD: dict[str, Packet] = {
 }
 LONGEST: dict[str, Packet] = {
     "admit": Admit(S, {number_at("a", salt): (salt, 1) for salt in range(1, MAX_ADMITTED + 1)}),
-    "describe": Describe(S, 0, 1, 976, 1, 0, 0, 0, "n" * MAX_TEXT, bytes(MAX_METADATA)),
+    "describe": Describe(S, 0, 1, 976, 1, 0, 0, 0, "n" * MAX_TEXT, bytes(MAX_METADATA), MAX_VERSION),
     "data": Data(S, 0, 1, 2, bytes(segment_size(MIN_MESSAGE_SIZE))),
 }
 BAD: dict[str, Packet] = {
@@ -69,6 +72,9 @@ BAD: dict[str, Packet] = {
     "no room": Join(S, R, 0, MIN_MESSAGE_SIZE, 1, 5, 9, 0, "r"),
     "short messages": Join(S, R, 8, MIN_MESSAGE_SIZE - 1, 1, 5, 9, 0, "r"),
     "neither parity nor none": Join(S, R, 8, MIN_MESSAGE_SIZE, 2, 5, 9, 0, "r"),
+    "a version of nothing": Join(S, R, 8, MIN_MESSAGE_SIZE, 1, 5, 9, 0, "r", -2),
+    "a negative version": Describe(S, 0, 1, 976, 4, 4, 0, 0, "", b"", -2),
+    "a version that goes round": Describe(S, 0, 1, 976, 4, 4, 1, 0, "", b"", 0),
     "an index beyond the bitmap": Admit(S, {R: (MAX_MEMBERS, 9)}),
     "too many at once": Admit(S, dict.fromkeys(range(MAX_ADMITTED + 1), (0, 0))),
     "nobody": Admit(S, {}),
