@@ -38,10 +38,10 @@ Session and objects
   object, one bit for each object of a carousel, and the sender's sequence number. If it hears the sender
   again, it joins again under the same number, receives no object that has ended here, and reports the state
   of the last one. A session is known by its number and nonce; a driver remembers some thousands of them.
-- A published object has a version, which rises within the session. The sender may send a version again, as an
-  object of another number, to receivers that lack it. A receiver that has it ignores the segments, and
-  acknowledges the version if a FLUSH asks. A JOIN says which version the receiver has, because a receiver that
-  was given up may join again, under a new number.
+- A published object has a version, which rises within the session. The sender may send a version again, as
+  an object of another number, to receivers that lack it. A receiver that has it ignores the segments, and
+  acknowledges the version if a FLUSH asks. A JOIN says which version the receiver has, because a receiver
+  that was given up may join again, under a new number.
 
 Repair
 - Losses are reported by NACK. A receiver backs off for a random time that the group's size scales, and is

@@ -31,6 +31,8 @@ from mcast.cast.protocol.sender import ObjectInfo, ObjectSender, Timers
 from mcast.cast.protocol.strategy import Strategy, all_receivers
 
 MESSAGE_SIZE = 1024
+MAX_LOSS_BURST = 0.03
+"""Maximum duration of a burst of losses, in seconds."""
 MAX_SECONDS = 2000.0
 """Timeout of a run, in virtual seconds."""
 
@@ -59,6 +61,10 @@ class Conditions(NamedTuple):
     late: dict[int, float] = {}  # noqa: RUF012
     kills: dict[int, tuple[float, float]] = {}  # noqa: RUF012
     """Receiver -> time of its kill, and seconds until it is restarted with what it has stored."""
+    bursts: float = 0.0
+    """Probability that a message is the first of a burst, in which its target loses all for a while."""
+    partitions: dict[int, tuple[float, float]] = {}  # noqa: RUF012
+    """Receiver -> beginning and end of a time in which all messages from and to it are lost."""
     mute: tuple[int, ...] = ()
     """Receivers all of whose messages are lost."""
     naps: dict[int, tuple[int, float]] = {}  # noqa: RUF012
@@ -226,6 +232,7 @@ class Network:
         self._order = 0
         self._queues: dict[int, list[tuple[int, bytes]]] = {end: [] for end in conditions.naps}
         self._wakes = dict.fromkeys(conditions.naps, 0.0)
+        self._burst_ends: dict[int, float] = {}
         self._blocks: list[list[SourceBlock]] = []
         self._digests: list[bytes] = []
         self._abouts: list[Describe] = []
@@ -388,7 +395,7 @@ class Network:
             authenticator = self._authenticator if source == 0 else self.receivers[source].authenticator
             (message,) = map(bytes, authenticator.sign([message]))
         for target in [0, *self.receivers, *([-1] if self.lie and source >= 0 else [])]:
-            if target == source or (random.random() < conditions.loss and target >= 0):
+            if target == source or (target >= 0 and self._is_lost(source, target)):
                 continue
             for _ in range(2 if random.random() < conditions.doubles else 1):
                 late = random.random() * 0.01 if random.random() < conditions.disorder else 0.0
@@ -399,6 +406,17 @@ class Network:
                     heard = heard[:at] + bytes((heard[at] ^ 0x55,)) + heard[at + 1 :]
                 self._order += 1
                 heappush(self._events, (self.now + 0.0002 + late, self._order, source, target, heard))
+
+    def _is_lost(self, source: int, target: int) -> bool:
+        """Return True if this message is lost to its target, and perhaps the following ones."""
+        conditions, random = self.conditions, self.random
+        for end in (source, target):
+            begin, until = conditions.partitions.get(end, (inf, inf))
+            if begin <= self.now < until:
+                return True
+        if conditions.bursts and random.random() < conditions.bursts:
+            self._burst_ends[target] = self.now + random.random() * MAX_LOSS_BURST
+        return self.now < self._burst_ends.get(target, 0.0) or random.random() < conditions.loss
 
     def _arrive(self) -> None:
         at, _, source, target, message = heappop(self._events)

@@ -103,6 +103,16 @@ def run_transfer(seed: int, key: bytes | None = None) -> None:
     }
     disks = {end: earlier(random, objects[0]) for end in ends if random.random() < 0.2}
     hostile = random.random() < 0.3
+    naps = {
+        end: (random.choice((64, 512)), random.choice((0.01, 0.05)))  # a slow consumer overflows its queue
+        for end in ends
+        if random.random() < 0.15
+    }
+    partitions = {
+        end: (begin := random.random(), begin + random.choice((0.1, 1.0, 8.0, 40.0)))
+        for end in ends
+        if random.random() < 0.1
+    }
     strategy = random.choice(
         (
             all_receivers(),
@@ -126,7 +136,7 @@ def run_transfer(seed: int, key: bytes | None = None) -> None:
         queue=random.choice((0, 64)),
     )
     conditions = Conditions(
-        loss=random.choice((0.0, 0.01, 0.2)),
+        loss=random.choice((0.0, 0.01, 0.2, 0.4, 0.6)),
         doubles=random.choice((0.0, 0.1)),
         disorder=random.choice((0.0, 0.1)),
         garbled=random.choice((0.0, 0.0, 0.01)),
@@ -134,7 +144,11 @@ def run_transfer(seed: int, key: bytes | None = None) -> None:
         late=late,
         kills=kills,
         decay=True,
+        naps=naps,
+        bursts=random.choice((0.0, 0.0, 0.01)),
+        partitions=partitions,
     )
+    harsh = conditions.loss > 0.2 or conditions.bursts or naps or partitions
     network = Network(case, conditions, seed, (recorded if key else anything) if hostile else None)
     network.run()
     for receiver in network.receivers.values():
@@ -152,7 +166,7 @@ def run_transfer(seed: int, key: bytes | None = None) -> None:
             assert report.complete == (not report.reason)
     # Replayed packets make the measured round trip long, so that a lossy receiver may seem silent.
     trusted = conditions.loss < 0.1 if key and hostile else not (hostile or conditions.garbled)
-    if strategy == all_receivers() and trusted and not (deaths or late or kills):
+    if strategy == all_receivers() and trusted and not (harsh or deaths or late or kills):
         assert all(one.strategy_met for one in results)
         assert all(receiver.got.keys() == set(range(len(objects))) for receiver in network.receivers.values())
 
