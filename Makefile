@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 SECOND_KERNEL ?= 6.12
 
-.PHONY: demo test test-all coverage lint types docs sessions man schemas soak soak-served soak-lab bench mutants oracle wheel test-wheel test-free-threaded test-torch release api test-asan test-tsan fuzz clean test-packages test-debian12 test-debian13
+.PHONY: demo test test-all coverage lint types docs sessions man schemas soak soak-served soak-lab soak-replicas bench mutants oracle wheel test-wheel test-free-threaded test-torch release api test-asan test-tsan fuzz clean test-packages test-debian12 test-debian13
 
 demo: .venv/demo
 	@$(BIN)/mcast demo $(ARGS)
@@ -87,10 +87,13 @@ schemas: .venv/test
 
 # Everything at once, for so many MINUTES on a served fabric, and for as many in the lab: memory stays flat, and nothing
 # stays open. `make -j2` does both at once.
-soak: soak-served soak-lab
+soak: soak-served soak-lab soak-replicas
 
 soak-served: .venv/test
 	$(BIN)/python -m tests.soak --minutes $(MINUTES)
+
+soak-replicas: .venv/test
+	$(BIN)/python -m tests.soak --replicas --minutes $(MINUTES)
 
 soak-lab: .venv/test
 	$(BIN)/mcast lab run --fabric infiniband --ports 8 -- $(BIN)/python -m tests.soak --guest --minutes $(MINUTES)

@@ -4,6 +4,9 @@ Programs join and leave, talk, cast objects and are killed, while the SM restart
 are lost. The fabric is a served one, or the InfiniBand of the lab's guest, in which this runs. At the end
 memory must be what it was early in the run, and no descriptor more open than before it: in this process,
 which is a client many times over, and in the fabric, which is the server or the guest's kernel.
+
+With `--replicas` it is the example of replicas on `udp`: processes come, go, hang and are killed, the trainer
+included, and each replica that lives has only whole versions, and the newest one in the end.
 """
 
 from __future__ import annotations
@@ -34,6 +37,9 @@ from mcast.backends.net.netlink import rdma_objects
 from mcast.backends.rdma import PROVIDER
 from mcast.backends.rdma.infiniband_bed import InfinibandTestbed
 from mcast.backends.sim.served.attach import VARIABLE, attach
+
+from .cast.io.test_replicas import run as run_replicas
+from .own_network import private_network
 
 GROUPS = tuple(f"239.1.1.{number}" for number in range(1, 9))
 BOUND = 30.0
@@ -313,9 +319,14 @@ def _run(fabric: TestFabric, minutes: float, shared: Soak) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--guest", action="store_true", help="on the InfiniBand of this guest of the lab")
+    parser.add_argument("--replicas", action="store_true", help="replicas of the example, on udp")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
+    if given.replicas:
+        with private_network():
+            print("soak:", dict(run_replicas("udp", ["127.0.0.1"], given.minutes * 60)))
+        sys.exit(0)
     with guest() if given.guest else served() as fabric:
         status = soak(fabric, given.minutes, given.seed)
     sys.exit(status)

@@ -2,57 +2,57 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from signal import SIGCONT, SIGINT, SIGKILL, SIGSTOP
 from time import monotonic
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy
 import pytest
 
 import mcast
-from examples.replicas import SHAPE as REPLICA_SHAPE
-from examples.replicas import follow, publish
 from mcast import cast
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.trace.events import Send
+from tests.waiting import BOUND, until
 
 GROUP = "239.1.2.3"
-BOUND = 60.0
-"""Seconds; the longest that anything may take, never a delay."""
 SHAPE = (256, 512)
-UPDATES = 3
+VERSIONS = 3
 
 
-def replica(fabric: Fabric, host: int, updates: int) -> list[tuple[str, Any]]:
-    """Run a replica; return its weights after each update."""
-    found: list[tuple[str, Any]] = []
-    before: Any = None
+def replica(fabric: Fabric, host: int, last: int) -> dict[int | None, Any]:
+    """Run a replica until it has version `last`; return its weights of each version."""
+    found: dict[int | None, Any] = {}
+    weights: Any = numpy.zeros(SHAPE, "f4")
     with (
         open_fabric(fabric, host=host) as backend,
         mcast.open_endpoint(backend, receive_depth=4096) as endpoint,
         endpoint.join(GROUP) as group,
-        closing(follow(group, SHAPE)) as updated,  # type: ignore[type-var]  # a generator
+        closing(cast.receive(group, into=weights.data, latest=True)) as versions,
     ):
-        while len(found) < updates:
-            name, weights = next(updated)
-            assert before is None or (before == found[-1][1]).all()  # an update spares the one before
-            before = weights
-            found.append((name, weights.copy()))
+        for update in versions:
+            found[update.offered.version] = weights.copy()
+            if update.offered.version == last:
+                break
     return found
 
 
-def train(replicas: int, late: int) -> int:
-    """Send some updates, and compare what the replicas have; the bytes that have left the trainer's port."""
+def train(replicas: int) -> int:
+    """Publish some versions, and compare what the replicas have; return the bytes that the trainer sent."""
     fabric = Fabric.roce(ports=1 + replicas, mtu=4096, clock="wall", trace=True)
     random = numpy.random.default_rng(1)
-    sent: list[tuple[str, Any]] = []
+    sent: dict[int | None, Any] = {}
     with (
         ThreadPoolExecutor(replicas) as pool,
         open_fabric(fabric, host=0) as backend,
@@ -60,58 +60,47 @@ def train(replicas: int, late: int) -> int:
         endpoint.join(GROUP) as group,
         cast.open_session(group) as session,
     ):
-
-        def start(hosts: range, updates: int) -> list[Future[list[tuple[str, Any]]]]:
-            return [pool.submit(replica, fabric, host, updates) for host in hosts]
-
-        ends = start(range(1, 1 + replicas - late), UPDATES)
-        session.wait_for_receivers(replicas - late, BOUND)
-        for version in range(UPDATES):
+        ends = [pool.submit(replica, fabric, host, VERSIONS - 1) for host in range(1, 1 + replicas)]
+        session.wait_for_receivers(replicas, BOUND)
+        for version in range(VERSIONS):
             weights: Any = random.random(SHAPE, "f4")
-            report = publish(session, weights, version, BOUND)
+            report = session.publish(weights, version=version, strategy=cast.deadline(BOUND))
             assert [(version, one.reason) for one in report.receivers if not one.complete] == []
-            sent.append((report.name, weights))
-            if not version:
-                ends += start(range(1 + replicas - late, 1 + replicas), UPDATES - 1)
-                session.wait_for_receivers(replicas, BOUND)
-        for host, end in enumerate(ends):
+            sent[version] = weights
+        for end in ends:
             found = end.result(BOUND)
-            expected = sent[host >= replicas - late :]
-            assert [name for name, _ in found] == [name for name, _ in expected]
-            assert all((got == was).all() for (_, got), (_, was) in zip(found, expected, strict=True))
+            assert [*found] == [*sent]
+            assert all((weights == sent[version]).all() for version, weights in found.items())
     events = (event for _, event in fabric.trace or () if isinstance(event, Send) and event.port == "roce0")
     return sum(len(payload) for event in events for payload in event.payloads)
 
 
 PERIOD = 0.5
-"""Seconds from one update to the next, of replicas that are processes."""
-PROGRAM = Path(__file__).parents[3] / "examples" / "replicas.py"
+"""Seconds from one version to the next, of replicas that are processes."""
+SIZE = 512
+"""Rows and columns of their weights."""
+PROGRAM = Path(__file__).parents[3] / "examples" / "replicas" / "replicas.py"
 
 
 class Process:
-    """A replica that is a process. Of each update it prints the number, and the least and largest weight."""
+    """A replica or a trainer that is a process; `lines` are what it has printed."""
 
-    def __init__(self) -> None:
-        words = [sys.executable, str(PROGRAM), "replica", "127.0.0.1", "udp", str(PERIOD)]
-        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        self.updates: list[int] = []
-        self.wrong: list[str] = []
+    def __init__(self, role: str, backend: str, address: str) -> None:
+        words = [sys.executable, str(PROGRAM), role, address, "--backend", backend]
+        words += ["--period", str(PERIOD), "--size", str(SIZE)]
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.address = address
+        self.lines: list[str] = []
         self.stopped = False
         self._reads = threading.Thread(target=self._read)
         self._reads.start()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        for line in self.process.stdout:
-            _, version, least, most = line.split()
-            if not float(version) == float(least) == float(most) or int(version) <= max(
-                self.updates, default=0
-            ):
-                self.wrong.append(line)
-            self.updates.append(int(version))
+        self.lines.extend(line.rstrip() for line in self.process.stdout)
 
     def signal(self, number: int) -> None:
-        """Send a signal; one that is stopped goes on first, unless it is killed."""
+        """Send a signal; a process that is stopped continues first, unless it is killed."""
         if self.stopped and number in (SIGINT, SIGCONT):
             self.process.send_signal(SIGCONT)
         self.stopped = number == SIGSTOP
@@ -125,72 +114,123 @@ class Process:
         self.process.stdout.close()  # type: ignore[union-attr]
 
 
-def test_replicas_may_come_go_hang_and_be_killed(own_network: None, long: bool) -> None:
-    """Those that live have new updates in the end, each only whole ones, and no update takes too long."""
-    random, lasts = Random(1), 3600.0 if long else 12.0
-    there: list[Process] = []
-    took: list[float] = []
-    with (
-        ExitStack() as stack,
-        mcast.open_endpoint("udp", "127.0.0.1", receive_depth=4096) as endpoint,
-        endpoint.join(GROUP) as group,
-        cast.open_session(group, peer_timeout=2.0) as session,
-    ):
+class Replica(Process):
+    """A replica that prints of each version the number, and the least and the largest weight."""
+
+    def __init__(self, backend: str, address: str) -> None:
+        super().__init__("replica", backend, address)
+
+    @property
+    def versions(self) -> list[int]:
+        """Versions that it has had. Fails for a mixed one."""
+        versions = []
+        for line in [*self.lines]:
+            if not re.fullmatch(r"\d+ \S+ \S+", line):
+                assert "Traceback" in line, line  # Ctrl-C has ended it
+                break
+            version, least, most = line.split()
+            assert int(version) == float(least) == float(most), f"a mixed version: {line}"
+            versions.append(int(version))
+        return versions
+
+    def check(self, trainers: int) -> int:
+        """Return the number of its versions. Fails if one is no newer, but for the first of a new trainer."""
+        versions = self.versions
+        assert sum(before >= after for before, after in pairwise(versions)) < trainers, versions
+        return len(versions)
+
+
+ProcessT = TypeVar("ProcessT", bound=Process)
+
+
+def run(backend: str, addresses: list[str], seconds: float, replicas: int = 4) -> Counter[str]:
+    """Let replicas come, go, hang and be killed, and the trainer be restarted; return how often each was.
+
+    In the end all replicas have new versions. Fails otherwise, and for a version that took too long.
+    """
+    random, done = Random(1), Counter[str]()
+    there: list[Replica] = []
+    ended: list[Process] = []
+    with ExitStack() as stack:
+        trainer: Process
+
+        def starts(process: ProcessT) -> ProcessT:
+            stack.callback(process.end)
+            return process
 
         def comes() -> None:
-            if len(there) < 4:
-                there.append(Process())
-                stack.callback(there[-1].end)
+            if len(there) < replicas:
+                taken = {one.address for one in there}
+                free = [address for address in addresses[1:] if address not in taken] or addresses[:1]
+                there.append(starts(Replica(backend, free[0])))
+
+        def ends(process: Process, number: int) -> None:
+            process.signal(number)
+            process.process.wait(BOUND)
+            process.end()
+            ended.append(process)
 
         def leaves(number: int) -> None:
-            gone = there.pop(random.randrange(len(there)))
-            gone.signal(number)
-            gone.process.wait(BOUND)
-            gone.end()
-            assert gone.wrong == []
+            replica = there.pop(random.randrange(len(there)))
+            ends(replica, number)
+            done["versions"] += replica.check(1 + done["trainer killed"])
 
         def hangs() -> None:
             random.choice(there).signal(SIGSTOP)
 
-        def goes_on() -> None:
+        def continues() -> None:
             for one in there:
                 if one.stopped:
                     one.signal(SIGCONT)
 
-        weights: Any = numpy.zeros(REPLICA_SHAPE, "f4")
+        def restarts() -> None:
+            nonlocal trainer
+            ends(trainer, SIGKILL)
+            trainer = starts(Process("train", backend, addresses[0]))
 
-        def update(version: int) -> None:
-            weights.fill(version)
-            report = publish(session, weights, version, 4 * PERIOD)
-            took.append(report.seconds)
-            session.wait_for_receivers(timeout=max(0.0, PERIOD - report.seconds))
-
+        acts: dict[str, Callable[[], object]] = {
+            "started": comes,
+            "interrupted": lambda: leaves(SIGINT),
+            "killed": lambda: leaves(SIGKILL),
+            "stopped": hangs,
+            "continued": continues,
+            "trainer killed": restarts,
+        }
+        trainer = starts(Process("train", backend, addresses[0]))
         for _ in range(3):
             comes()
-        session.wait_for_receivers(3, BOUND)
-        version, end = 0, monotonic() + lasts
+        end = monotonic() + seconds
         while monotonic() < end:
-            version += 1
-            update(version)
-            act = random.choice(
-                [comes, comes, lambda: leaves(SIGINT), lambda: leaves(SIGKILL), hangs, goes_on]
-            )
-            if there or act is comes:
-                act()
-        goes_on()
+            pause = monotonic() + 2 * PERIOD * random.random()
+            until(lambda: monotonic() > pause)  # noqa: B023  (called at once)
+            act = random.choices([*acts], [4, 2, 3, 4, 3, 1])[0]
+            if there or acts[act] is comes:
+                acts[act]()
+                done[act] += 1
+        continues()
         comes()
-        last, end = version, monotonic() + BOUND
-        while not all(max(one.updates, default=0) > last for one in there):
-            assert monotonic() < end, [one.updates[-3:] for one in there]
-            version += 1
-            update(version)
-        assert [one.wrong for one in there if one.wrong] == []
-        assert max(took) < 4 * PERIOD + 1
-    assert version > 5
+        for _ in range(2):  # versions that have begun since
+            seen = [len(one.lines) for one in there]
+            until(lambda: all(len(one.lines) > before for one, before in zip(there, seen, strict=True)))  # noqa: B023
+        newest = max(one.versions[-1] for one in there)
+        until(lambda: all(one.versions[-1] >= newest for one in there))
+        done["versions"] += sum(one.check(1 + done["trainer killed"]) for one in there)
+        for process in [trainer, *(one for one in ended if not isinstance(one, Replica))]:
+            for line in [*process.lines]:
+                taken_seconds = re.fullmatch(r"version \d+: \d+ replicas in (\S+) s, without: .*", line)
+                assert taken_seconds, line
+                assert float(taken_seconds[1]) < PERIOD + 1, "longer than the strategy says"
+    return done
+
+
+def test_replicas_may_come_go_hang_and_be_killed(own_network: None, long: bool) -> None:
+    """Those that live have new versions in the end, each only whole ones, and no version takes too long."""
+    done = run("udp", ["127.0.0.1"], 60.0 if long else 8.0)
+    assert done["versions"] > 5
 
 
 def test_bytes_sent_do_not_grow_with_replicas() -> None:
     """The trainer sends as many bytes to eight replicas as to one."""
-    one, eight = train(1, late=0), train(8, late=3)
+    one, eight = train(1), train(8)
     assert one == pytest.approx(eight, rel=0.005)
-    assert 1 < eight / (UPDATES * SHAPE[0] * SHAPE[1] * 4) < 1.02
+    assert 1 < eight / (VERSIONS * SHAPE[0] * SHAPE[1] * 4) < 1.02
