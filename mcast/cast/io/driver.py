@@ -155,9 +155,14 @@ def open_context(group: SenderBase, call: str, use: ExclusiveUse) -> SessionCont
         raise TypeError(
             f"{call}: {type(group).__name__} is not a membership and cannot receive: use Endpoint.join"
         )
-    if group.max_message_size < MIN_MAX_MESSAGE:
+    try:
+        max_message = group.max_message_size
+    except McastError as error:
+        _of_call(error, call)
+        raise
+    if max_message < MIN_MAX_MESSAGE:
         raise ValueError(
-            f"{call}: messages to this group have at most {group.max_message_size} bytes, and objects need "
+            f"{call}: messages to this group have at most {max_message} bytes, and objects need "
             f"{MIN_MAX_MESSAGE}: look for a port with a smaller MTU"
         )
     endpoint = group.endpoint
@@ -172,7 +177,7 @@ def open_context(group: SenderBase, call: str, use: ExclusiveUse) -> SessionCont
     context = SessionContext(
         _number_at(address),
         name,
-        group.max_message_size,
+        max_message,
         endpoint.now,
         log_name,
         depth,
@@ -207,13 +212,14 @@ def copied(series: Series) -> Series:
 
 
 def drive_blocking(
-    group: blocking.Membership, now: Callable[[], float], guard: Guard, steps: SessionSteps[T]
+    group: blocking.Membership, now: Callable[[], float], guard: Guard, steps: SessionSteps[T], call: str
 ) -> T:
     """Run the steps of a session to their result by blocking.
 
     guard  lock of the session: each step runs under it
+    call   name of the caller's call, for errors of the membership
     """
-    return run_blocking(steps, partial(_advance, guard), partial(_act, group, now))
+    return run_blocking(steps, partial(_advance, guard), partial(_act, group, now, call))
 
 
 def _advance(guard: Guard, steps: SessionSteps[T], box: Box) -> Step | Done[T]:
@@ -242,15 +248,21 @@ def _resume(steps: SessionSteps[T], box: Box) -> Step | Done[T]:
 
 
 def _act(
-    group: blocking.Membership, now: Callable[[], float], step: Step, proceed: Proceed[T]
+    group: blocking.Membership, now: Callable[[], float], call: str, step: Step, proceed: Proceed[T]
 ) -> Step | Done[T]:
     try:
         for batch in step.post:
             send_all(group, batch)
         received = group.recv_batch(step.max, _remaining(step, now))
     except McastError as error:
-        return proceed(error)
+        return proceed(_of_call(error, call))
     return proceed(received)
+
+
+def _of_call(error: McastError, call: str) -> McastError:
+    """Name the caller's call in an error: the caller has not called `send` or `recv`."""
+    error.call = call
+    return error
 
 
 def _remaining(step: Step, now: Callable[[], float]) -> float | None:
@@ -275,14 +287,14 @@ def _unsent(batch: Sequence[Buffer] | memoryview, error: TimedOut) -> Sequence[B
 
 
 async def drive_awaiting(
-    group: awaiting.Membership, now: Callable[[], float], guard: Guard, steps: SessionSteps[T]
+    group: awaiting.Membership, now: Callable[[], float], guard: Guard, steps: SessionSteps[T], call: str
 ) -> T:
     """Run the steps of a session to their result by awaiting; see `drive_blocking`."""
-    return await run_async(steps, partial(_advance, guard), partial(_await, group, now))
+    return await run_async(steps, partial(_advance, guard), partial(_await, group, now, call))
 
 
 async def _await(
-    group: awaiting.Membership, now: Callable[[], float], step: Step, proceed: Proceed[T]
+    group: awaiting.Membership, now: Callable[[], float], call: str, step: Step, proceed: Proceed[T]
 ) -> Step | Done[T]:
     try:
         for batch in step.post:
@@ -294,5 +306,5 @@ async def _await(
                     batch = _unsent(batch, error)
         received = await group.recv_batch(step.max, _remaining(step, now))
     except McastError as error:
-        return proceed(error)
+        return proceed(_of_call(error, call))
     return proceed(received)

@@ -76,6 +76,7 @@ class _ObjectSession(Handle):
         call: str,
     ) -> None:
         self._closed = False
+        self._call = call
         self._guard = Guard("session")
         self._claim = Lock()
         """Lock that the running call holds."""
@@ -114,6 +115,10 @@ class _ObjectSession(Handle):
         thread and in a signal handler.
         """
         self._sending.stop()
+
+    def _name(self, call: str) -> str:
+        """Return the name of a call of this session in errors: that of the call that the caller made."""
+        return self._call if self._call == "cast.send" else f"session.{call}"
 
     def _begin(self, claim: LockType) -> None:
         """Raise RuntimeError if another call of this session is running; otherwise register this one.
@@ -168,13 +173,11 @@ class ObjectSession(_ObjectSession):
         few seconds, use `wait_for_receivers(timeout=...)` as the pause: in it, receivers that lack the
         version of the last `publish` get it. Raises ValueError if both arguments are None.
         """
-        return self._wait_for_receivers(receivers, timeout, "session.wait_for_receivers")
-
-    def _wait_for_receivers(self, receivers: int | None, timeout: float | None, call: str) -> int:
         with (claim := Lock()):
             self._begin(claim)
             self._require_open()
-            return self._carry_out(self._sending.wait_for_receivers(receivers, timeout, call))
+            call = self._name("wait_for_receivers")
+            return self._carry_out(self._sending.wait_for_receivers(receivers, timeout, call), call)
 
     def send(
         self,
@@ -192,7 +195,7 @@ class ObjectSession(_ObjectSession):
         with (claim := Lock()):
             self._begin(claim)
             self._require_open()
-            return self._carry_out(self._sending.send(data, strategy, name, metadata))
+            return self._carry_out(self._sending.send(data, strategy, name, metadata), self._name("send"))
 
     def publish(
         self,
@@ -222,10 +225,12 @@ class ObjectSession(_ObjectSession):
         with (claim := Lock()):
             self._begin(claim)
             self._require_open()
-            return self._carry_out(self._sending.publish(data, version, strategy, name, metadata))
+            return self._carry_out(
+                self._sending.publish(data, version, strategy, name, metadata), self._name("publish")
+            )
 
-    def _carry_out(self, steps: SessionSteps[T]) -> T:
-        return drive_blocking(self._group, self._now, self._guard, steps)
+    def _carry_out(self, steps: SessionSteps[T], call: str) -> T:
+        return drive_blocking(self._group, self._now, self._guard, steps, call)
 
     def send_carousel(
         self,
@@ -242,7 +247,7 @@ class ObjectSession(_ObjectSession):
         """
         with (claim := Lock()):
             self._begin(claim)
-            return self._carry_out(self._send_carousel(objects, strategy))
+            return self._carry_out(self._send_carousel(objects, strategy), self._name("send_carousel"))
 
     def close(self, reason: str = "") -> None:
         """End the session, and send the receivers the reason. Idempotent.
@@ -254,7 +259,7 @@ class ObjectSession(_ObjectSession):
             try:
                 steps = self._end(reason)
                 if steps is not None:
-                    self._carry_out(steps)
+                    self._carry_out(steps, self._name("close"))
             finally:
                 self._exclusive.active = False
 
@@ -282,13 +287,11 @@ class AsyncObjectSession(_ObjectSession):
 
     async def wait_for_receivers(self, receivers: int | None = None, timeout: float | None = None) -> int:
         """Wait for receivers; see `ObjectSession.wait_for_receivers`."""
-        return await self._wait_for_receivers(receivers, timeout, "session.wait_for_receivers")
-
-    async def _wait_for_receivers(self, receivers: int | None, timeout: float | None, call: str) -> int:
         with (claim := Lock()):
             self._begin(claim)
             self._require_open()
-            return await self._carry_out(self._sending.wait_for_receivers(receivers, timeout, call))
+            call = self._name("wait_for_receivers")
+            return await self._carry_out(self._sending.wait_for_receivers(receivers, timeout, call), call)
 
     async def send(
         self,
@@ -302,7 +305,9 @@ class AsyncObjectSession(_ObjectSession):
         with (claim := Lock()):
             self._begin(claim)
             self._require_open()
-            return await self._carry_out(self._sending.send(data, strategy, name, metadata))
+            return await self._carry_out(
+                self._sending.send(data, strategy, name, metadata), self._name("send")
+            )
 
     async def publish(
         self,
@@ -317,10 +322,12 @@ class AsyncObjectSession(_ObjectSession):
         with (claim := Lock()):
             self._begin(claim)
             self._require_open()
-            return await self._carry_out(self._sending.publish(data, version, strategy, name, metadata))
+            return await self._carry_out(
+                self._sending.publish(data, version, strategy, name, metadata), self._name("publish")
+            )
 
-    async def _carry_out(self, steps: SessionSteps[T]) -> T:
-        return await drive_awaiting(self._group, self._now, self._guard, steps)
+    async def _carry_out(self, steps: SessionSteps[T], call: str) -> T:
+        return await drive_awaiting(self._group, self._now, self._guard, steps, call)
 
     async def send_carousel(
         self,
@@ -330,7 +337,7 @@ class AsyncObjectSession(_ObjectSession):
         """Send several objects in cycles; see `ObjectSession.send_carousel`."""
         with (claim := Lock()):
             self._begin(claim)
-            return await self._carry_out(self._send_carousel(objects, strategy))
+            return await self._carry_out(self._send_carousel(objects, strategy), self._name("send_carousel"))
 
     async def close(self, reason: str = "") -> None:
         """End the session; see `ObjectSession.close`."""
@@ -339,7 +346,7 @@ class AsyncObjectSession(_ObjectSession):
             try:
                 steps = self._end(reason)
                 if steps is not None:
-                    await self._carry_out(steps)
+                    await self._carry_out(steps, self._name("close"))
             finally:
                 self._exclusive.active = False
 
@@ -460,7 +467,7 @@ def send(
     opened = ObjectSession(group, *session_options)
     try:
         with opened as session:
-            session._wait_for_receivers(receivers, timeout, "cast.send")
+            session.wait_for_receivers(receivers, timeout)
             return session.send(data, **options)
     finally:
         opened._exclusive.active = False  # also if an interrupt arrived before the first line of `__exit__`
@@ -475,7 +482,7 @@ async def _send_awaiting(
     options: dict[str, Any],
 ) -> ObjectReport:
     async with AsyncObjectSession(group, *session_options) as session:
-        await session._wait_for_receivers(receivers, timeout, "cast.send")
+        await session.wait_for_receivers(receivers, timeout)
         return await session.send(data, **options)
 
 
@@ -603,13 +610,15 @@ def _receive_blocking(
         reception = _Reception(context, timeout, options)
         try:
             while (
-                received := drive_blocking(group, context.now, reception.guard, reception.next())
+                received := drive_blocking(
+                    group, context.now, reception.guard, reception.next(), "cast.receive"
+                )
             ) is not None:
                 yield received
         finally:
             try:
                 if not reception.guard.broken:
-                    drive_blocking(group, context.now, reception.guard, reception.end())
+                    drive_blocking(group, context.now, reception.guard, reception.end(), "cast.receive")
             finally:
                 reception.close()
     finally:
@@ -623,12 +632,14 @@ async def _receive_awaiting(
         reception = _Reception(context, timeout, options)
         try:
             while (
-                received := await drive_awaiting(group, context.now, reception.guard, reception.next())
+                received := await drive_awaiting(
+                    group, context.now, reception.guard, reception.next(), "cast.receive"
+                )
             ) is not None:
                 yield received
         finally:
             try:
                 if not reception.guard.broken:
-                    await drive_awaiting(group, context.now, reception.guard, reception.end())
+                    await drive_awaiting(group, context.now, reception.guard, reception.end(), "cast.receive")
             finally:
                 reception.close()

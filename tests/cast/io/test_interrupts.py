@@ -37,6 +37,13 @@ def opens(world: World) -> None:
         session.wait_for_receivers(0)
 
 
+def publishes(world: World) -> None:
+    world.opens = True
+    with cast.open_session(world.group) as session:
+        session.publish(bytearray(b"1"), version=1)
+        session.publish(b"2", version=2)
+
+
 def receives(world: World) -> None:
     assert list(cast.receive(world.group, timeout=0.001)) == []
 
@@ -60,7 +67,7 @@ def after(world: World, error: BaseException | None) -> str:
 
 
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("call", [sends, opens, receives])
+@pytest.mark.parametrize("call", [sends, opens, publishes, receives])
 def test_interrupted_call(call: Callable[[World], None], kind: Kind) -> None:
     outcomes = sweep(World, call, after, kind, every=1 if EVERY == 1 else 41)
     print(call.__name__, kind.name, dict(states(outcomes)))

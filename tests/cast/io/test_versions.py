@@ -333,6 +333,35 @@ def test_what_publish_refuses() -> None:
             next(cast.receive(ep.join("239.1.2.4"), BytesIO(), latest=True))
 
 
+def test_an_error_names_the_call_that_was_made() -> None:
+    """Not the calls of the membership that it made."""
+    with mcast.open_backend("sim", clock="wall") as backend, mcast.open_endpoint(backend, "10.0.0.1") as ep:
+        group = ep.join("239.1.2.3")
+        session = cast.open_session(group)
+        with pytest.raises(mcast.TimedOut, match=r"^session\.wait_for_receivers\(\)"):
+            session.wait_for_receivers(1, timeout=0.0)
+        assert session.wait_for_receivers(timeout=0.0) == 0, "nobody is no error"
+        group.leave()
+        calls = {
+            "session.publish": lambda: session.publish(b"1", version=1),
+            "session.send": lambda: session.send(b"1"),
+            "session.wait_for_receivers": lambda: session.wait_for_receivers(1),
+            "session.close": session.close,
+            "cast.send": lambda: cast.send(group, b"1", receivers=0),
+        }
+        for name, call in calls.items():
+            with pytest.raises(mcast.Closed) as failed:
+                call()  # type: ignore[no-untyped-call]
+            assert failed.value.call == name
+    for name, closed in (
+        ("cast.open_session", cast.open_session),
+        ("cast.receive", lambda it: next(cast.receive(it))),
+    ):
+        with pytest.raises(mcast.Closed) as failed:
+            closed(group)
+        assert failed.value.call == name
+
+
 def test_a_version_arrives_in_asyncio() -> None:
     """In two sessions one after another, the second of which begins with a lower version."""
     fabric = Fabric.roce(ports=2, clock="wall")
