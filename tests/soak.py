@@ -40,6 +40,7 @@ from mcast.backends.sim.served.attach import VARIABLE, attach
 
 from .cast.io.test_replicas import run as run_replicas
 from .own_network import private_network
+from .surroundings import become_known
 
 GROUPS = tuple(f"239.1.1.{number}" for number in range(1, 9))
 BOUND = 30.0
@@ -324,6 +325,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args()
     if given.replicas:
+        become_known()  # a background job of a shell has SIGINT ignored, and so would its replicas
         with private_network():
             print("soak:", dict(run_replicas("udp", ["127.0.0.1"], given.minutes * 60)))
         sys.exit(0)

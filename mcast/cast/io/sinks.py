@@ -134,7 +134,7 @@ class StagedBufferSink(BufferSink):
     def commit(self) -> bool:
         if self.view is not self._buffer:
             self._buffer[: len(self.view)] = self.view
-            self.view = self._buffer
+            self.view: memoryview[int] = self._buffer
         return True
 
 
