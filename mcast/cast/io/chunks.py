@@ -29,6 +29,7 @@ class Chunks(Handle, Sink):
     """
 
     name = "the program"
+    streams = True
 
     def __init__(self, ahead: int = 1 << 20) -> None:
         self._ahead = ahead

@@ -114,6 +114,8 @@ class Sink:
     """Maximum number of bytes for one `write`; None: no limit."""
     random_access: bool = False
     """True if `buffer_at` or `write_at` accepts the bytes of an object of known size in any order."""
+    streams: bool = False
+    """True if the bytes of an object are used before `commit`."""
     mtime: int | None = None
     """Modification time to give to a new file, in ns since 1970; None: now."""
     mismatch: str = ""
@@ -192,6 +194,7 @@ class StreamSink(Sink):
     """A pipe, a device or a terminal. Writes what it accepts without waiting, and the rest later."""
 
     max_write: int | None = select.PIPE_BUF  # a pipe that is ready accepts this many bytes at once
+    streams = True
 
     def __init__(self, fd: int, name: str) -> None:
         self._fd = -1

@@ -466,6 +466,8 @@ class ReceivingSession:
             sink.close()
             if latest:
                 require_whole(sink)
+        elif latest and isinstance(into, Sink):
+            require_whole(into)
         self._latest = latest
         self._context, self._into, self._max_size, self._model = context, into, max_size, model
         self._missed = missed

@@ -146,6 +146,7 @@ class WritableSink(Sink):
     """An object with `write`, which stays open. Bytes that it does not accept now are written later."""
 
     name = "the stream"
+    streams = True
 
     def __init__(self, file: SupportsWrite) -> None:
         self._writer = FileWriter(file)
@@ -173,7 +174,7 @@ class WritableSink(Sink):
 
 def require_whole(sink: Sink) -> None:
     """Raise TypeError for a sink that takes a part of an object before the object is complete."""
-    if isinstance(sink, StreamSink | WritableSink):
+    if sink.streams:
         raise TypeError(
             f"into: {sink.name} takes a version in parts, and latest=True replaces it as a whole: give a "
             "writable buffer, the path of a file, or None"

@@ -329,6 +329,8 @@ def test_what_publish_refuses() -> None:
         with pytest.raises(ValueError, match="513 bytes of metadata"):
             session.publish(b"2", version=8, metadata=bytes(513))
         assert session.publish(b"2", version=8).version == 8
+        with pytest.raises(TypeError, match="into: the program takes a version in parts, and latest=True"):
+            next(cast.receive(ep.join("239.1.2.5"), cast.Chunks(), latest=True))
         with pytest.raises(TypeError, match="into: the stream takes a version in parts, and latest=True"):
             next(cast.receive(ep.join("239.1.2.4"), BytesIO(), latest=True))
 
