@@ -91,7 +91,7 @@ class Process:
         self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         self.address = address
         self.lines: list[str] = []
-        self.stopped = False
+        self.stopped = self.interrupted = False
         self._reads = threading.Thread(target=self._read)
         self._reads.start()
 
@@ -103,7 +103,7 @@ class Process:
         """Send a signal; a process that is stopped continues first, unless it is killed."""
         if self.stopped and number in (SIGINT, SIGCONT):
             self.process.send_signal(SIGCONT)
-        self.stopped = number == SIGSTOP
+        self.stopped, self.interrupted = number == SIGSTOP, number == SIGINT
         if number != SIGCONT:
             self.process.send_signal(number)
 
@@ -126,7 +126,7 @@ class Replica(Process):
         versions = []
         for line in [*self.lines]:
             if not re.fullmatch(r"\d+ \S+ \S+", line):
-                assert "Traceback" in line, line  # Ctrl-C has ended it
+                assert self.interrupted, line
                 break
             version, least, most = line.split()
             assert int(version) == float(least) == float(most), f"a mixed version: {line}"
