@@ -192,6 +192,8 @@ class SendingSession:
         self._stopped = False
         self._published: _Published | None = None
         self._repeat_at = 0.0
+        self._tried = set[int]()
+        """Receivers that took part when the version was sent last: those of them that lack it wait."""
 
     @property
     def versions(self) -> tuple[ReceiverVersion, ...]:
@@ -311,7 +313,8 @@ class SendingSession:
         source.rewind()
         (report,) = yield from self._send_sources([source], [one], strategy, version, digest)
         self._published = published._replace(digest=report.digest or digest)
-        self._repeat_at = self._context.now() + _REPEAT_INTERVAL if self.core.members.lacking else 0.0
+        self._repeat_at = self._context.now() + _REPEAT_INTERVAL
+        self._tried = {one.number for one in report.receivers}
         return report
 
     @property
@@ -322,7 +325,7 @@ class SendingSession:
             bool(core.members.lacking)
             and self._published is not None
             and not (core.has_admissions or self._stopped)
-            and self._context.now() >= self._repeat_at
+            and (self._context.now() >= self._repeat_at or not core.members.lacking <= self._tried)
         )
 
     def _repeat(self, until: float) -> SessionSteps[None]:

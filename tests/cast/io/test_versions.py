@@ -281,6 +281,31 @@ def test_a_file_that_has_changed_is_not_sent_again(tmp_path: Path) -> None:
     assert not replicas[-1].versions
 
 
+def test_a_late_replica_does_not_wait_for_one_that_refuses() -> None:
+    """A version is sent again at once to one that is new, and each second to one that could not take it."""
+    world, whole = World(), {bytes(SIZE): -1}
+    publisher = Publisher(world, 1, whole)
+    publisher.last = 0
+    refuses = Replica(world, "10.0.0.2", 1, whole)
+    refuses.inn = ReceivingSession(
+        refuses.context,
+        bytearray(1),
+        refuses.missed.append,
+        1,
+        1 << 20,
+        PEER_TIMEOUT,
+        None,
+        None,
+        latest=True,
+    )
+    refuses.start(refuses.inn.next(None))
+    world.run(9.9)
+    assert 8 <= len(refuses.missed) <= 11
+    late = Replica(world, "10.0.0.3", 1, whole)
+    world.run(10.3)
+    assert late.newest == 0
+
+
 def test_an_object_without_a_version_is_refused() -> None:
     world = World()
     end = End(world, "10.0.0.1")
