@@ -126,8 +126,8 @@ class Replica(Process):
         versions = []
         for line in [*self.lines]:
             if not re.fullmatch(r"\d+ \S+ \S+", line):
-                assert self.interrupted, line
-                break
+                assert self.interrupted or "Traceback" not in line, self.lines
+                continue  # a warning, or what Ctrl-C makes Python print
             version, least, most = line.split()
             assert int(version) == float(least) == float(most), f"a mixed version: {line}"
             versions.append(int(version))
@@ -218,8 +218,8 @@ def run(backend: str, addresses: list[str], seconds: float, replicas: int = 4) -
         for process in [trainer, *(one for one in ended if not isinstance(one, Replica))]:
             for line in [*process.lines]:
                 taken_seconds = re.fullmatch(r"version \d+: \d+ replicas in (\S+) s, without: .*", line)
-                assert taken_seconds, line
-                assert float(taken_seconds[1]) < PERIOD + 1, "longer than the strategy says"
+                assert taken_seconds or "Traceback" not in line, process.lines
+                assert not taken_seconds or float(taken_seconds[1]) < PERIOD + 1, "longer than it may take"
     return done
 
 
