@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Generator, Iterable
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -65,6 +66,7 @@ def main() -> None:
     options = parser.parse_args()
     weights = zeros(options.library, options.size)
     with (
+        suppress(KeyboardInterrupt),  # Ctrl-C ends it: the others are notified
         mcast.open_endpoint(options.backend, options.address, receive_depth=4096) as ep,
         ep.join(GROUP) as group,
     ):
@@ -75,7 +77,10 @@ def main() -> None:
         for report in train(group, weights, seconds=options.period):
             late = [one.name for one in report.receivers if not one.complete]
             has = sum(one.complete for one in report.receivers)
-            print(f"version {report.version}: {has} replicas in {report.seconds:.3f} s, without: {late}")
+            print(
+                f"version {report.version}: {has} replicas in {report.seconds:.3f} s, without: {late}",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -234,7 +234,7 @@ def test_a_given_up_replica_returns_by_itself() -> None:
     assert stopped.number_in(publisher) != stopped.context.number
 
 
-def test_an_unfinished_version_is_dropped_for_a_newer_one() -> None:
+def test_an_unfinished_version_is_dropped() -> None:
     """The publisher waits for the fast one alone. The log has no warning of it."""
     world, whole = World(), {bytes(SIZE): -1}
     publisher = Publisher(world, 1, whole, strategy=lambda: quorum(1))
@@ -248,7 +248,7 @@ def test_an_unfinished_version_is_dropped_for_a_newer_one() -> None:
     assert slow.newest >= publisher.version - 1
 
 
-def test_a_file_that_has_changed_is_not_sent_again(tmp_path: Path) -> None:
+def test_a_changed_file_is_not_sent_again(tmp_path: Path) -> None:
     """It would be two versions of one number. A file that was replaced is read as it was."""
     world = World()
     end = End(world, "10.0.0.1")
@@ -281,7 +281,7 @@ def test_a_file_that_has_changed_is_not_sent_again(tmp_path: Path) -> None:
     assert not replicas[-1].versions
 
 
-def test_a_late_replica_does_not_wait_for_one_that_refuses() -> None:
+def test_a_late_replica_waits_for_nobody() -> None:
     """A version is sent again at once to one that is new, and each second to one that could not take it."""
     world, whole = World(), {bytes(SIZE): -1}
     publisher = Publisher(world, 1, whole)
