@@ -553,8 +553,8 @@ def receive(
     name          name of this receiver in reports, 1 to 64 bytes; None: the names of the host and its device
     latest        receive published versions alone, and only the newest one of each sender's session: a
                   version in transfer is dropped when a newer one begins. Each is applied as a whole: the
-                  caller's buffer has the old version or the new one at any time. A receiver that the sender
-                  has given up joins again, and gets the newest version. Other objects are refused, and
+                  caller's buffer has the old version or the new one, also after an error. A receiver that the
+                  sender has given up joins again, and gets the newest version. Other objects are refused, and
                   dropped versions are logged at level DEBUG unless `missed` is given
 
     Each object of a sender's session is yielded or missed exactly once, also if the sender falls silent and
