@@ -1,0 +1,3 @@
+from typing_extensions import Buffer
+
+def frame(to: Buffer, at: int, header: Buffer, k: int, block: int, first: int, count: int, /) -> None: ...
