@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-/* Header of a DATA packet, as `packets.data_headers` writes it; integers are in network order. */
+/* Header of a DATA packet, as `packets.encode` writes it; integers are in network order. */
 enum {
 	HEADER_BYTES = 26,
 	SESSION_AT = 8,
@@ -27,6 +27,7 @@ enum {
 	MAX_K = 128,
 	MAX_PARITY = 32,
 	MAX_SEGMENT = 1 << 14,
+	MAX_RUN = 1 << 20, /* segments of one call: its products fit into 64 bits */
 };
 #define MAX_BLOCKS (INT64_C(1) << 31)
 
