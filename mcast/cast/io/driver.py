@@ -57,8 +57,11 @@ DEFAULT_RECEIVE_DEPTH = 1024
 MIN_MAX_MESSAGE = 1024
 """Minimum message size that a group must allow, in bytes."""
 
-MAX_RX_BATCH = 2 * MAX_BURST
-"""Maximum number of messages received in one step, so that a flood of them does not stop the sending."""
+MAX_RX_BATCH = MAX_BURST
+"""Maximum number of messages received in one step, so that a flood of them does not stop the sending.
+
+Their memory is not free for others meanwhile: half of the default receive queue.
+"""
 
 
 SessionSteps = Steps[Iterable[Series], T]

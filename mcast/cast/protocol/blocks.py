@@ -166,9 +166,9 @@ class SourceBlock:
             yield first, end - first, memoryview(joined), 0, segment
 
     def segment(self, esi: int) -> bytes:
-        """Return the segment with that encoding symbol id."""
-        ((_, _, memory, begin, size),) = self.stretches(esi, 1)
-        return bytes(memory[begin : begin + size])
+        """Return the segment with that encoding symbol id; empty if the block has none."""
+        found = [memory[begin : begin + size] for _, _, memory, begin, size in self.stretches(esi, 1)]
+        return b"".join(found)
 
 
 class Framer:
