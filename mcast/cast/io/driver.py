@@ -2,8 +2,8 @@
 
 Theory of operation. A session (`SendingSession`, `ReceivingSession`) is a state machine in generators and
 never waits itself. Each step yields a `Step`: batches to send, and the time by which it must be resumed. The
-driver sends the batches, receives until that time, and resumes the generator with the received messages. The
-session has no thread and no task: between two calls of the program nothing is sent or received.
+driver sends the batches, receives until that time, and resumes the generator with the received messages.
+Between two calls of the program nothing is sent or received.
 
 - Exclusive use: a membership serves one session at a time, because two would take messages from each other.
   `open_context` marks the membership as in use; the caller clears the mark when its session ends. The

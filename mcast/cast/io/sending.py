@@ -8,6 +8,8 @@ object, or `stop` was called, and gives the blocks back in any case.
 
 - Waking: the core's timer, a received message, a pipe without bytes (every `_POLL_INTERVAL`), and `stop`,
   which a signal handler or another thread may call (noticed within `_STOP_INTERVAL`).
+- Threads: `workers` compute digests of blocks that were read ahead, parity and tags. They touch blocks and
+  authenticator only until a step has asked for their result; the owner of the session closes them.
 - Memory: the window bounds the blocks that are kept. A receiver that announces more is held to the window.
 - An error of a source leaves the object unfinished in the core; the next `send` or `close` ends it there.
 """
@@ -147,7 +149,7 @@ class SendingSession:
         )
         self._authenticator.begin(context.number, nonce)
         self._frames = Framer(max_message)
-        self._workers = Workers(threads)
+        self.workers: Workers = Workers(threads)
         self._buffer: SendBuffer | None = None
         self._offsets: tuple[int, ...] = ()
         """Carousel of several objects: bytes before each of them, and at the end their total."""
@@ -228,7 +230,7 @@ class SendingSession:
             ]
             parity = MAX_PARITY if fec.available() else 0
             abouts = core.begin_all(begun, strategy, infos, parity=parity)
-            buffers = [SendBuffer(*both, self._workers) for both in zip(sources, abouts, strict=True)]
+            buffers = [SendBuffer(*both, self.workers) for both in zip(sources, abouts, strict=True)]
             for buffer in buffers:
                 stack.callback(buffer.close)
                 if several:
@@ -292,12 +294,9 @@ class SendingSession:
 
     def close(self, reason: str) -> SessionSteps[None]:
         """End the session, and send the receivers the reason."""
-        try:
-            self.core.close(self._context.now(), reason)
-            while not self.core.finished:
-                yield from self._step(inf)
-        finally:
-            self._workers.close()
+        self.core.close(self._context.now(), reason)
+        while not self.core.finished:
+            yield from self._step(inf)
 
     def _step(self, until: float) -> SessionSteps[None]:
         core = self.core
@@ -342,7 +341,7 @@ class SendingSession:
             return
         signed: Sequence[Buffer] | memoryview | None = None
         for batch in batches:
-            signing = self._workers.submit(partial(self._authenticator.sign, batch))
+            signing = self.workers.submit(partial(self._authenticator.sign, batch))
             try:
                 if signed is not None:
                     yield signed

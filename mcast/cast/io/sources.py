@@ -466,7 +466,8 @@ class SendBuffer:
         """Drop all blocks, once no thread uses them."""
         hashing, self._hashing = self._hashing, None
         if hashing is not None:
-            hashing.result()
+            with suppress(Exception):  # of blocks that nobody asks for any more
+                hashing.result()
         self._hashed.clear()
         self._blocks.clear()
         self._next_bytes = b""

@@ -86,8 +86,7 @@ class Workers:
         self.threads: int = threads
         self._queue = SimpleQueue[Task[Any] | None]()
         self._started: list[Thread] = []
-        self.close: Callable[[], object] = finalize(self, _end, self._queue, self._started)
-        """End the threads, after the tasks that were submitted. Idempotent."""
+        finalize(self, _end, self._queue, self._started)
 
     def submit(self, call: Callable[[], T]) -> Task[T]:
         """Have a thread make the call as soon as one is free."""
@@ -100,6 +99,11 @@ class Workers:
             self._started.append(thread)
             thread.start()
         return task
+
+    def close(self) -> None:
+        """End the threads, after the tasks that were submitted. Idempotent; later tasks need no thread."""
+        self.threads = 0
+        _end(self._queue, self._started)
 
 
 def _work(queue: SimpleQueue[Task[Any] | None]) -> None:

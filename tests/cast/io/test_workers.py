@@ -1,18 +1,29 @@
-"""Threads of a session: order, errors, ends."""
+"""Threads of a session: order, errors, ends; and what is sent with them."""
 
 from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
+from blake3 import blake3
+from typing_extensions import Buffer
 
+from mcast import cast
+from mcast.backends.sim import Fabric
+from mcast.backends.sim.faults import Drop, Messages
+from mcast.backends.sim.testbed import SimObserver
 from mcast.cast.io.workers import MAX_THREADS, Workers
+from mcast.cast.protocol.blocks import Digest
+
+from .test_objects import BOUND, DATA, body, gets, member, others
 
 
 @pytest.fixture
@@ -122,3 +133,98 @@ def test_a_fork_is_refused_and_closes(workers: Workers) -> None:
 def test_impossible_numbers_are_refused(threads: int) -> None:
     with pytest.raises(ValueError, match="give 0 to 64 threads"):
         Workers(threads)
+
+
+PIECES = [DATA[at : at + 70_001] for at in range(0, len(DATA), 70_001)]
+
+
+@pytest.fixture
+def fabric() -> Iterator[Fabric]:
+    made = Fabric.roce(3, clock="wall")
+    yield made
+    assert SimObserver(made).leftovers() == ()
+    assert "mcast.cast" not in names()
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3])
+@pytest.mark.parametrize("key", [None, bytes(16)], ids=["open", "closed"])
+def test_objects_arrive_with_any_number_of_threads(
+    fabric: Fabric, threads: int, key: bytes | None, tmp_path: Path
+) -> None:
+    """Of memory, of a file and of an iterable, despite losses that take parity."""
+    path = tmp_path / "object"
+    path.write_bytes(DATA)
+    with (
+        fabric.rules.when(Messages(rate=0.05), Drop()),
+        others(lambda: gets(fabric, 1, 4, key=key)) as ends,
+        member(fabric, 0) as group,
+        cast.open_session(group, threads=threads, key=key) as session,
+    ):
+        session.wait_for_receivers(1, BOUND)
+        reports = [session.send(one) for one in (DATA, path, iter(PIECES), DATA[:100])]
+        assert ("mcast.cast" in names()) == (threads > 0)
+        got = ends[0].result(BOUND)
+    assert [body(one) for one in got] == [DATA, DATA, DATA, DATA[:100]]
+    assert [report.digest for report in reports] == [blake3(body(one)).digest() for one in got]
+    assert sum(report.repairs for report in reports) > 0
+
+
+@pytest.mark.parametrize("threads", [0, 2])
+def test_a_carousel_has_the_same_blocks_in_each_cycle(fabric: Fabric, threads: int) -> None:
+    objects = [cast.Object(DATA, "a"), cast.Object(DATA[::-1], "b")]
+    with (
+        others(lambda: gets(fabric, 1, 2)) as ends,
+        member(fabric, 0) as group,
+        cast.open_session(group, rate=20e6, threads=threads) as session,
+    ):
+        reports = session.send_carousel(objects, cast.carousel(cycles=4))
+        assert [body(one) for one in ends[0].result(BOUND)] == [DATA, DATA[::-1]]
+    assert [report.cycles for report in reports] == [4, 4]
+
+
+def test_a_small_object_starts_no_thread(fabric: Fabric) -> None:
+    with member(fabric, 0) as group, cast.open_session(group, threads=1) as session:
+        session.send(b"small")
+        assert "mcast.cast" not in names()
+
+
+def test_an_error_of_a_thread_ends_the_object_alone(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(digest: Digest, data: Buffer) -> None:
+        raise MemoryError("no memory for the digest")
+
+    with member(fabric, 0) as group, cast.open_session(group, threads=1) as session:
+        with monkeypatch.context() as patch:
+            patch.setattr(Digest, "update", fails)
+            with pytest.raises(MemoryError, match="for the digest"):
+                session.send(DATA)
+        assert session.send(DATA).offered == len(DATA)
+
+
+def test_an_interrupt_leaves_no_thread(fabric: Fabric, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the caller waits for a digest."""
+    interrupted = threading.Event()
+
+    def handler(*_: object) -> None:
+        interrupted.set()
+        raise KeyboardInterrupt
+
+    def waits(digest: Digest, data: Buffer) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        interrupted.wait(BOUND)
+
+    monkeypatch.setattr(Digest, "update", waits)
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with member(fabric, 0) as group, pytest.raises(KeyboardInterrupt):
+            cast.send(group, DATA, receivers=0, threads=1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert interrupted.is_set()
+    assert "mcast.cast" not in names()
+
+
+def test_sessions_refuse_impossible_numbers(fabric: Fabric) -> None:
+    with member(fabric, 0) as group:
+        with pytest.raises(ValueError, match="threads is -1: give 0 to 64 threads"):
+            cast.open_session(group, threads=-1)
+        cast.open_session(group, threads=64).close()
