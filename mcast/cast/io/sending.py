@@ -321,10 +321,12 @@ class SendingSession:
 
         First the messages before the first segment, then all segments, then the other messages.
         """
-        runs = [one for one in messages if isinstance(one, SegmentRange)]
-        first = messages.index(runs[0]) if runs else len(messages)
-        before: list[Buffer] = [one for one in messages[:first] if not isinstance(one, SegmentRange)]
-        after: list[Buffer] = [one for one in messages[first:] if not isinstance(one, SegmentRange)]
+        before, runs, after = list[Buffer](), list[SegmentRange](), list[Buffer]()
+        for one in messages:
+            if isinstance(one, SegmentRange):
+                runs.append(one)
+            else:
+                (after if runs else before).append(one)
         if before:
             yield self._authenticator.sign(before)
         if self._buffer is not None:

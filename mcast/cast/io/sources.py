@@ -398,7 +398,7 @@ class SendBuffer:
         while self._released < outgoing.released:
             self.done += self._blocks.pop(self._released).info.size
             self._released += 1
-        while core.blocks_wanted:
+        for _ in range(core.blocks_wanted):
             if not self._hashed:
                 is_first = not outgoing.cycles
                 self._read_ahead(is_first)

@@ -512,14 +512,17 @@ class ObjectSender:
             else:
                 self._flush_timer.end()
         self._spent(out)
-        if outgoing is not None and not outgoing.about.carousel:
-            flushes = self._window_flushes(outgoing, now)
+        if (
+            outgoing is not None
+            and not outgoing.about.carousel
+            and (flushes := self._window_flushes(outgoing, now))
+        ):
             self._spent(flushes)
             out += flushes
         return out
 
     def _spent(self, out: Sequence[bytes | SegmentRange]) -> None:
-        messages = sum(one.segments if isinstance(one, SegmentRange) else 1 for one in out)
+        messages = sum([one.segments if type(one) is SegmentRange else 1 for one in out])
         self.rate.spent(messages)
         self._window.spent(messages)
 
