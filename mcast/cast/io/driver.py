@@ -2,8 +2,8 @@
 
 Theory of operation. A session (`SendingSession`, `ReceivingSession`) is a state machine in generators and
 never waits itself. Each step yields a `Step`: batches to send, and the time by which it must be resumed. The
-driver sends the batches, receives until that time, and resumes the generator with the received messages. The
-session has no thread and no task: between two calls of the program nothing is sent or received.
+driver sends the batches, receives until that time, and resumes the generator with the received messages.
+Between two calls of the program nothing is sent or received.
 
 - Exclusive use: a membership serves one session at a time, because two would take messages from each other.
   `open_context` marks the membership as in use; the caller clears the mark when its session ends. The
@@ -57,8 +57,11 @@ DEFAULT_RECEIVE_DEPTH = 1024
 MIN_MAX_MESSAGE = 1024
 """Minimum message size that a group must allow, in bytes."""
 
-MAX_RX_BATCH = 2 * MAX_BURST
-"""Maximum number of messages received in one step, so that a flood of them does not stop the sending."""
+MAX_RX_BATCH = MAX_BURST
+"""Maximum number of messages received in one step, so that a flood of them does not stop the sending.
+
+Their memory is not free for others meanwhile: half of the default receive queue.
+"""
 
 
 SessionSteps = Steps[Iterable[Series], T]

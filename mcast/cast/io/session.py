@@ -1,7 +1,7 @@
 """Public calls: `send`, `receive` and `open_session`, blocking and awaiting.
 
 Theory of operation. A call opens a `SendingSession` or a `ReceivingSession`, and has `driver` run its steps.
-A session has no thread and no task: it sends and receives only inside its calls.
+A session sends and receives only inside its calls; its threads (`workers`) compute, and do nothing else.
 
 - Exclusive use: from its first line to its close a session has the membership to itself (`ExclusiveUse`). All
   paths end that in a `finally`, also if an interrupt arrives between two lines; `send` does so twice, because
@@ -49,6 +49,7 @@ from mcast.cast.io.receiving import Missed, Received, ReceivingSession
 from mcast.cast.io.sending import Object, ObjectReport, Progress, SendingSession
 from mcast.cast.io.sinks import Offered, ReceiveTarget
 from mcast.cast.io.sources import Sendable
+from mcast.cast.io.workers import DEFAULT_THREADS
 from mcast.cast.protocol.strategy import Strategy, all_receivers, carousel
 from mcast.endpoint import awaiting, blocking
 
@@ -73,6 +74,7 @@ class _ObjectSession(Handle):
         peer_timeout: float,
         key: bytes | None,
         progress: Callable[[Progress], object] | None,
+        threads: int,
         call: str,
     ) -> None:
         self._closed = False
@@ -83,7 +85,7 @@ class _ObjectSession(Handle):
         try:
             context = open_context(group, call, self._exclusive)
             self._now = context.now
-            self._sending = SendingSession(context, memory, rate, peer_timeout, key, progress)
+            self._sending = SendingSession(context, memory, rate, peer_timeout, key, progress, threads)
         except BaseException:
             self._exclusive.active = False
             raise
@@ -136,6 +138,11 @@ class _ObjectSession(Handle):
         """Return the steps that end the session; None if it is closed already, or broken."""
         was_closed, self._closed = self._closed, True
         return None if was_closed or self._guard.broken else self._sending.close(reason)
+
+    def _free(self) -> None:
+        """End the threads, and the exclusive use of the membership."""
+        self._exclusive.active = False
+        self._sending.workers.close()
 
 
 class ObjectSession(_ObjectSession):
@@ -221,7 +228,7 @@ class ObjectSession(_ObjectSession):
                 if steps is not None:
                     self._carry_out(steps)
             finally:
-                self._exclusive.active = False
+                self._free()
 
     def __enter__(self) -> Self:
         return self
@@ -233,7 +240,7 @@ class ObjectSession(_ObjectSession):
             with suppress(McastError) if error else ExitStack():
                 self.close(error_text(error) if error else "")
         finally:
-            self._exclusive.active = False  # also if an interrupt has ended `close` early
+            self._free()  # also if an interrupt has ended `close` early
 
 
 class AsyncObjectSession(_ObjectSession):
@@ -291,7 +298,7 @@ class AsyncObjectSession(_ObjectSession):
                 if steps is not None:
                     await self._carry_out(steps)
             finally:
-                self._exclusive.active = False
+                self._free()
 
     async def __aenter__(self) -> Self:
         return self
@@ -303,7 +310,7 @@ class AsyncObjectSession(_ObjectSession):
             with suppress(McastError) if error else ExitStack():
                 await self.close(error_text(error) if error else "")
         finally:
-            self._exclusive.active = False
+            self._free()
 
 
 class _SessionOptions(TypedDict, total=False):
@@ -312,6 +319,7 @@ class _SessionOptions(TypedDict, total=False):
     peer_timeout: float
     key: bytes | None
     progress: Callable[[Progress], object] | None
+    threads: int
 
 
 @overload
@@ -326,6 +334,7 @@ def open_session(
     peer_timeout: float = DEFAULT_PEER_TIMEOUT,
     key: bytes | None = None,
     progress: Callable[[Progress], object] | None = None,
+    threads: int = DEFAULT_THREADS,
 ) -> ObjectSession | AsyncObjectSession:
     """Open a session that sends any number of objects to the receivers in a group.
 
@@ -337,11 +346,14 @@ def open_session(
     key           key of a closed group: the bytes of a key file, at least 16 random ones. Members without it
                   can neither send objects nor join the session
     progress      called within the session's calls whenever the progress has changed
+    threads       number of threads, 0 to 64, that compute digests, parity and a closed group's tags while the
+                  caller's thread sends; they start with the first large object. 0: the caller's thread
+                  computes them, which is the default on one processor; otherwise 1
 
     Raises TypeError if `group` is not a membership, RuntimeError if the membership sends or receives objects
-    already, and ValueError for a rate or a key that is not valid.
+    already, and ValueError for a rate, a key or a number of threads that is not valid.
     """
-    options = memory, rate, peer_timeout, key, progress, "cast.open_session"
+    options = memory, rate, peer_timeout, key, progress, threads, "cast.open_session"
     if isinstance(group, awaiting.Membership):
         return AsyncObjectSession(group, *options)
     return ObjectSession(group, *options)
@@ -356,6 +368,7 @@ class _SendOptions(TypedDict, total=False):
     rate: float
     peer_timeout: float
     key: bytes | None
+    threads: int
 
 
 @overload
@@ -376,6 +389,7 @@ def send(
     rate: float = inf,
     peer_timeout: float = DEFAULT_PEER_TIMEOUT,
     key: bytes | None = None,
+    threads: int = DEFAULT_THREADS,
 ) -> ObjectReport | Coroutine[Any, Any, ObjectReport]:
     """Send one object reliably to the receivers in a group; return its report.
 
@@ -391,7 +405,7 @@ def send(
                     best_effort(). carousel(cycles=..., seconds=...) sends `data` in cycles to receivers that
                     may join at any time and do not answer. It reads the bytes in each cycle, and needs a
                     `rate`; `ObjectSession.send_carousel` sends several objects
-    rate, peer_timeout, key
+    rate, peer_timeout, key, threads
                     see `open_session`, which is for several objects
 
     A receiver that did not get the object is no error: see `strategy_met` and `receivers` of the report.
@@ -401,7 +415,7 @@ def send(
     receivers are notified and discard the object, unless the interrupt came inside of a step; a receiver that
     writes to a path keeps what it has in a hidden file, from which the next `receive` resumes.
     """
-    session_options = DEFAULT_MEMORY, rate, peer_timeout, key, None, "cast.send"
+    session_options = DEFAULT_MEMORY, rate, peer_timeout, key, None, threads, "cast.send"
     if receivers is None:
         receivers = 0 if strategy.carousel else 1
     options: dict[str, Any] = {"name": name, "metadata": metadata, "strategy": strategy}
@@ -413,7 +427,7 @@ def send(
             session._wait_for_receivers(receivers, timeout, "cast.send")
             return session.send(data, **options)
     finally:
-        opened._exclusive.active = False  # also if an interrupt arrived before the first line of `__exit__`
+        opened._free()  # also if an interrupt arrived before the first line of `__exit__`
 
 
 async def _send_awaiting(
