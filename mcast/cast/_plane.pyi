@@ -13,3 +13,29 @@ def frame(
     size: int = ...,
     /,
 ) -> None: ...
+
+class Placer:
+    def __new__(cls, kind: bytes, /) -> Placer: ...
+    def begin(self, session: int, source: bytes, /) -> None: ...
+    def end(self, session: int, /) -> None: ...
+    def open(
+        self,
+        session: int,
+        object: int,
+        block: int,
+        wanted: bytes,
+        memory: Buffer | None,
+        parity: Buffer | None,
+        segment: int,
+        k: int,
+        /,
+    ) -> None: ...
+    def close(self, session: int, object: int, block: int, /) -> None: ...
+    def place(
+        self, records: bytes, memory: Buffer, first: int, /
+    ) -> tuple[
+        int,
+        list[tuple[int, int, int, bytes, int]],
+        list[tuple[int, int, int]],
+        tuple[int, int, int] | None,
+    ]: ...
