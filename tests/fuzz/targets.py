@@ -123,7 +123,7 @@ def cast_objects(data: bytes) -> None:
             spoken = packets.decode_from(message, host)
             sender.on_packet(spoken, host, now)
             if isinstance(spoken, packets.Data):
-                receiver.on_data(spoken.object, spoken.block, spoken.esi, 1, now)
+                receiver.on_data(spoken.object, spoken.block, 1 << spoken.esi, 1, now)
             else:
                 receiver.on_packet(spoken, now)
         said = len(sender.messages(now))

@@ -121,22 +121,26 @@ class IncomingObject:
         """True if a segment, a SEAL or a FLUSH of any block was received."""
         return self._edge > 0
 
-    def add_segments(self, block: int, first: int, count: int) -> int:
-        """Add the segments first..first+count-1 of a block, and return a bitmap of the new ones.
+    def wanted(self, block: int) -> int:
+        """Open a block, and return a bitmap of the segments that the driver must store; 0 if none is needed."""
+        self._note_sent(block)
+        found = self._open_block(block)
+        return 0 if found is None or found.verifying else self._missing_of(found)
 
-        Only those are needed; the driver must store them.
+    def add_segments(self, block: int, segments: int, messages: int) -> int:
+        """Add segments of a block, and return a bitmap of the new ones, which the driver must store.
+
+        segments  bitmap of segments that have arrived
+        messages  number of messages with a segment of the block, also with one that had arrived before
         """
-        self._heard += count
+        self._heard += messages
         if self.carousel is not None:
             self.carousel.invited = 0
         self._note_sent(block)
         found = self._open_block(block)
         if found is None or found.verifying:
             return 0
-        allowed = self.layout.all_segments
-        if found.count is not None:
-            allowed &= ~(((1 << self.layout.k) - 1) >> found.count << found.count)
-        new = ((1 << count) - 1) << first & allowed & ~found.segments
+        new = segments & self._missing_of(found)
         found.segments |= new
         if found.info is not None:
             self._check_ready(block, found, found.info)
@@ -326,6 +330,13 @@ class IncomingObject:
         if not self._need(found):
             found.verifying = True
             self.ready.append(ReadyBlock(self.number, number, info, found.segments))
+
+    def _missing_of(self, found: PartialBlock) -> int:
+        """Return a bitmap of the segments that an open block may have, and that have not arrived."""
+        missing = self.layout.all_segments & ~found.segments
+        if found.count is not None:
+            missing &= ~(((1 << self.layout.k) - 1) >> found.count << found.count)
+        return missing
 
     def _need(self, found: PartialBlock) -> int:
         """Return the number of segments that a block whose length is known still needs."""

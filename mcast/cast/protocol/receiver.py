@@ -189,24 +189,42 @@ class ObjectReceiver:
             receiver = self.others.get(packet.object, self) if isinstance(packet, Seal | Flush) else self
             step(receiver, packet, now)
 
-    def on_data(self, object_: int, block: int, first: int, count: int, now: float) -> int:
-        """Process the segments first..first+count-1 of a block, and return a bitmap of the new ones.
+    def wanted(self, object_: int, block: int, now: float) -> int:
+        """Open a block of which segments arrive; return a bitmap of those that the driver must store.
 
-        The driver stores the new ones.
+        It is 0 if none is needed, or if the block is not to be stored now.
         """
-        if object_ in self.others:
-            return self.others[object_].on_data(object_, block, first, count, now)
-        self._clock.heard = now
-        incoming = self._takes_part(object_)
+        receiver = self.others.get(object_, self)
+        incoming = receiver._on_segment(object_, block, now)
         if incoming is None:
             return 0
-        if not incoming.begun and self._is_late:
-            incoming.request_from = block
-        new = incoming.add_segments(block, first, count)
-        if new and not self._is_carousel:  # there, segments may be dropped and arrive again without end
-            self._last_progress, self._nack_timer.suppressed = now, 0
-        self._after_update(incoming, now)
+        wanted = incoming.wanted(block)
+        receiver._after_update(incoming, now)
+        return wanted
+
+    def on_data(self, object_: int, block: int, segments: int, messages: int, now: float) -> int:
+        """Process segments of a block, and return a bitmap of the new ones, which the driver must store.
+
+        segments  bitmap of segments that have arrived
+        messages  number of messages with a segment of the block, also with one that had arrived before
+        """
+        receiver = self.others.get(object_, self)
+        incoming = receiver._on_segment(object_, block, now)
+        if incoming is None:
+            return 0
+        new = incoming.add_segments(block, segments, messages)
+        if new and not receiver._is_carousel:  # there, segments may be dropped and arrive again without end
+            receiver._last_progress, receiver._nack_timer.suppressed = now, 0
+        receiver._after_update(incoming, now)
         return new
+
+    def _on_segment(self, object_: int, block: int, now: float) -> IncomingObject | None:
+        """Return the object of a segment if this receiver takes part in it."""
+        self._clock.heard = now
+        incoming = self._takes_part(object_)
+        if incoming is not None and self._is_late and not incoming.begun:
+            incoming.request_from = block
+        return incoming
 
     def resume(self, blocks: int, now: float) -> None:
         """Note that an earlier run has stored the first blocks of the object that was just described.

@@ -606,7 +606,7 @@ def test_an_impossible_seal_is_rejected() -> None:
     for _ in range(2):
         one.on_packet(seal, 0.0)
     for block in range(3):
-        assert one.on_data(0, block, 0, 1, 0.0) == 1
+        assert one.on_data(0, block, 1, 1, 0.0) == 1
     assert one.rejected == {"a block that the object cannot have": 2}
     assert [ready.block for ready in one.take_ready()] == [0, 2]
 
@@ -616,7 +616,7 @@ def test_a_block_that_stays_wrong_fails_the_object() -> None:
     one.on_packet(seal, 0.0)
     for _ in range(MAX_MISMATCHES):
         assert one.ended == []
-        assert one.on_data(0, 0, 0, 1, 0.0) == 1
+        assert one.on_data(0, 0, 1, 1, 0.0) == 1
         assert [ready.block for ready in one.take_ready()] == [0]
         one.checked(0, False, 0.0)
     assert [(ended.complete, ended.reason) for ended in one.ended] == [
@@ -706,7 +706,7 @@ def test_a_storable_object_waits_for_the_disk() -> None:
     """For any time, and although the sender goes on to the next object."""
     session, digest = number(0), bytes(Digest(b"x"))
     one = described(1, stores=True)
-    assert one.on_data(0, 0, 0, 1, 0.0) == 1
+    assert one.on_data(0, 0, 1, 1, 0.0) == 1
     one.on_packet(Seal(session, 0, 0, 0, 0, 1, 1000, (BlockInfo(1, 1, digest),)), 0.0)
     one.on_packet(Flush(session, 0, 1, 1, 0, 0, 1, 1000, 1, digest, 0, 0), 0.0)
     assert len(one.take_ready()) == 1
