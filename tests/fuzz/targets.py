@@ -26,10 +26,10 @@ from blake3 import blake3
 
 from mcast.api import (
     Backend,
+    Batch,
     DeviceInfo,
     PortSpace,
     QpInit,
-    Series,
     TimedOut,
     UnusableDevice,
     list_rows,
@@ -66,6 +66,7 @@ from mcast.wire.addresses import Gid, McastAddress, Mgid
 from mcast.wire.mapping import ipoib_broadcast_mgid
 from mcast.wire.mcmember import RECORD_SIZE, McMemberRecord
 from mcast.wire.probe import Peer
+from tests.cast.batches import batch_of
 
 HERE = Path(__file__).parent
 MAX_INPUT = 4096
@@ -158,10 +159,9 @@ class _ClosedEnd:
         """A message comes, in a turn of its own."""
         if not self.over:
             self.forged += forged and not self.leaves
-            gid = Gid(f"::ffff:{source}")
-            self.goes([Series(memoryview(message), len(message), len(message), 1, gid, 7, False)])
+            self.goes(batch_of((message, source)))
 
-    def goes(self, heard: list[Series]) -> None:
+    def goes(self, heard: Batch) -> None:
         try:
             turn = self._turns.send(heard) if self.until else next(self._turns)
         except StopIteration:
@@ -202,7 +202,7 @@ def closed_messages(data: bytes) -> None:
     sender, receiver = _ClosedEnd(_SENDER, out, sends()), _ClosedEnd(_RECEIVER, into, takes())
     ends = [sender, receiver]
     for end in ends:
-        end.goes([])
+        end.goes(batch_of())
     while not (sender.over and receiver.over):
         for author, other in (ends, reversed(ends)):
             said, author.said = author.said, []
@@ -229,7 +229,7 @@ def closed_messages(data: bytes) -> None:
                     other.feed(message, author.host, forged=message[4] != _OFFER)
         for end in ends:
             if not end.over and not end.said:
-                end.goes([])
+                end.goes(batch_of())
         if not any(end.said for end in ends):
             due = min((end.until for end in ends if not end.over), default=0.0)
             clock[0] = max(clock[0] + 1e-6, due)

@@ -175,8 +175,14 @@ static void copy_segment(struct block *block, uint32_t esi, const uint8_t *data,
 	if (!size)
 		return;
 	memcpy((uint8_t *)memory->buf + at, data, size);
-	if (esi >= block->k && room > size) /* the code needs whole segments */
-		memset((uint8_t *)memory->buf + at + size, 0, (room < block->segment ? room : block->segment) - size);
+	if (esi >= block->k) /* the code needs whole segments */
+		memset((uint8_t *)memory->buf + at + size, 0, block->segment - size);
+}
+
+/* False for a parity segment without memory: Python gives a block that when it first needs any. */
+static int has_room(const struct block *block, uint32_t esi)
+{
+	return esi < block->k || (Py_ssize_t)(esi - block->k + 1) * block->segment <= block->parity.len;
 }
 
 /* Place one message, or leave it. False if its block is to be opened first. */
@@ -220,11 +226,15 @@ static int place_one(struct call *call, const struct record *record)
 		leave(call, record);
 		return 1;
 	}
+	bit = UINT64_C(1) << esi % 64;
+	if (block->wanted[esi / 64] & bit && !has_room(block, esi)) {
+		leave(call, record);
+		return 1;
+	}
 	if (!block->messages++) {
 		block->touched = call->touched;
 		call->touched = block;
 	}
-	bit = UINT64_C(1) << esi % 64;
 	if (block->wanted[esi / 64] & bit) {
 		block->wanted[esi / 64] &= ~bit;
 		block->placed[esi / 64] |= bit;
@@ -299,7 +309,8 @@ static PyObject *take_runs(const struct call *call)
 
 	for (Py_ssize_t index = 0; found && index < call->runs; index++) {
 		const struct run *run = call->placer->runs + index;
-		PyObject *one = Py_BuildValue("(nnn)", run->first, run->count, run->step);
+		struct record first = record_at(call, run->first);
+		PyObject *one = Py_BuildValue("(nnKn)", run->first, run->count, (unsigned long long)first.offset, run->step);
 
 		if (!one || PyList_Append(found, one))
 			Py_CLEAR(found);
@@ -413,14 +424,6 @@ static int get_buffer(PyObject *object, Py_buffer *buffer)
 	return object == Py_None || !PyObject_GetBuffer(object, buffer, PyBUF_WRITABLE);
 }
 
-/* Only parity segments for which there is memory. */
-static void limit_parity(struct block *block)
-{
-	for (uint32_t esi = block->k; esi < MAX_K + MAX_PARITY; esi++)
-		if ((Py_ssize_t)(esi - block->k + 1) * block->segment > block->parity.len)
-			block->wanted[esi / 64] &= ~(UINT64_C(1) << esi % 64);
-}
-
 static PyObject *open_block(PyObject *object, PyObject *args)
 {
 	struct placer *self = (struct placer *)object;
@@ -454,7 +457,6 @@ static PyObject *open_block(PyObject *object, PyObject *args)
 		free_block(block);
 		return NULL;
 	}
-	limit_parity(block);
 	link = link_of(self, session, of, number);
 	if (*link)
 		close_block(link);
@@ -529,16 +531,16 @@ static PyObject *end(PyObject *object, PyObject *args)
 static PyObject *new_placer(PyTypeObject *type, PyObject *args, PyObject *names)
 {
 	struct placer *self;
-	const char *kind;
+	const char *header;
 	Py_ssize_t size;
 
-	if (!PyArg_ParseTuple(args, "y#:Placer", &kind, &size))
+	if (!PyArg_ParseTuple(args, "y#:Placer", &header, &size))
 		return NULL;
-	if (size != KIND_BYTES)
-		return PyErr_Format(PyExc_ValueError, "a packet begins with %d bytes of magic and kind", KIND_BYTES);
+	if (size != HEADER_BYTES)
+		return PyErr_Format(PyExc_ValueError, "a header of DATA has %d bytes", HEADER_BYTES);
 	self = (struct placer *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
 	if (self)
-		memcpy(self->kind, kind, KIND_BYTES);
+		memcpy(self->kind, header, KIND_BYTES);
 	return (PyObject *)self;
 }
 

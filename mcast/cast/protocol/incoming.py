@@ -122,7 +122,7 @@ class IncomingObject:
         return self._edge > 0
 
     def wanted(self, block: int) -> int:
-        """Open a block, and return a bitmap of the segments that the driver must store; 0 if none is needed."""
+        """Open a block, and return a bitmap of the segments that the driver must store; it may be 0."""
         self._note_sent(block)
         found = self._open_block(block)
         return 0 if found is None or found.verifying else self._missing_of(found)

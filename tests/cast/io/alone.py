@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from mcast.api import Series
+from mcast.api import Batch
 from mcast.cast.io.driver import SessionContext
 from mcast.cast.io.receiving import ReceivingSession
 from mcast.cast.io.sinks import ReceiveTarget
 from mcast.cast.protocol.blocks import Digest, SourceBlock
 from mcast.cast.protocol.packets import Admit, Describe, Offer, Packet, encode, number_at
-from mcast.wire.addresses import Gid
+from tests.cast.batches import batch_of
 
 SESSION = number_at("10.0.0.3", 1)
 SEGMENT, K = 976, 4
 
 
-def heard(packet: Packet, address: str = "10.0.0.3") -> Series:
-    """Return a message of the member at that address, as a step receives it."""
-    message = memoryview(encode(packet))
-    return Series(message, len(message), len(message), 1, Gid(f"::ffff:{address}"), 7, False)
+def heard(*packets: Packet, address: str = "10.0.0.3") -> Batch:
+    """Return messages of the member at that address, as a step receives them."""
+    return batch_of(*((encode(one), address) for one in packets))
 
 
 def cut(data: bytes) -> list[SourceBlock]:
@@ -54,7 +53,7 @@ class Alone:
 
     def on_packets(self, *packet: Packet, address: str = "10.0.0.3") -> None:
         """Pass messages of the sender, or of another one, in one step."""
-        self._steps.send([heard(one, address) for one in packet])
+        self._steps.send(heard(*packet, address=address))
 
     def pauses(self, seconds: float) -> None:
         """Let the program do something else before it asks for the next object."""

@@ -166,7 +166,7 @@ def test_put_run_equals_put_of_each(first: int, count: int, gap: int, size: int)
     for esi, one in enumerate(row, first):
         of_each.put(esi, one)
     assert together == alone
-    assert of_all._parity == of_each._parity
+    assert of_all.parity == of_each.parity
 
 
 @pytest.mark.parametrize("members", [1, 10, 1000])
