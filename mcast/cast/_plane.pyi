@@ -24,6 +24,7 @@ class Placer:
         object: int,
         block: int,
         wanted: bytes,
+        need: int,
         memory: Buffer | None,
         parity: Buffer | None,
         segment: int,
@@ -36,6 +37,6 @@ class Placer:
     ) -> tuple[
         int,
         list[tuple[int, int, int, bytes, int]],
-        list[tuple[int, int, int, int]],
-        tuple[int, int, int] | None,
+        tuple[int, int] | tuple[int, int, int] | None,
+        int,
     ]: ...

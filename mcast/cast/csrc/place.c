@@ -1,8 +1,10 @@
 /* Placer: puts the segments of a received batch into the memory of their blocks.
  *
- * Python opens a block when `place` first finds a segment of it, with the segments that are wanted and the memory for
- * them, and closes it when it assembles or drops the block. `place` handles a batch up to the first segment of a block that
- * is not open; Python opens that, perhaps with nothing wanted, and calls again. Messages of no use here are left to Python.
+ * Python opens a block when `place` first meets a segment of it, with the segments that are wanted and the memory for them,
+ * and closes it when it assembles or drops the block. `place` handles the messages of a batch in order, and stops wherever
+ * Python has something to decide before the next one: when a block has enough segments, before a segment of a block that is
+ * not open, and behind messages that are no segments. So the receiver's state is at each message what it would be if Python
+ * handled all of them.
  *
  * The placer belongs to one thread at a time; `busy` refuses calls of others while `place` runs without the GIL.
  */
@@ -39,12 +41,9 @@ struct block {
 	uint8_t source[GID_BYTES]; /* of its peer */
 	uint64_t wanted[WORDS], placed[WORDS];
 	uint32_t messages; /* that have arrived in this call */
+	uint32_t need;     /* segments with which the block can be assembled; 0 if that is not known */
 	uint32_t segment, k;
 	Py_buffer memory, parity;
-};
-
-struct run {
-	Py_ssize_t first, count, step;
 };
 
 struct placer {
@@ -54,8 +53,6 @@ struct placer {
 	int peers;
 	struct peer peer[MAX_PEERS];
 	struct block *buckets[BUCKETS];
-	struct run *runs; /* of messages that are left to Python */
-	Py_ssize_t room;
 };
 
 struct record {
@@ -64,15 +61,25 @@ struct record {
 	const uint8_t *sender; /* queue pair, and GID further on */
 };
 
+/* Segment of a DATA packet. */
+struct segment {
+	uint64_t session;
+	uint32_t object, block, esi;
+};
+
+enum outcome { PLACED, COMPLETE, MISSING, OTHER, WRONG };
+
 /* State of one call of `place`. */
 struct call {
-	struct placer *placer;
+	const struct placer *placer;
 	const uint8_t *records, *memory;
 	uint64_t size; /* of the memory */
-	Py_ssize_t at, count, runs;
+	Py_ssize_t at, count;
 	struct block *last, *touched;
-	struct { uint64_t session; uint32_t object, block; } missing;
-	int is_missing, is_wrong;
+	/* Where it stopped: messages that Python handles, or those of a block to be opened. */
+	enum outcome outcome;
+	struct segment missing;
+	Py_ssize_t run, step;
 };
 
 static uint32_t get32(const uint8_t *from)
@@ -91,14 +98,14 @@ static uint64_t get64(const uint8_t *from)
 	return be64toh(value);
 }
 
-static struct block **bucket(struct placer *self, uint64_t session, uint32_t object, uint32_t block)
+static size_t bucket(uint64_t session, uint32_t object, uint32_t block)
 {
-	return &self->buckets[(session * 31 + object * UINT64_C(7919) + block) % BUCKETS];
+	return (session * 31 + object * UINT64_C(7919) + block) % BUCKETS;
 }
 
-static struct block *find(struct placer *self, uint64_t session, uint32_t object, uint32_t block)
+static struct block *find(const struct placer *self, uint64_t session, uint32_t object, uint32_t block)
 {
-	struct block *found = *bucket(self, session, object, block);
+	struct block *found = self->buckets[bucket(session, object, block)];
 
 	while (found && (found->number != block || found->object != object || found->session != session))
 		found = found->next;
@@ -129,26 +136,6 @@ static int is_same_sender(const struct record *one, const struct record *other)
 {
 	return !memcmp(one->sender + SRC_QP_AT, other->sender + SRC_QP_AT, sizeof(uint32_t)) &&
 	       !memcmp(one->sender + SOURCE_AT, other->sender + SOURCE_AT, GID_BYTES);
-}
-
-/* Leave the message at `call->at` to Python, in one run with the one before if they are alike. */
-static void leave(struct call *call, const struct record *record)
-{
-	struct run *run = call->placer->runs + call->runs - 1;
-
-	if (call->runs && run->first + run->count == call->at) {
-		struct record before = record_at(call, call->at - 1);
-		uint64_t step = record->offset - before.offset;
-
-		if (record->length == before.length && record->offset > before.offset && step >= record->length &&
-		    (run->count == 1 || step == (uint64_t)run->step) && is_same_sender(record, &before)) {
-			run->step = (Py_ssize_t)step;
-			run->count++;
-			return;
-		}
-	}
-	run[1] = (struct run){ .first = call->at, .count = 1, .step = (Py_ssize_t)record->length };
-	call->runs++;
 }
 
 /* The processor looks ahead as far as the page goes, and messages begin on others. */
@@ -185,75 +172,110 @@ static int has_room(const struct block *block, uint32_t esi)
 	return esi < block->k || (Py_ssize_t)(esi - block->k + 1) * block->segment <= block->parity.len;
 }
 
-/* Place one message, or leave it. False if its block is to be opened first. */
-static int place_one(struct call *call, const struct record *record)
+/* Read the header of a DATA packet of a known session; false for any other message. */
+static int read_segment(const struct call *call, const struct record *record, struct segment *segment)
 {
 	const uint8_t *header = call->memory + record->offset;
-	struct block *block = call->last;
-	uint32_t object, number, esi;
-	uint64_t session, bit;
+	const struct peer *peer;
 
 	if (record->length <= HEADER_BYTES || record->length > HEADER_BYTES + MAX_SEGMENT ||
-	    memcmp(header, call->placer->kind, KIND_BYTES)) {
-		leave(call, record);
-		return 1;
-	}
-	session = get64(header + SESSION_AT);
-	object = get32(header + OBJECT_AT);
-	number = get32(header + BLOCK_AT);
-	esi = (uint32_t)header[ESI_AT] << 8 | header[ESI_AT + 1];
-	if (number >= MAX_BLOCKS || esi >= MAX_K + MAX_PARITY) {
-		leave(call, record);
-		return 1;
-	}
-	if (!block || block->number != number || block->object != object || block->session != session) {
-		const struct peer *peer = find_peer(call->placer, session);
+	    memcmp(header, call->placer->kind, KIND_BYTES))
+		return 0;
+	segment->session = get64(header + SESSION_AT);
+	segment->object = get32(header + OBJECT_AT);
+	segment->block = get32(header + BLOCK_AT);
+	segment->esi = (uint32_t)header[ESI_AT] << 8 | header[ESI_AT + 1];
+	if (segment->block >= MAX_BLOCKS || segment->esi >= MAX_K + MAX_PARITY)
+		return 0;
+	peer = find_peer(call->placer, segment->session);
+	return peer && !memcmp(record->sender + SOURCE_AT, peer->source, GID_BYTES);
+}
 
-		if (!peer || memcmp(record->sender + SOURCE_AT, peer->source, GID_BYTES)) {
-			leave(call, record);
-			return 1;
-		}
-		block = find(call->placer, session, object, number);
+static int is_same_block(const struct segment *one, const struct segment *other)
+{
+	return one->block == other->block && one->object == other->object && one->session == other->session;
+}
+
+static enum outcome place_one(struct call *call, const struct record *record)
+{
+	struct segment segment;
+	struct block *block = call->last;
+	uint64_t bit;
+
+	if (!read_segment(call, record, &segment))
+		return OTHER;
+	if (!block || block->number != segment.block || block->object != segment.object || block->session != segment.session) {
+		block = find(call->placer, segment.session, segment.object, segment.block);
 		if (!block) {
-			call->is_missing = 1;
-			call->missing.session = session;
-			call->missing.object = object;
-			call->missing.block = number;
-			return 0;
+			call->missing = segment;
+			return MISSING;
 		}
 		call->last = block;
-	} else if (memcmp(record->sender + SOURCE_AT, block->source, GID_BYTES)) {
-		leave(call, record);
-		return 1;
 	}
-	bit = UINT64_C(1) << esi % 64;
-	if (block->wanted[esi / 64] & bit && !has_room(block, esi)) {
-		leave(call, record);
-		return 1;
-	}
+	bit = UINT64_C(1) << segment.esi % 64;
+	if (block->wanted[segment.esi / 64] & bit && !has_room(block, segment.esi))
+		return OTHER;
 	if (!block->messages++) {
 		block->touched = call->touched;
 		call->touched = block;
 	}
-	if (block->wanted[esi / 64] & bit) {
-		block->wanted[esi / 64] &= ~bit;
-		block->placed[esi / 64] |= bit;
-		copy_segment(block, esi, header + HEADER_BYTES, record->length - HEADER_BYTES);
+	if (!(block->wanted[segment.esi / 64] & bit))
+		return PLACED;
+	block->wanted[segment.esi / 64] &= ~bit;
+	block->placed[segment.esi / 64] |= bit;
+	copy_segment(block, segment.esi, call->memory + record->offset + HEADER_BYTES, record->length - HEADER_BYTES);
+	return block->need && !--block->need ? COMPLETE : PLACED;
+}
+
+static int is_inside(const struct call *call, const struct record *record)
+{
+	return record->length <= call->size && record->offset <= call->size - record->length;
+}
+
+/* Whether a message belongs to the run before it: to the same block, or, of those for Python, alike and equally far away. */
+static int continues(const struct call *call, const struct record *record, const struct record *before)
+{
+	struct segment segment;
+	int is_segment = read_segment(call, record, &segment);
+	uint64_t step = record->offset - before->offset;
+
+	if (call->outcome == MISSING)
+		return is_segment && is_same_block(&segment, &call->missing);
+	return !is_segment && record->length == before->length && is_same_sender(record, before) &&
+	       record->offset > before->offset && step >= record->length && (call->run == 1 || step == (uint64_t)call->step);
+}
+
+static void find_run(struct call *call)
+{
+	struct record before = record_at(call, call->at), record;
+
+	call->step = (Py_ssize_t)before.length;
+	for (call->run = 1; call->at + call->run < call->count; call->run++, before = record) {
+		record = record_at(call, call->at + call->run);
+		if (!is_inside(call, &record) || !continues(call, &record, &before))
+			return;
+		if (call->outcome == OTHER)
+			call->step = (Py_ssize_t)(record.offset - before.offset);
 	}
-	return 1;
 }
 
 static void place_all(struct call *call)
 {
-	for (; call->at < call->count; call->at++) {
+	while (call->at < call->count) {
 		struct record record = record_at(call, call->at);
 
-		if (record.length > call->size || record.offset > call->size - record.length) {
-			call->is_wrong = 1;
+		if (!is_inside(call, &record)) {
+			call->outcome = WRONG;
 			return;
 		}
 		prefetch(call);
-		if (!place_one(call, &record))
+		call->outcome = place_one(call, &record);
+		if (call->outcome == MISSING || call->outcome == OTHER) {
+			find_run(call);
+			return;
+		}
+		call->at++;
+		if (call->outcome == COMPLETE)
 			return;
 	}
 }
@@ -303,42 +325,18 @@ static PyObject *take_touched(struct call *call)
 	return found;
 }
 
-static PyObject *take_runs(const struct call *call)
+static PyObject *stopped_at(const struct call *call, PyObject *touched)
 {
-	PyObject *found = PyList_New(0);
+	const struct segment *segment = &call->missing;
+	struct record first;
 
-	for (Py_ssize_t index = 0; found && index < call->runs; index++) {
-		const struct run *run = call->placer->runs + index;
-		struct record first = record_at(call, run->first);
-		PyObject *one = Py_BuildValue("(nnKn)", run->first, run->count, (unsigned long long)first.offset, run->step);
-
-		if (!one || PyList_Append(found, one))
-			Py_CLEAR(found);
-		Py_XDECREF(one);
-	}
-	return found;
-}
-
-static PyObject *missing_block(const struct call *call)
-{
-	if (!call->is_missing)
-		Py_RETURN_NONE;
-	return Py_BuildValue("(KII)", (unsigned long long)call->missing.session, call->missing.object, call->missing.block);
-}
-
-static int reserve(struct placer *self, Py_ssize_t count)
-{
-	if (count > self->room) {
-		struct run *runs = PyMem_Realloc(self->runs, (size_t)count * sizeof(*runs));
-
-		if (!runs) {
-			PyErr_NoMemory();
-			return 0;
-		}
-		self->runs = runs;
-		self->room = count;
-	}
-	return 1;
+	if (call->outcome == MISSING)
+		return Py_BuildValue("(nO(KII)n)", call->at, touched, (unsigned long long)segment->session, segment->object,
+				     segment->block, call->run);
+	if (call->outcome != OTHER)
+		return Py_BuildValue("(nOOn)", call->at, touched, Py_None, (Py_ssize_t)0);
+	first = record_at(call, call->at);
+	return Py_BuildValue("(nO(Kn)n)", call->at, touched, (unsigned long long)first.offset, call->step, call->run);
 }
 
 static PyObject *place_batch(struct placer *self, const Py_buffer *records, const Py_buffer *memory, Py_ssize_t first)
@@ -351,12 +349,10 @@ static PyObject *place_batch(struct placer *self, const Py_buffer *records, cons
 		.at = first,
 		.count = records->len / RECORD_BYTES,
 	};
-	PyObject *touched, *runs, *missing, *result = NULL;
+	PyObject *touched, *result = NULL;
 
 	if (records->len % RECORD_BYTES || first < 0 || first > call.count)
 		return PyErr_Format(PyExc_ValueError, "there are no such records");
-	if (!reserve(self, call.count))
-		return NULL;
 	if (call.count - first < WORTH_A_HAND_OVER) {
 		place_all(&call);
 	} else {
@@ -365,15 +361,11 @@ static PyObject *place_batch(struct placer *self, const Py_buffer *records, cons
 		Py_END_ALLOW_THREADS
 	}
 	touched = take_touched(&call);
-	runs = take_runs(&call);
-	missing = missing_block(&call);
-	if (touched && runs && missing && !call.is_wrong)
-		result = Py_BuildValue("(nOOO)", call.at, touched, runs, missing);
-	else if (call.is_wrong)
+	if (touched && call.outcome == WRONG)
 		PyErr_SetString(PyExc_ValueError, "a record is outside of the memory");
+	else if (touched)
+		result = stopped_at(&call, touched);
 	Py_XDECREF(touched);
-	Py_XDECREF(runs);
-	Py_XDECREF(missing);
 	return result;
 }
 
@@ -412,7 +404,7 @@ static void close_block(struct block **link)
 
 static struct block **link_of(struct placer *self, uint64_t session, uint32_t object, uint32_t number)
 {
-	struct block **link = bucket(self, session, object, number);
+	struct block **link = &self->buckets[bucket(session, object, number)];
 
 	while (*link && ((*link)->number != number || (*link)->object != object || (*link)->session != session))
 		link = &(*link)->next;
@@ -428,14 +420,15 @@ static PyObject *open_block(PyObject *object, PyObject *args)
 {
 	struct placer *self = (struct placer *)object;
 	unsigned long long session;
-	unsigned int of, number, segment, k;
+	unsigned int of, number, segment, k, need;
 	PyObject *memory, *parity;
 	struct block **link, *block;
 	const struct peer *peer;
 	const char *wanted;
 	Py_ssize_t size;
 
-	if (!PyArg_ParseTuple(args, "KIIy#OOII:open", &session, &of, &number, &wanted, &size, &memory, &parity, &segment, &k))
+	if (!PyArg_ParseTuple(args, "KIIy#IOOII:open", &session, &of, &number, &wanted, &size, &need, &memory, &parity,
+			      &segment, &k))
 		return NULL;
 	peer = find_peer(self, session);
 	if (!peer || size != sizeof(block->wanted) || !k || k > MAX_K || !segment || segment > MAX_SEGMENT)
@@ -449,6 +442,7 @@ static PyObject *open_block(PyObject *object, PyObject *args)
 	memcpy(block->source, peer->source, GID_BYTES);
 	block->segment = segment;
 	block->k = k;
+	block->need = need;
 	memcpy(block->wanted, wanted, sizeof(block->wanted));
 	for (int word = 0; word < WORDS; word++)
 		block->wanted[word] = le64toh(block->wanted[word]);
@@ -552,7 +546,6 @@ static void free_placer(PyObject *object)
 	for (int index = 0; index < BUCKETS; index++)
 		while (self->buckets[index])
 			close_block(&self->buckets[index]);
-	PyMem_Free(self->runs);
 	((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
 	Py_DECREF(type);
 }
@@ -562,7 +555,7 @@ static PyMethodDef placer_methods[] = {
 	{ "end", end, METH_VARARGS, "Close all blocks of a session, and leave its messages to Python." },
 	{ "open", open_block, METH_VARARGS, "Place the wanted segments of a block into this memory." },
 	{ "close", close_one, METH_VARARGS, "Place no more segments of a block, and let its memory go." },
-	{ "place", place, METH_VARARGS, "Place the segments of a batch, up to the first one of a block that is not open." },
+	{ "place", place, METH_VARARGS, "Place the segments of a batch, up to where Python has to decide." },
 	{ NULL, NULL, 0, NULL },
 };
 

@@ -54,14 +54,12 @@ def gid_of(address: str) -> Gid:
     return Gid(address if ":" in address else f"::ffff:{address}")
 
 
-def left_messages(
-    batch: Batch, memory: memoryview, left: Iterable[tuple[int, int, int, int]]
-) -> Iterator[Series]:
-    """Yield the messages that a placer has left: index, number, offset and distance of each run."""
-    for index, count, begin, step in left:
-        one = batch[index]
-        payload = one.payload if count == 1 else memory[begin : begin + (count - 1) * step + len(one.payload)]
-        yield Series(payload, step, len(one.payload), count, one.source, one.src_qp, one.from_self)
+def run_of(batch: Batch, memory: memoryview, first: int, count: int, begin: int, step: int) -> Series:
+    """Return messages of a batch, which begin `step` bytes apart in its memory, from `begin` on."""
+    one = batch[first]
+    size = len(one.payload)
+    payloads = one.payload if count == 1 else memory[begin : begin + (count - 1) * step + size]
+    return Series(payloads, step, size, count, one.source, one.src_qp, one.from_self)
 
 
 class DataRun(NamedTuple):

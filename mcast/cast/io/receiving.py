@@ -60,8 +60,8 @@ from mcast.cast.io.placing import (
     coalesced,
     encode_bitmap,
     gid_of,
-    left_messages,
     placer_for,
+    run_of,
 )
 from mcast.cast.io.sinks import (
     BufferSink,
@@ -236,12 +236,12 @@ class _Delivery:
         self._on_disk = set[int]()
         """Blocks that were written out of order, to be read back for the object's digest."""
 
-    def open(self, block: int, wanted: int) -> None:
-        """Have the placer store these segments of a block."""
+    def open(self, block: int, wanted: int, need: int) -> None:
+        """Have the placer store these segments of a block, and stop when so many have arrived."""
         assert self._placer is not None
         buffer, layout = self._buffer_of(block), self._layout
         memory = buffer.memory, buffer.parity
-        self._placer.open(*self._key, block, encode_bitmap(wanted), *memory, layout.segment, layout.k)
+        self._placer.open(*self._key, block, encode_bitmap(wanted), need, *memory, layout.segment, layout.k)
 
     def put(self, run: DataRun, new: int) -> None:
         """Store the segments of a run whose bit is set in `new`."""
@@ -260,6 +260,12 @@ class _Delivery:
         """Drop the segments of blocks that the core has dropped: the carousel sends them again."""
         for block in blocks:
             self._take(block)
+
+    def close_sealed(self, seal: Seal) -> None:
+        """Have blocks of a stream opened anew: their number of segments is known from now on."""
+        if self._layout.size is None:
+            for block in range(seal.block, seal.block - len(seal.blocks), -1):
+                self._close(block)
 
     def _take(self, block: int) -> BlockBuffer | None:
         """Remove and return the buffer of an open block."""
@@ -475,6 +481,8 @@ class _SenderSession:
                 target.delivery.put(packet, new)
             return (target,)
         self.core.on_packet(packet, now)
+        if isinstance(packet, Seal) and self.delivery is not None:
+            self.delivery.close_sealed(packet)
         if isinstance(packet, Seal | Flush):
             return (self.others.get(packet.object, self),)
         if self.others.keys() != self.core.others.keys():
@@ -483,11 +491,11 @@ class _SenderSession:
 
     def open(self, object_: int, block: int, now: float) -> bool:
         """Have the placer store segments of a block; return False if none of them is wanted."""
-        wanted = self.core.wanted(object_, block, now)
+        wanted, need = self.core.wanted(object_, block, now)
         target = self._forget_dropped(object_)
         if not wanted or target.delivery is None:
             return False
-        target.delivery.open(block, wanted)
+        target.delivery.open(block, wanted, need)
         return True
 
     def _forget_dropped(self, object_: int) -> _SenderSession:
@@ -745,22 +753,19 @@ class ReceivingSession:
         if placer is None:
             self._on_messages(from_others(batch), now)
             return
-        records, memory, at = batch.records, batch.memory, 0
-        unwanted: list[tuple[int, int, int]] = []
-        while True:
-            at, placed, left, missing = placer.place(records, memory, at)
+        records, memory, at, end = batch.records, batch.memory, 0, len(batch)
+        while at < end:
+            at, placed, stop, run = placer.place(records, memory, at)
             for each in placed:
                 self._on_placed(*each, now)
-            if left:
-                self._on_messages(from_others(left_messages(batch, memory, left)), now)
-            if missing is None:
-                break
-            session = self.sessions.get(missing[0])
-            if session is not None and not session.open(*missing[1:], now):
-                placer.open(*missing, encode_bitmap(0), None, None, 1, 1)  # count its messages, in this batch
-                unwanted.append(missing)
-        for missing in unwanted:
-            placer.close(*missing)
+            if stop is None:
+                continue
+            if len(stop) == 2:
+                self._on_messages(from_others([run_of(batch, memory, at, run, *stop)]), now)
+                at += run
+            elif not self.sessions[stop[0]].open(*stop[1:], now):
+                self._on_placed(*stop, b"", run, now)
+                at += run
 
     def _on_placed(
         self, number: int, object_: int, block: int, segments: bytes, messages: int, now: float

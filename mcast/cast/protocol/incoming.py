@@ -93,6 +93,8 @@ class IncomingObject:
         """Blocks whose segments the driver shall drop; the driver removes them."""
         self._heard = 0
         self._window, self._uses_parity = window, parity
+        self._usable = layout.all_segments if parity else (1 << layout.k) - 1
+        """Bitmap of the segments of a block that this receiver can use."""
         self._base = self._low = self._edge = self._sent = self._flushed = 0
         self._open: dict[int, PartialBlock] = {}
         self._done = set[int]()
@@ -121,11 +123,13 @@ class IncomingObject:
         """True if a segment, a SEAL or a FLUSH of any block was received."""
         return self._edge > 0
 
-    def wanted(self, block: int) -> int:
-        """Open a block, and return a bitmap of the segments that the driver must store; it may be 0."""
+    def wanted(self, block: int) -> tuple[int, int]:
+        """Open a block; return what `ObjectReceiver.wanted` does."""
         self._note_sent(block)
         found = self._open_block(block)
-        return 0 if found is None or found.verifying else self._missing_of(found)
+        if found is None or found.verifying:
+            return 0, 0
+        return self._missing_of(found), self._need(found)
 
     def add_segments(self, block: int, segments: int, messages: int) -> int:
         """Add segments of a block, and return a bitmap of the new ones, which the driver must store.
@@ -333,15 +337,14 @@ class IncomingObject:
 
     def _missing_of(self, found: PartialBlock) -> int:
         """Return a bitmap of the segments that an open block may have, and that have not arrived."""
-        missing = self.layout.all_segments & ~found.segments
+        missing = self._usable & ~found.segments
         if found.count is not None:
             missing &= ~(((1 << self.layout.k) - 1) >> found.count << found.count)
         return missing
 
     def _need(self, found: PartialBlock) -> int:
         """Return the number of segments that a block whose length is known still needs."""
-        useful = found.segments if self._uses_parity else found.segments & (1 << self.layout.k) - 1
-        return max(0, (found.count or 0) - useful.bit_count())
+        return max(0, (found.count or 0) - found.segments.bit_count())
 
     def _open_block(self, block: int) -> PartialBlock | None:
         """Return an open block, opening it if needed; None if it is done, or beyond window or object."""

@@ -189,15 +189,16 @@ class ObjectReceiver:
             receiver = self.others.get(packet.object, self) if isinstance(packet, Seal | Flush) else self
             step(receiver, packet, now)
 
-    def wanted(self, object_: int, block: int, now: float) -> int:
+    def wanted(self, object_: int, block: int, now: float) -> tuple[int, int]:
         """Open a block of which segments arrive; return a bitmap of those that the driver must store.
 
-        It is 0 if none is needed, or if the block is not to be stored now.
+        It is 0 if none is needed, or if the block is not to be stored now. The second number returned is that
+        of the segments that complete the block; 0 if it is unknown.
         """
         receiver = self.others.get(object_, self)
         incoming = receiver._on_segment(object_, block, now)
         if incoming is None:
-            return 0
+            return 0, 0
         wanted = incoming.wanted(block)
         receiver._after_update(incoming, now)
         return wanted
