@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 from mcast.api import Batch, CopiedBatch, Message
 from mcast.wire.addresses import Gid
 
@@ -16,3 +19,22 @@ def batch_of(*messages: tuple[bytes, str]) -> Batch:
             for message, address in messages
         ]
     )
+
+
+class GappedBatch(CopiedBatch):
+    """Messages that lie apart in memory: so many bytes before each of them."""
+
+    def __init__(self, messages: Sequence[Message], gaps: Sequence[int]) -> None:
+        super().__init__(messages)
+        self._gaps = gaps
+
+    @property
+    def memory(self) -> memoryview:
+        parts = [bytes(gap) + message.payload for gap, message in zip(self._gaps, self, strict=True)]
+        return memoryview(b"".join(parts))
+
+    @property
+    def records(self) -> bytes:
+        steps = [gap + size for gap, size in zip(self._gaps, self.lengths, strict=True)]
+        ends = accumulate(steps)
+        return self._records([end - size for end, size in zip(ends, self.lengths, strict=True)])

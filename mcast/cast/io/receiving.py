@@ -261,6 +261,10 @@ class _Delivery:
         for block in blocks:
             self._take(block)
 
+    def stop(self) -> None:
+        """Store no more segments, because the object has ended here."""
+        self.forget([*self._blocks])
+
     def close_sealed(self, seal: Seal) -> None:
         """Have blocks of a stream opened anew: their number of segments is known from now on."""
         if self._layout.size is None:
@@ -435,7 +439,7 @@ class _Delivery:
 
     def _clear(self) -> None:
         """Drop all blocks that are not written."""
-        self.forget([*self._blocks])
+        self.stop()
         self._ready.clear()
         self._assembled.clear()
 
@@ -884,6 +888,8 @@ class ReceivingSession:
 
     def _assemble_ready(self, session: _SenderSession, delivery: _Delivery, now: float) -> None:
         """Verify and write the blocks of which the core has enough segments."""
+        if session.core.ended:
+            delivery.stop()
         found = session.core.take_ready()
         for ready in found:
             if not ready.segments:
