@@ -265,6 +265,7 @@ class ObjectReceiver:
         if not valid and is_stored:
             incoming.reject(block)
             self._schedule_stored(now)
+            self._after_update(incoming, now)  # the sender may not send the block any more
             return
         if not valid:
             self.rejected["a block that differs from its digest"] += 1

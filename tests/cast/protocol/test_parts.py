@@ -598,6 +598,28 @@ def test_a_sender_without_segments_is_given_up() -> None:
     ]
 
 
+def test_a_rejected_prefix_does_not_wake_forever() -> None:
+    """A stored block differs, and the sender does not send it any more: the object ends at once.
+
+    The timer of a NACK stayed in the past until the next SEAL.
+    """
+    one = described(4)
+    one.resume(2, 0.0)
+    info = BlockInfo(1, 1, bytes(Digest(b"x")))
+    one.on_packet(Flush(number(0), 0, 4, UNKNOWN_BLOCKS, 2, 0, 1, 1000, 0, bytes(32), 0, 0), 0.0)
+    one.on_packet(Seal(number(0), 0, 0, 2, 0, 1, 1000, (info,)), 0.0)
+    assert [ready.block for ready in one.take_ready()] == [0]
+    assert one._nack_timer.due is not None
+    one.checked(0, False, 0.0)
+    for _ in range(9):
+        now = one.due
+        one.messages(now)
+        assert one.due > now
+    assert [ended.reason for ended in one.ended] == [
+        "left behind: this receiver misses blocks that the sender dropped"
+    ]
+
+
 def test_an_impossible_seal_is_rejected() -> None:
     """It is counted, and the other blocks in the packet are used."""
     one = described(3)
