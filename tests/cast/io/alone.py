@@ -50,6 +50,7 @@ class Alone:
         self.now = 1.0
         context = SessionContext(number_at("10.0.0.9", 1), "me", 1024, lambda: self.now, "mine")
         self.receiving = ReceivingSession(context, into, None, 1000, 1000, 10.0, None, None, one_session)
+        self.receiving._config = self.receiving._config._replace(uses_parity=parity > 0)
         if not in_c:
             self.receiving._placer = None
         self._steps = self.receiving.next(None)
