@@ -36,6 +36,7 @@ class Alone:
     carousel  number of objects of a carousel, which admits no receivers; 0: an object that is sent once
     parity    maximum parity segments of a block
     in_c      False to handle all messages in Python
+    threads   number of threads that verify blocks
     """
 
     def __init__(
@@ -46,10 +47,13 @@ class Alone:
         one_session: bool = False,
         parity: int = 0,
         in_c: bool = True,
+        threads: int = 0,
     ) -> None:
         self.now = 1.0
         context = SessionContext(number_at("10.0.0.9", 1), "me", 1024, lambda: self.now, "mine")
-        self.receiving = ReceivingSession(context, into, None, 1000, 1000, 10.0, None, None, one_session)
+        self.receiving = ReceivingSession(
+            context, into, None, 1 << 20, 1000, 10.0, None, None, one_session, threads=threads
+        )
         self.receiving._config = self.receiving._config._replace(uses_parity=parity > 0)
         if not in_c:
             self.receiving._placer = None

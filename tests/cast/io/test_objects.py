@@ -97,6 +97,7 @@ def gets(
     into: ReceiveTarget = None,
     missed: Callable[..., object] | None = None,
     key: bytes | None = None,
+    threads: int = 1,
 ) -> list[cast.Received]:
     """A receiver on that host, which leaves after so many objects.
 
@@ -105,7 +106,7 @@ def gets(
     found: list[cast.Received] = []
     with (
         member(fabric, host) as group,
-        closing(cast.receive(group, into, missed=missed or unwanted, key=key)) as objects,
+        closing(cast.receive(group, into, missed=missed or unwanted, key=key, threads=threads)) as objects,
     ):
         while len(found) < count:
             found.append(next(objects))

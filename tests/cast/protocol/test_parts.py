@@ -615,7 +615,7 @@ def test_a_rejected_prefix_does_not_wake_forever() -> None:
         one.messages(now)
         assert one.due > now
     assert [ended.reason for ended in one.ended] == [
-        "left behind: this receiver misses blocks that the sender dropped"
+        "left behind: this receiver joined too late for the object"
     ]
 
 
