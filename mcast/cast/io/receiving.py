@@ -214,6 +214,7 @@ class _Delivery:
         self.size = 0
         self.digest = Digest()
         self._layout = ObjectLayout.of(about)
+        self._block_size = self._layout.offset_of(1)
         self._key = about.session, about.object
         self._placer, self._workers = placer, workers
         self._blocks: dict[int, BlockBuffer] = {}
@@ -284,14 +285,13 @@ class _Delivery:
         """Return the buffer of an open block: the sink's own memory if it has any, otherwise new memory."""
         if (found := self._blocks.get(block)) is not None:
             return found
-        layout, max_size = self._layout, self._layout.offset_of(1)
-        length = layout.length(block)
-        memory = None
+        layout, size, memory = self._layout, self._block_size, None
+        length = None if layout.size is None else min(size, layout.size - block * size)
         if self.sink is not None and length is not None:
-            memory = self.sink.buffer_at(layout.offset_of(block), length)
+            memory = self.sink.buffer_at(block * size, length)
             self._in_place = memory is not None
         if memory is None:
-            memory = memoryview(bytearray(max_size if length is None else length))
+            memory = memoryview(bytearray(size if length is None else length))
         found = self._blocks[block] = BlockBuffer(memory, layout.segment, layout.k)
         return found
 

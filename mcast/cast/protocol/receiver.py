@@ -148,6 +148,7 @@ class ObjectReceiver:
         self._clock, self._last_progress = _SenderClock(now), now
         self._carousel: Carousel | None = None
         self._nack_timer = NackTimer(random)
+        self._updated_at: float | None = None  # when a packet may have shown that segments are missing
         self._current: tuple[Describe, IncomingObject] | None = None
         self._last_number = -1
         self._is_first = True  # the next object is the first one since this end joined
@@ -324,6 +325,7 @@ class ObjectReceiver:
     def suspend(self) -> None:
         """Free all memory but the record of what has ended, until the silent sender is heard again."""
         self.others.clear()
+        self._updated_at = None
         self._nack_timer, self._answer_timers = (
             NackTimer(self._random),
             _AnswerTimers(self._answer_timers.reason),
@@ -368,6 +370,8 @@ class ObjectReceiver:
         """When to call `messages` next; any other call may change it."""
         if self.finished:
             return inf
+        if self._updated_at is not None:
+            self._update_nack_timer()
         nack = inf if self._nack_timer.due is None else self._nack_timer.due
         unseen = inf if self._carousel is None else self._carousel.due(self.config.stall)
         return min(
@@ -627,13 +631,22 @@ class ObjectReceiver:
 
     def _after_update(self, incoming: IncomingObject, now: float) -> None:
         if self._is_incomplete:
-            if self._nack_timer.due is None and incoming.has_requests:
-                self._start_nack_timer(now)
+            if self._updated_at is None:
+                self._updated_at = now
         elif self._state == PENDING:
             why = "joined too late for the object" if self.late else "misses blocks that the sender dropped"
             self._finish(FAILED, f"left behind: this receiver {why}", now)
 
+    def _update_nack_timer(self) -> None:
+        """Start the timer if a segment is missing since the last update; once for all packets of a step."""
+        now, self._updated_at = self._updated_at, None
+        if now is not None and self._nack_timer.due is None and self._is_incomplete:
+            assert self._current is not None
+            if self._current[1].has_requests:
+                self._start_nack_timer(now)
+
     def _on_nack(self, nack: Nack, now: float) -> None:
+        self._update_nack_timer()
         incoming = self._takes_part(nack.object)
         if incoming is not None and nack.member != self.config.number and self._nack_timer.due is not None:
             for request in nack.requests:

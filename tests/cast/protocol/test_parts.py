@@ -609,6 +609,7 @@ def test_a_rejected_prefix_does_not_wake_forever() -> None:
     one.on_packet(Flush(number(0), 0, 4, UNKNOWN_BLOCKS, 2, 0, 1, 1000, 0, bytes(32), 0, 0), 0.0)
     one.on_packet(Seal(number(0), 0, 0, 2, 0, 1, 1000, (info,)), 0.0)
     assert [ready.block for ready in one.take_ready()] == [0]
+    assert one.due < 1.0
     assert one._nack_timer.due is not None
     one.checked(0, False, 0.0)
     while (now := one.due) < 1.0:
