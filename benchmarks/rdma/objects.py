@@ -3,8 +3,8 @@
 A sender and a receiver of `mcast.cast` take their turns in one thread, on the scripted card (tests/card),
 and the processor time of each is counted apart. The card copies what is sent, in the sender's time. Digests
 are compared, and parity is there to repair losses, of which there are none. In the same rounds as many bytes
-are copied, and hashed by BLAKE3, as both ends have to at least: the floor. With --threads the sender computes
-digests in another thread, whose time is not counted.
+are copied, and hashed by BLAKE3, as both ends have to at least: the floor. With --threads both ends compute
+digests in other threads, whose time is not counted.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class End:
                 if not heard and self.context.now() < (self.step.until or inf):
                     begun = thread_time()
                     return
-                self.step = self.steps.send(heard.series())
+                self.step = self.steps.send(heard)
         except StopIteration:
             self.finished = True
         finally:
@@ -144,7 +144,16 @@ class Pair:
         found: list[Received] = []
         out = SendingSession(self.seats[0], DEFAULT_MEMORY, float("inf"), 60.0, None, None, self.threads)
         into = ReceivingSession(
-            self.seats[1], place, None, 0, DEFAULT_MEMORY, 60.0, None, None, one_session=True
+            self.seats[1],
+            place,
+            None,
+            0,
+            DEFAULT_MEMORY,
+            60.0,
+            None,
+            None,
+            one_session=True,
+            threads=self.threads,
         )
 
         def sends() -> SessionSteps[None]:

@@ -12,13 +12,21 @@ from ..card.build import ROOT
 from ..sanitized import EXTENSION, check
 
 NAME = "mcast.cast._plane"
+SEEDS = sorted(path.name for path in (ROOT / "tests/fuzz/corpus/segment_batches").iterdir())
 TESTS = (
     "tests/cast/test_sanitized.py",
     "tests/cast/protocol/test_frame.py",
     "tests/cast/io/test_buffers.py",
+    *(
+        f"tests/fuzz/test_fuzz.py::test_a_target_holds_on_its_corpus[segment_batches-{seed}]"
+        for seed in SEEDS
+    ),
+    "tests/fuzz/test_fuzz.py::test_a_target_holds_on_inputs_at_random[segment_batches]",
+    "tests/cast/io/test_placing.py",
     "tests/cast/io/test_flow.py",
 )
-"""They frame random objects, with fields in their bounds and out of them, and send objects.
+"""They frame random objects, with fields in their bounds and out of them, send objects, and place random
+batches.
 
 None takes real parity: liberasurecode does not find its parts beside a sanitizer.
 """

@@ -12,7 +12,7 @@ PyMODINIT_FUNC PyInit__plane(void)
 {
 	PyObject *module = PyModule_Create(&definition);
 
-	if (module && (PyModule_AddFunctions(module, frame_methods) || PyModule_AddFunctions(module, place_methods)))
+	if (module && (PyModule_AddFunctions(module, frame_methods) || add_placer(module)))
 		Py_CLEAR(module);
 #ifdef Py_GIL_DISABLED
 	if (module && PyUnstable_Module_SetGIL(module, Py_MOD_GIL_NOT_USED))

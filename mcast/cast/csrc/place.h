@@ -4,6 +4,7 @@
 
 #include "plane.h"
 
-extern PyMethodDef place_methods[];
+/* Add the type Placer to the module; false if that succeeds. */
+int add_placer(PyObject *module);
 
 #endif

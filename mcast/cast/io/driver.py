@@ -64,11 +64,10 @@ Their memory is not free for others meanwhile: half of the default receive queue
 """
 
 
-SessionSteps = Steps[Iterable[Series], T]
-"""Steps of a session: each posts batches, as `send_batch` takes them, and is resumed with received messages.
+SessionSteps = Steps[Batch, T]
+"""Steps of a session: each posts batches, as `send_batch` takes them, and is resumed with a received batch.
 
-The driver sends a batch before it asks for the next one. The memory of received messages is valid until the
-step ends.
+The driver sends a batch before it asks for the next one. The received batch is leased until the step ends.
 """
 
 
@@ -177,9 +176,10 @@ def open_context(group: SenderBase, call: str, use: ExclusiveUse) -> SessionCont
     return context
 
 
-def from_others(received: Iterable[Series]) -> Iterator[tuple[Series, str]]:
+def from_others(received: Batch | Iterable[Series]) -> Iterator[tuple[Series, str]]:
     """Yield the messages that other members sent, each series with its source address."""
-    return ((series, address_text(series.source)) for series in received if not series.from_self)
+    series = received.series() if isinstance(received, Batch) else received
+    return ((one, address_text(one.source)) for one in series if not one.from_self)
 
 
 def payloads_of(received: Iterable[tuple[Series, str]]) -> Iterator[tuple[bytes, str]]:
@@ -209,7 +209,6 @@ def _advance(guard: Guard, steps: SessionSteps[T], box: Box) -> Step | Done[T]:
         del received  # an error: no frame may refer to it, see `mcast.endpoint.waiting`
         return guard.run("a protocol step", Phase.RECV, _resume, steps, box)
     with received:
-        box[0] = received.series()
         return guard.run("a protocol step", Phase.RECV, _resume, steps, box)
 
 

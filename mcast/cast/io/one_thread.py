@@ -13,7 +13,7 @@ from itertools import cycle, islice
 from math import inf
 from typing import Any, Generic, TypeVar
 
-from mcast.api import Backend, McastAddress
+from mcast.api import Backend, Batch, CopiedBatch, McastAddress
 from mcast.cast.io.driver import (
     DEFAULT_RECEIVE_DEPTH,
     IO_TIMEOUT,
@@ -72,7 +72,9 @@ class End(Generic[T]):
         Returns False if there was nothing to do.
         """
         with self.group._endpoint.recv_batch(MAX_RX_BATCH, timeout) as batch:
-            received = [series for series in batch.series() if Peer(series.source, series.src_qp) in peers]
+            received: Batch = batch
+            if not all(Peer(series.source, series.src_qp) in peers for series in batch.series()):
+                received = CopiedBatch([one for one in batch if Peer(one.source, one.src_qp) in peers])
             if not received and self.idle:
                 return len(batch) > 0
             try:

@@ -454,6 +454,7 @@ class _ReceiveOptions(TypedDict, total=False):
     one_session: bool
     progress: Callable[[Offered, int], object] | None
     name: str | None
+    threads: int
 
 
 @overload
@@ -478,6 +479,7 @@ def receive(
     one_session: bool = False,
     progress: Callable[[Offered, int], object] | None = None,
     name: str | None = None,
+    threads: int = DEFAULT_THREADS,
 ) -> Generator[Received, None, None] | AsyncGenerator[Received, None]:
     """Receive objects from all senders in a group; yield each when it is complete and verified.
 
@@ -506,6 +508,9 @@ def receive(
     progress      called with each object in transfer, and the number of its bytes that are verified and
                   written
     name          name of this receiver in reports, 1 to 64 bytes; None: the names of the host and its device
+    threads       number of threads, 0 to 64, that restore and verify blocks while the caller's thread
+                  receives; they start with the first large object, and one works for each object in transfer.
+                  0: the caller's thread does that, which is the default on one processor; otherwise 1
 
     Each object of a sender's session is yielded or missed exactly once, also if the sender falls silent and
     continues later. A missed object is not received later: give a longer `peer_timeout` if the network may be
@@ -515,9 +520,10 @@ def receive(
     sender's `peer_timeout`, do that in another thread or task. When the loop ends, or `contextlib.closing` or
     `aclosing` around it, the senders are notified that this receiver leaves. The contents of the caller's
     buffer are undefined until its object is yielded. Raises TypeError for a buffer that cannot be written,
-    and the errors of `Membership.recv`.
+    ValueError for a name, a key, a timeout or a number of threads that is not valid, and the errors of
+    `Membership.recv`.
     """
-    options = (into, missed, max_size, memory, peer_timeout, key, model, one_session, progress, name)
+    options = (into, missed, max_size, memory, peer_timeout, key, model, one_session, progress, name, threads)
     if isinstance(group, awaiting.Membership):
         return _receive_awaiting(group, timeout, *options)
     return _receive_blocking(group, timeout, *options)

@@ -56,6 +56,11 @@ class Task(Generic[T]):
         finally:
             self._done.release()
 
+    @property
+    def done(self) -> bool:
+        """True if `result` does not wait."""
+        return not self._done.locked()
+
     def result(self) -> T:
         """Return the call's result once it is there, or raise its error. To be called once."""
         if not self._pid:

@@ -251,42 +251,55 @@ class BlockBuffer:
     memory   as long as the block; in a stream, whose SEAL brings the length, as long as the longest block
     segment  bytes of a segment
     k        maximum source segments of a block
+    parity   memory of the parity segments; None before the first one arrives
     """
 
     def __init__(self, memory: memoryview, segment: int, k: int) -> None:
-        self._memory, self._segment, self._k = memory, segment, k
-        self._parity: dict[int, bytes] = {}
+        self.memory: memoryview = memory
+        self.parity: memoryview | None = None
+        self._segment, self._k = segment, k
 
     def put_run(self, first: int, count: int, memory: memoryview, begin: int, step: int, size: int) -> None:
-        """Copy `count` segments of `size` bytes from receive memory, where they are `step` bytes apart."""
-        at, segment = first * self._segment, self._segment
-        if size == segment and at + count * segment <= len(self._memory):
-            copy_rows(self._memory, at, segment, memory, begin, step, segment, count)
+        """Copy `count` segments of `size` bytes from receive memory, where they are `step` bytes apart.
+
+        What is too long, from a faulty sender, is cut.
+        """
+        target, at, segment = *self._place_of(first), self._segment
+        is_of_one_kind = first >= self._k or first + count <= self._k
+        if size == segment and is_of_one_kind and at + count * segment <= len(target):
+            copy_rows(target, at, segment, memory, begin, step, segment, count)
             return
         for esi in range(first, first + count):
             self.put(esi, memory[begin : begin + size])
             begin += step
 
     def put(self, esi: int, data: Buffer) -> None:
-        """Copy the segment with that encoding symbol id; what is too long, from a faulty sender, is cut."""
-        data = memoryview(data)[: self._segment]
+        """Copy the segment with that encoding symbol id as `put_run` does."""
+        target, at = self._place_of(esi)
+        segment = bytes(data)[: self._segment]
+        if esi >= self._k:  # the code needs whole segments
+            segment = segment.ljust(self._segment, b"\0")
+        slot = target[at : at + len(segment)]
+        slot[:] = segment[: len(slot)]
+
+    def _place_of(self, esi: int) -> tuple[memoryview, int]:
+        """Return the memory that a segment belongs to, and its offset there."""
         if esi < self._k:
-            at = esi * self._segment
-            slot = self._memory[at : at + len(data)]
-            slot[:] = data[: len(slot)]
-        else:
-            self._parity[esi - self._k] = bytes(data)
+            return self.memory, esi * self._segment
+        if self.parity is None:
+            self.parity = memoryview(bytearray(MAX_PARITY * self._segment))
+        return self.parity, (esi - self._k) * self._segment
 
     def assemble(self, info: BlockInfo, segments: int) -> memoryview | None:
         """Return the bytes of the block, decoded but not verified; None if parity does not suffice.
 
         segments  bitmap of the segments that have arrived
         """
-        block = self._memory[: info.size]
+        block = self.memory[: info.size]
         lost = []
         if ~segments & (1 << info.segments) - 1:
             lost = [index for index in range(info.segments) if not segments >> index & 1]
-        if len(block) < info.size or (lost and not self._restore(block, lost)):
+        if len(block) < info.size or (lost and not self._restore(block, lost, segments >> self._k)):
             return None
         return block
 
@@ -295,13 +308,19 @@ class BlockBuffer:
         block = self.assemble(info, segments)
         return block if block is not None and bytes(Digest(block)) == info.digest else None
 
-    def _restore(self, block: memoryview, lost: list[int]) -> bool:
-        """Decode the lost source segments in place. False if there is too little parity."""
+    def _restore(self, block: memoryview, lost: list[int], rows: int) -> bool:
+        """Decode the lost source segments in place. False if there is too little parity.
+
+        rows  bitmap of the parity segments that have arrived
+        """
+        size, stored = self._segment, self.parity or b""
         for index in lost:
-            self.put(index, bytes(self._segment))
-        parity = {row: one.ljust(self._segment, b"\0") for row, one in self._parity.items()}
+            self.put(index, bytes(size))
+        parity = {
+            row: bytes(stored[row * size : (row + 1) * size]) for row in range(MAX_PARITY) if rows >> row & 1
+        }
         try:
-            restored = restore(block, self._segment, lost, parity)
+            restored = restore(block, size, lost, parity)
         except ValueError:
             return False
         for index, one in zip(lost, restored, strict=True):

@@ -156,7 +156,7 @@ def test_objects_arrive_with_any_number_of_threads(
     path.write_bytes(DATA)
     with (
         fabric.rules.when(Messages(rate=0.05), Drop()),
-        others(lambda: gets(fabric, 1, 4, key=key)) as ends,
+        others(lambda: gets(fabric, 1, 4, key=key, threads=threads)) as ends,
         member(fabric, 0) as group,
         cast.open_session(group, threads=threads, key=key) as session,
     ):

@@ -12,7 +12,7 @@ from math import inf
 from random import Random
 from typing import Any, NamedTuple
 
-from mcast.api import HeaderBodyBatch, Series, list_rows
+from mcast.api import HeaderBodyBatch, list_rows
 from mcast.cast.io.driver import SessionContext, SessionSteps
 from mcast.cast.io.receiving import Missed, Received, ReceivingSession
 from mcast.cast.io.sending import Object, ObjectReport, SendingSession
@@ -20,7 +20,7 @@ from mcast.cast.io.sinks import Offered, ReceiveTarget, Target
 from mcast.cast.protocol.packets import number_at
 from mcast.cast.protocol.strategy import Strategy
 from mcast.endpoint.waiting import Step
-from mcast.wire.addresses import Gid
+from tests.cast.batches import batch_of
 
 MESSAGE_SIZE = 1024
 LATENCY = 0.0002
@@ -75,7 +75,7 @@ class End:
         self.context = SessionContext(
             number_at(address, salt), address, MESSAGE_SIZE, lambda: world.now, "an end", DEPTH
         )
-        self._inbox: list[Series] = []
+        self._inbox: list[tuple[bytes, str]] = []
         self._steps: SessionSteps[Any] | None = None
         self._then: Callable[[Any], object] = bool
         self._stamp = 0
@@ -94,9 +94,7 @@ class End:
     def on_message(self, message: bytes, source: End) -> None:
         """Queue a message for the next step."""
         if len(self._inbox) < DEPTH:
-            view = memoryview(message)
-            gid = Gid(f"::ffff:{source.address}")
-            self._inbox.append(Series(view, len(message), len(message), 1, gid, 7, False))
+            self._inbox.append((message, source.address))
         if len(self._inbox) == 1:
             self._wakes(self.world.now + TURN)
 
@@ -110,7 +108,7 @@ class End:
         steps = self._steps
         if stamp == self._stamp and steps is not None:
             heard, self._inbox = self._inbox, []
-            self._go(lambda: steps.send(heard))
+            self._go(lambda: steps.send(batch_of(*heard)))
 
     def _go(self, call: Callable[[], Step]) -> None:
         try:
