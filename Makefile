@@ -10,7 +10,7 @@ WHEELS ?= dist
 TORCH ?= torch==2.13.0+cpu
 PYTHONS ?= $(PYTHON)
 BIN := .venv/bin
-SOURCES := pyproject.toml lab/pyproject.toml $(wildcard setup.py mcast/arguments/csrc/* mcast/backends/udp/csrc/* mcast/backends/rdma/csrc/*.* mcast/backends/rdma/csrc/calls/*)
+SOURCES := pyproject.toml lab/pyproject.toml $(wildcard setup.py mcast/arguments/csrc/* mcast/backends/udp/csrc/* mcast/cast/csrc/* mcast/backends/rdma/csrc/*.* mcast/backends/rdma/csrc/calls/*)
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Bytecode is kept, whatever the caller's habit: the suite starts hundreds of interpreters, some in an emulated guest.
 unexport PYTHONDONTWRITEBYTECODE

@@ -1,8 +1,8 @@
 """Decides which extensions are built; everything else stands in pyproject.toml.
 
-`mcast.arguments._rows` and `mcast.backends.udp._native` are built where a C compiler and Python's headers
-are. Elsewhere Python does the same as the first, slower, and the provider `udp` is not available. The rdma
-extension is built as MCAST_RDMA says:
+`mcast.arguments._rows`, `mcast.cast._plane` and `mcast.backends.udp._native` are built where a C compiler and
+Python's headers are. Elsewhere Python does the same as the first two, slower, and the provider `udp` is not
+available. The rdma extension is built as MCAST_RDMA says:
 
 MCAST_RDMA=auto  build it where a C compiler and the headers are, else leave it out (default)
 MCAST_RDMA=1     build it, or stop and say what is missing
@@ -30,6 +30,13 @@ IN_C = [
         "mcast.arguments._rows",
         ["mcast/arguments/csrc/rows.c"],
         extra_compile_args=["-std=gnu11", "-Wall", "-Wextra", "-Wno-unused-parameter", "-g"],
+        py_limited_api=not NO_GIL,
+    ),
+    Extension(
+        "mcast.cast._plane",
+        [f"mcast/cast/csrc/{name}.c" for name in ("frame", "module", "place")],
+        depends=[f"mcast/cast/csrc/{name}.h" for name in ("frame", "place", "plane")],
+        extra_compile_args=["-std=gnu11", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-g"],
         py_limited_api=not NO_GIL,
     ),
     Extension(
@@ -84,7 +91,7 @@ def wanted() -> bool:
 
 
 # An extension left in build/ by an earlier build would be packed unnoticed.
-for made in ("arguments/_rows", "backends/rdma/_native", "backends/udp/_native"):
+for made in ("arguments/_rows", "backends/rdma/_native", "backends/udp/_native", "cast/_plane"):
     for stale in Path("build").glob(f"*/mcast/{made}*"):
         stale.unlink()
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 from griffe import (
@@ -76,8 +77,6 @@ class Reference(Extension):
             obj.docstring.value = defined(obj.docstring.value)
 
     def on_package(self, *, pkg: Module, **_: Any) -> None:
-        for function in [*functions(pkg)]:
-            show_constants(function)
         for one in [*classes(pkg)]:
             bases = {str(base) for parent in (one, *one.mro()) for base in parent.bases}
             if "NamedTuple" in bases:
@@ -92,6 +91,8 @@ class Reference(Extension):
                     take_options(member)
                 elif isinstance(member, Attribute):
                     forward(member)
+        for function in [*functions(pkg)]:
+            show_constants(function)
 
 
 def classes(inside: Object) -> Iterator[Class]:
@@ -113,14 +114,17 @@ def functions(inside: Object) -> Iterator[Function]:
 
 
 def show_constants(function: Function) -> None:
-    """Replace the name of a constant that is a default by its value, if that is one number or text."""
+    """Replace the name of a constant that is a default by its value, a number or a text, as it is written."""
     for parameter in function.parameters:
-        if isinstance(parameter.default, ExprName):
-            with suppress(NameResolutionError, KeyError, AliasResolutionError):
-                found = function.modules_collection[function.resolve(parameter.default.name)]
-                value = found.value if found.is_attribute else None
-                if value is not None and re.fullmatch(r"[-\d. <e*_]+|[\"'].*[\"']", str(value)):
-                    parameter.default = str(value)
+        if isinstance(parameter.default, ExprName) and parameter.default.name.isupper():
+            name = parameter.default.name
+            value = getattr(import_module(function.module.path), name, None)
+            if type(value) in (int, float, str):
+                parameter.default = repr(value)
+                with suppress(NameResolutionError, KeyError, AliasResolutionError):
+                    written = str(function.modules_collection[function.resolve(name)].value)
+                    if re.fullmatch(r"[\d. <_]+|0x[0-9A-F]+", written):
+                        parameter.default = written
 
 
 def fields(one: Class) -> Iterator[Attribute]:

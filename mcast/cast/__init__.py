@@ -9,7 +9,7 @@ which only the newest matters.
   messages.
 - `io/` connects the protocol to memberships of endpoints and to data:
   - `session` has the public calls, `driver` runs their steps by blocking or by awaiting, `sending` and
-    `receiving` are the two ends, `coalesce` parses received messages, and `one_thread` runs a sender and its
+    `receiving` are the two ends, `placing` parses received messages, and `one_thread` runs a sender and its
     receivers in one thread;
   - `sources` and `sinks` adapt buffers, tensors, iterables and file objects, `chunks` is a sink that a
     program iterates over, `files` opens files and pipes, and `partfile` is the file of an incomplete

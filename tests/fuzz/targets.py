@@ -26,10 +26,10 @@ from blake3 import blake3
 
 from mcast.api import (
     Backend,
+    Batch,
     DeviceInfo,
     PortSpace,
     QpInit,
-    Series,
     TimedOut,
     UnusableDevice,
     list_rows,
@@ -66,6 +66,9 @@ from mcast.wire.addresses import Gid, McastAddress, Mgid
 from mcast.wire.mapping import ipoib_broadcast_mgid
 from mcast.wire.mcmember import RECORD_SIZE, McMemberRecord
 from mcast.wire.probe import Peer
+from tests.cast.batches import GappedBatch, batch_of
+from tests.cast.io.alone import SEGMENT, SESSION, Alone, K, cut
+from tests.sanitized import EXTENSION
 
 HERE = Path(__file__).parent
 MAX_INPUT = 4096
@@ -123,7 +126,7 @@ def cast_objects(data: bytes) -> None:
             spoken = packets.decode_from(message, host)
             sender.on_packet(spoken, host, now)
             if isinstance(spoken, packets.Data):
-                receiver.on_data(spoken.object, spoken.block, spoken.esi, 1, now)
+                receiver.on_data(spoken.object, spoken.block, 1 << spoken.esi, 1, now)
             else:
                 receiver.on_packet(spoken, now)
         said = len(sender.messages(now))
@@ -158,10 +161,9 @@ class _ClosedEnd:
         """A message comes, in a turn of its own."""
         if not self.over:
             self.forged += forged and not self.leaves
-            gid = Gid(f"::ffff:{source}")
-            self.goes([Series(memoryview(message), len(message), len(message), 1, gid, 7, False)])
+            self.goes(batch_of((message, source)))
 
-    def goes(self, heard: list[Series]) -> None:
+    def goes(self, heard: Batch) -> None:
         try:
             turn = self._turns.send(heard) if self.until else next(self._turns)
         except StopIteration:
@@ -202,7 +204,7 @@ def closed_messages(data: bytes) -> None:
     sender, receiver = _ClosedEnd(_SENDER, out, sends()), _ClosedEnd(_RECEIVER, into, takes())
     ends = [sender, receiver]
     for end in ends:
-        end.goes([])
+        end.goes(batch_of())
     while not (sender.over and receiver.over):
         for author, other in (ends, reversed(ends)):
             said, author.said = author.said, []
@@ -229,7 +231,7 @@ def closed_messages(data: bytes) -> None:
                     other.feed(message, author.host, forged=message[4] != _OFFER)
         for end in ends:
             if not end.over and not end.said:
-                end.goes([])
+                end.goes(batch_of())
         if not any(end.said for end in ends):
             due = min((end.until for end in ends if not end.over), default=0.0)
             clock[0] = max(clock[0] + 1e-6, due)
@@ -239,6 +241,92 @@ def closed_messages(data: bytes) -> None:
     assert len(found) <= 1
     assert sum(out.core.rejected.values()) >= sender.forged
     assert sum(into.rejected.values()) + len(into._deferred) >= receiver.forged
+
+
+_OBJECT = Random(7).randbytes(6 * SEGMENT * K + 500)
+_BLOCKS = cut(_OBJECT)
+_INFOS = [block.info for block in _BLOCKS]
+_PARITY = 0 if EXTENSION in os.environ else 3
+"""liberasurecode does not find its parts beside a sanitizer."""
+
+
+def _segment(block: int, esi: int) -> bytes:
+    """A DATA packet of the object; one that is not in it has zeros."""
+    payload = bytes(SEGMENT)
+    if block < len(_BLOCKS) and (esi < _INFOS[block].segments or K <= esi < K + _PARITY):
+        payload = bytes(_BLOCKS[block].segment(esi))
+    return packets.encode(packets.Data(SESSION, 0, block, esi, payload))
+
+
+def _batch_messages(rule: Iterator[int]) -> Iterator[tuple[bytes, str]]:
+    """Messages of one batch, true and false, and where each comes from."""
+
+    def at(limit: int) -> int:
+        return next(rule, 0) % limit
+
+    while (what := next(rule, 15) % 16) != 15:
+        source = "10.0.0.3"
+        message = _segment(at(8), at(8)) if what < 12 else b""
+        if what == 6:
+            message = message[: 1 + at(len(message))]
+        elif what == 7:
+            message += bytes(1 + at(200))
+        elif what == 8:
+            place = at(30)
+            message = message[:place] + bytes((message[place] ^ 1 << at(8),)) + message[place + 1 :]
+        elif what == 9:
+            source = _HOSTS[at(2)]
+        elif what == 12:
+            block = at(7)
+            infos = tuple(_INFOS[max(0, block - at(3)) : block + 1][::-1])
+            message = packets.encode(packets.Seal(SESSION, 0, block, at(2), 2, 1, 1000, infos))
+        elif what == 13:
+            sent = at(8)
+            message = packets.encode(
+                packets.Flush(SESSION, 0, sent, len(_BLOCKS), at(1 + sent // 4), 2, 1, 1000, 0, _DIGEST, 0, 0)
+            )
+        elif what == 14:
+            block, size = at(7), 1 + at(8)
+            yield from ((_segment(block, esi), source) for esi in range(size))
+            continue
+        yield message or bytes((what,)), source
+
+
+_DIGEST = blake3(_OBJECT).digest()
+
+
+def segment_batches(data: bytes) -> None:
+    """Batches of segments, seals and nonsense: in C and in Python the receiver is the same after each.
+
+    The same bytes are in place, the same segments are missing, and the same messages are refused.
+    """
+    rule = iter(data)
+    memories = bytearray(len(_OBJECT)), bytearray(len(_OBJECT))
+    ends = [
+        Alone(memory, len(_OBJECT), parity=_PARITY, in_c=in_c)
+        for memory, in_c in zip(memories, (True, False), strict=True)
+    ]
+    for _ in range(len(data)):
+        messages = batch_of(*_batch_messages(rule))
+        gaps = [next(rule, 0) % 3 for _ in messages] if next(rule, 0) % 2 else [0] * len(messages)
+        found = [end.on_batch(GappedBatch([*messages], gaps)) for end in ends]
+        assert memories[0] == memories[1]
+        assert _state_of(ends[0]) == _state_of(ends[1])
+        if found[0] or found[1]:
+            assert [one and bytes(one.data or b"") for one in found] == [_OBJECT] * 2
+            return
+
+
+def _state_of(end: Alone) -> list[object]:
+    """The state of a receiver, as far as segments change it."""
+    core = end.receiving.sessions[SESSION].core
+    assert core.incoming is not None
+    blocks = {
+        number: (one.segments, one.verifying, one.mismatches, one.info)
+        for number, one in core.incoming._open.items()
+    }
+    known = core.incoming.base, core.incoming.total, core.incoming.unrecoverable
+    return [blocks, *known, core.rejected, end.receiving.rejected, core.finished, core._state]
 
 
 def cast_labels(data: bytes) -> None:
@@ -521,6 +609,7 @@ TARGETS: dict[str, Callable[[bytes], None]] = {
         cast_object,
         cast_objects,
         closed_messages,
+        segment_batches,
         cast_labels,
         probes,
         sequence_headers,

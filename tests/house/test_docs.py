@@ -357,7 +357,11 @@ def test_nothing_that_should_be_generated_is_left_out(site: Path) -> None:
         found += len(names)
     assert found > 200
     shown = unescape(re.sub("<[^>]*>", "", (site / "reference/sim.html").read_text("utf-8")))
-    for part in ("partitions: Mapping[int, Iterable[int]] | None = None", "set_link(port: Port, up: bool)"):
+    for part in (
+        "partitions: Mapping[int, Iterable[int]] | None = None",
+        "max_mlid: int = 65534",
+        "set_link(port: Port, up: bool)",
+    ):
         assert part in shown
 
 

@@ -63,6 +63,12 @@ def test_the_version_is_one() -> None:
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text("utf-8"))["version"] == mcast.__version__
 
 
+def test_no_built_file_is_tracked() -> None:
+    """A library or wheel in the repository would be packed in place of what its sources give."""
+    command = ["git", "ls-files", "*.so", "*.o", "*.ko", "*.pyc", "*.whl", "*.tar.gz"]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == ""
+
+
 @pytest.mark.parametrize("name", ["rdma-mcast", "rdma-lab"])
 def test_metadata_is_complete(name: str) -> None:
     """An index page shows who wrote it, its licence, README, Pythons and words to find it by."""

@@ -24,21 +24,26 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(ROOT / name, tree)
     rdma = Path("mcast/backends/rdma")
     shutil.copytree(ROOT / rdma, tree / rdma, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    arguments, udp = Path("mcast", "arguments"), Path("mcast", "backends", "udp")
-    for other in (arguments, udp):
+    arguments, udp, cast = (Path("mcast", name) for name in ("arguments", "backends/udp", "cast"))
+    for other in (arguments, udp, cast):
         shutil.copytree(ROOT / other, tree / other, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     (tree / "mcast" / "__init__.py").touch()
     (tree / "mcast" / "errors").mkdir()
     shutil.copy(ROOT / "mcast" / "errors" / "install.py", tree / "mcast" / "errors")
     for build in ("lib", "lib.linux-x86_64-cpython-311"):
-        for made in (rdma / "_native.abi3.so", arguments / "_rows.abi3.so", udp / "_native.abi3.so"):
+        for made in (
+            rdma / "_native.abi3.so",
+            arguments / "_rows.abi3.so",
+            udp / "_native.abi3.so",
+            cast / "_plane.abi3.so",
+        ):
             stale = tree / "build" / build / made
             stale.parent.mkdir(parents=True, exist_ok=True)
             stale.write_bytes(b"from an earlier build")
     return tree
 
 
-PLAIN = {"arguments/_rows.abi3.so", "udp/_native.abi3.so"}
+PLAIN = {"arguments/_rows.abi3.so", "cast/_plane.abi3.so", "udp/_native.abi3.so"}
 """Modules that need only a compiler and Python's headers."""
 
 

@@ -27,6 +27,7 @@ LEAVES_THE_GIL_OFF = """
 import sys
 import mcast
 import mcast.arguments._rows
+import mcast.cast._plane
 from mcast.backends.rdma.backend import RdmaBackend
 for name in ("sim-roce", "sim-ib"):
     mcast.open_backend(name).close()

@@ -14,7 +14,7 @@ import pytest
 from mcast.backends.udp import _native
 
 from ..card.build import ROOT
-from .sanitized import EXTENSION
+from ..sanitized import EXTENSION
 from .test_sanitized import SOURCE_NAMES, SOURCES
 
 WANTED = "MCAST_TEST_CRC_BY"

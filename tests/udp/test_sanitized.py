@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
@@ -13,20 +10,10 @@ import pytest
 from mcast.backends.udp import _native
 
 from ..card.build import ROOT
-from ..card.run_sanitized import LIBRARIES, OPTIONS
-from .sanitized import EXTENSION
+from ..sanitized import EXTENSION, check
 
 SOURCES = ROOT / "mcast" / "backends" / "udp" / "csrc"
 SOURCE_NAMES = "calls", "crc", "module", "ring"
-FLAGS = [
-    "-std=gnu11",
-    "-O1",
-    "-g",
-    "-shared",
-    "-fPIC",
-    "-fsanitize=address,undefined",
-    "-fno-sanitize-recover",
-]
 TESTS = (
     "tests/udp/test_sanitized.py",
     "tests/udp/test_filter.py",
@@ -44,30 +31,11 @@ TESTS = (
 if EXTENSION in os.environ:
 
     def test_the_extension_is_the_one_with_sanitizers() -> None:
-        assert _native.__file__ == os.environ[EXTENSION]
+        assert f"{_native.__name__}={_native.__file__}" == os.environ[EXTENSION]
 
 else:
 
     @pytest.mark.timeout(3600)  # against hangs alone: each test in there has a limit of its own
     def test_no_datagram_breaks_a_rule_of_c(tmp_path: Path, long: bool) -> None:
-        extension = tmp_path / "_native.so"
-        include = sysconfig.get_path("include")
         sources = [SOURCES / f"{name}.c" for name in SOURCE_NAMES]
-        subprocess.run(["gcc", *FLAGS, f"-I{include}", "-o", extension, *sources], check=True, timeout=500)
-        command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
-        # a captured stderr (fd 2) would take the sanitizer's report with it
-        command += ["-p", "tests.udp.sanitized", "--capture", "sys", *(["--long"] if long else []), *TESTS]
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-        preload = [printed("gcc", f"-print-file-name={name}") for name in LIBRARIES["1"]]
-        kept |= {
-            **OPTIONS,
-            EXTENSION: str(extension),
-            "LD_PRELOAD": ":".join(preload),
-            "PYTHONPATH": str(ROOT),
-        }
-        done = subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-8000:]
-
-
-def printed(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        check("mcast.backends.udp._native", sources, TESTS, tmp_path, long)

@@ -2,8 +2,8 @@
 
 Theory of operation. A session (`SendingSession`, `ReceivingSession`) is a state machine in generators and
 never waits itself. Each step yields a `Step`: batches to send, and the time by which it must be resumed. The
-driver sends the batches, receives until that time, and resumes the generator with the received messages. The
-session has no thread and no task: between two calls of the program nothing is sent or received.
+driver sends the batches, receives until that time, and resumes the generator with the received messages.
+Between two calls of the program nothing is sent or received.
 
 - Exclusive use: a membership serves one session at a time, because two would take messages from each other.
   `open_context` marks the membership as in use; the caller clears the mark when its session ends. The
@@ -57,15 +57,17 @@ DEFAULT_RECEIVE_DEPTH = 1024
 MIN_MAX_MESSAGE = 1024
 """Minimum message size that a group must allow, in bytes."""
 
-MAX_RX_BATCH = 2 * MAX_BURST
-"""Maximum number of messages received in one step, so that a flood of them does not stop the sending."""
+MAX_RX_BATCH = MAX_BURST
+"""Maximum number of messages received in one step, so that a flood of them does not stop the sending.
+
+Their memory is not free for others meanwhile: half of the default receive queue.
+"""
 
 
-SessionSteps = Steps[Iterable[Series], T]
-"""Steps of a session: each posts batches, as `send_batch` takes them, and is resumed with received messages.
+SessionSteps = Steps[Batch, T]
+"""Steps of a session: each posts batches, as `send_batch` takes them, and is resumed with a received batch.
 
-The driver sends a batch before it asks for the next one. The memory of received messages is valid until the
-step ends.
+The driver sends a batch before it asks for the next one. The received batch is leased until the step ends.
 """
 
 
@@ -196,9 +198,10 @@ def open_context(group: SenderBase, call: str, use: ExclusiveUse) -> SessionCont
     return context
 
 
-def from_others(received: Iterable[Series]) -> Iterator[tuple[Series, str]]:
+def from_others(received: Batch | Iterable[Series]) -> Iterator[tuple[Series, str]]:
     """Yield the messages that other members sent, each series with its source address."""
-    return ((series, address_text(series.source)) for series in received if not series.from_self)
+    series = received.series() if isinstance(received, Batch) else received
+    return ((one, address_text(one.source)) for one in series if not one.from_self)
 
 
 def payloads_of(received: Iterable[tuple[Series, str]]) -> Iterator[tuple[bytes, str]]:
@@ -229,7 +232,6 @@ def _advance(guard: Guard, steps: SessionSteps[T], box: Box) -> Step | Done[T]:
         del received  # an error: no frame may refer to it, see `mcast.endpoint.waiting`
         return guard.run("a protocol step", Phase.RECV, _resume, steps, box)
     with received:
-        box[0] = received.series()
         return guard.run("a protocol step", Phase.RECV, _resume, steps, box)
 
 

@@ -13,7 +13,7 @@ from itertools import cycle, islice
 from math import inf
 from typing import Any, Generic, TypeVar
 
-from mcast.api import Backend, McastAddress
+from mcast.api import Backend, Batch, CopiedBatch, McastAddress
 from mcast.cast.io.driver import (
     DEFAULT_RECEIVE_DEPTH,
     IO_TIMEOUT,
@@ -71,8 +71,10 @@ class End(Generic[T]):
 
         Returns False if there was nothing to do.
         """
-        with self.group._endpoint.recv_batch(MAX_RX_BATCH, timeout) as batch:
-            received = [series for series in batch.series() if Peer(series.source, series.src_qp) in peers]
+        with (
+            self.group._endpoint.recv_batch(MAX_RX_BATCH, timeout) as batch,
+            _sent_by(peers, batch) as received,
+        ):
             if not received and self.idle:
                 return len(batch) > 0
             try:
@@ -83,6 +85,13 @@ class End(Generic[T]):
         for messages in self._step.post:
             send_all(self.group, messages)
         return True
+
+
+def _sent_by(peers: Container[Peer], batch: Batch) -> Batch:
+    """The messages of these peers; the batch itself if it has no other."""
+    if all(Peer(series.source, series.src_qp) in peers for series in batch.series()):
+        return batch
+    return CopiedBatch([one for one in batch if Peer(one.source, one.src_qp) in peers])
 
 
 class SendingEnd(End[ObjectReport]):

@@ -6,9 +6,13 @@ of several objects a `_SenderSession` has one more of its kind for each other ob
 
 - A step sends what the cores have to send, waits for messages or the earliest timer, parses the messages into
   runs of segments and other packets, passes them to the core, and stores segments that the core calls new.
-- Blocks: when the core has enough segments of a block, `assemble` restores and verifies it. `write` writes
-  verified blocks in order while the sink is ready; then `core.checked` confirms them to the sender, so that a
-  slow sink slows the sender down. Blocks of an earlier run are compared a few at a time (`_verify_stored`).
+- Segments: `_on_batch` has the placer put segments of open blocks into place (`placing`), and opens those
+  blocks that it meets and the core wants.
+- Blocks: when the core has enough segments of a block, `check` has a thread restore and verify it, one task
+  of an object at a time, because the digest continues that of the block before. `write` writes verified
+  blocks in order while the sink is ready; then `core.checked` confirms them to the sender, so that a slow
+  sink slows the sender down. Blocks of an earlier run are compared a few at a time (`_verify_stored`).
+  While a thread works and nothing arrives, the step waits for the thread.
 - Objects: when all blocks are written and the digest is right, `sink.commit` publishes the object, polled
   every `_POLL_INTERVAL` because a disk may be slow. `_finish_objects` turns the core's results into
   `Received` or `Missed`. An object is handed to the program after the sender knows about it, because the
@@ -27,20 +31,20 @@ import os
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import chain
+from functools import partial
+from itertools import chain, islice
 from math import inf
 from pathlib import Path
 from random import SystemRandom
 from secrets import randbits
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from pydantic import BaseModel
 from typing_extensions import Buffer
 
-from mcast.api import Series
+from mcast.api import Batch, Series
 from mcast.arguments.copies import reduce_with_copies
 from mcast.arguments.seconds import check_seconds
-from mcast.cast.io.coalesce import DataRun, coalesced
 from mcast.cast.io.driver import (
     MAX_RX_BATCH,
     SessionContext,
@@ -51,6 +55,14 @@ from mcast.cast.io.driver import (
     payloads_of,
 )
 from mcast.cast.io.files import Sink, native
+from mcast.cast.io.placing import (
+    DataRun,
+    coalesced,
+    encode_bitmap,
+    gid_of,
+    placer_for,
+    run_of,
+)
 from mcast.cast.io.sinks import (
     BufferSink,
     GrowingMemorySink,
@@ -63,6 +75,7 @@ from mcast.cast.io.sinks import (
     sink_at,
     sink_of,
 )
+from mcast.cast.io.workers import Task, Workers
 from mcast.cast.protocol import fec
 from mcast.cast.protocol.auth import NEEDS_KEY, WRONG_KEY, authenticator_for
 from mcast.cast.protocol.blocks import BlockBuffer, Digest
@@ -88,6 +101,9 @@ from mcast.cast.protocol.packets import (
 from mcast.cast.protocol.receiver import MAX_PARTIAL_OBJECTS, ObjectReceiver, ReceiverConfig
 from mcast.endpoint.waiting import Step, call_user
 
+if TYPE_CHECKING:  # it may not be built
+    from mcast.cast._plane import Placer
+
 logger: logging.Logger = logging.getLogger("mcast")
 
 MAX_SESSIONS = 16
@@ -106,6 +122,11 @@ _REJOIN_INTERVAL = 1.0
 """Time to wait before this receiver joins a session again that has dismissed it, in seconds."""
 _MAX_VERIFIED_PER_STEP = 8
 """Maximum number of stored blocks that are verified in one step."""
+_MAX_TASK = 8
+"""Maximum number of blocks that are verified in one task of a thread."""
+_MIN_TASK = 1 << 16
+"""Minimum size of a task, in bytes: to hand over a smaller one takes longer than to carry it out."""
+_NO_THREADS = Workers(0)
 _POLL_INTERVAL = 0.01
 """Interval to poll a disk or a sink that is not ready, in seconds."""
 _LEAVE_REPEATS = 3
@@ -154,10 +175,42 @@ class Missed(NamedTuple):
     part_file: Path | None = None
 
 
-class _Delivery:
-    """One object in transfer: its blocks, its digest so far, and its sink."""
+class _Job(NamedTuple):
+    """A block to verify, and its segments; `buffer` is None if there are none."""
 
-    def __init__(self, about: Describe, offered: Offered) -> None:
+    ready: ReadyBlock
+    buffer: BlockBuffer | None
+
+
+def _verified(jobs: Sequence[_Job], digest: Digest | None) -> list[memoryview | None]:
+    """Return the bytes of blocks; None for one that differs from its digest, or that cannot be restored.
+
+    digest  of the bytes before the first block, to be continued, and the first block that differs is the last
+            one of the result; None if each block has a digest of its own
+    """
+    found: list[memoryview | None] = []
+    for ready, buffer in jobs:
+        data = None
+        if buffer is not None and digest is None:
+            data = buffer.assemble_verified(ready.info, ready.segments)
+        elif buffer is not None and digest is not None:
+            data = buffer.assemble(ready.info, ready.segments)
+            if data is not None and not digest.update_if(data, ready.info.digest):
+                data = None
+        found.append(data)
+        if data is None and digest is not None:
+            break
+    return found
+
+
+class _Delivery:
+    """One object in transfer: its blocks, its digest so far, and its sink.
+
+    A block is in `_blocks` while it is open, in `_ready` while it is verified, in `_assembled` until it is
+    written.
+    """
+
+    def __init__(self, about: Describe, offered: Offered, placer: Placer | None, workers: Workers) -> None:
         self.offered = offered
         self.target: Target = None
         """Destination that other objects may share: the caller's buffer, stream or sink; None for a path."""
@@ -166,10 +219,19 @@ class _Delivery:
         self.size = 0
         self.digest = Digest()
         self._layout = ObjectLayout.of(about)
+        self._block_size = self._layout.offset_of(1)
+        self._key = about.session, about.object
+        self._placer, self._workers = placer, workers
         self._blocks: dict[int, BlockBuffer] = {}
+        self._ready: dict[int, _Job] = {}
+        self._task: tuple[Task[list[memoryview | None]], Sequence[_Job]] | None = None
+        """Blocks that a thread verifies; the digest is the thread's meanwhile."""
+        self._next_check = 0
+        """Next block to verify; in a carousel, whose blocks are verified in any order, it has no meaning."""
         self._next = 0
-        self._assembled: dict[int, tuple[memoryview, bytes | None]] = {}
-        """Verified blocks to be written, each with its digest; None once `digest` includes the block."""
+        self._assembled: dict[int, memoryview] = {}
+        """Verified blocks to be written, or the rest of one."""
+        self._is_partly_written = False
         self._in_place = False
         """True if blocks are assembled in the sink's own memory, so that `write` has nothing to copy."""
         self.stored_block: ReadyBlock | None = None
@@ -180,11 +242,17 @@ class _Delivery:
         self._on_disk = set[int]()
         """Blocks that were written out of order, to be read back for the object's digest."""
 
+    def open(self, block: int, wanted: int, need: int) -> None:
+        """Have the placer store these segments of a block, and stop when so many have arrived."""
+        assert self._placer is not None
+        buffer, layout = self._buffer_of(block), self._layout
+        memory = buffer.memory, buffer.parity
+        self._placer.open(*self._key, block, encode_bitmap(wanted), need, *memory, layout.segment, layout.k)
+
     def put(self, run: DataRun, new: int) -> None:
         """Store the segments of a run whose bit is set in `new`."""
-        block = self._blocks.get(run.block)
-        if block is None:
-            block = self._blocks[run.block] = self._buffer_for(run.block)
+        self._close(run.block)  # the placer would store them once more
+        block = self._buffer_of(run.block)
         first, count, memory, begin, step, size = run[3:]
         if new == (1 << count) - 1 << first:
             block.put_run(first, count, memory, begin, step, size)
@@ -194,40 +262,101 @@ class _Delivery:
                 block.put_run(segment, 1, memory, begin, step, size)
             begin += step
 
-    def forget(self, blocks: list[int]) -> None:
+    def forget(self, blocks: Iterable[int]) -> None:
         """Drop the segments of blocks that the core has dropped: the carousel sends them again."""
         for block in blocks:
-            self._blocks.pop(block, None)
+            self._take(block)
 
-    def _buffer_for(self, block: int) -> BlockBuffer:
-        """Return a buffer for a block: the sink's own memory if it has any, otherwise new memory."""
-        layout, max_size = self._layout, self._layout.offset_of(1)
-        length = layout.length(block)
-        memory = None
+    def stop(self) -> None:
+        """Store no more segments, because the object has ended here."""
+        self.forget([*self._blocks])
+
+    def close_sealed(self, seal: Seal) -> None:
+        """Have blocks of a stream opened anew: their number of segments is known from now on."""
+        if self._layout.size is None:
+            for block in range(seal.block, seal.block - len(seal.blocks), -1):
+                self._close(block)
+
+    def _take(self, block: int) -> BlockBuffer | None:
+        """Remove and return the buffer of an open block."""
+        self._close(block)
+        return self._blocks.pop(block, None)
+
+    def _close(self, block: int) -> None:
+        if self._placer is not None:
+            self._placer.close(*self._key, block)
+
+    def _buffer_of(self, block: int) -> BlockBuffer:
+        """Return the buffer of an open block: the sink's own memory if it has any, otherwise new memory."""
+        if (found := self._blocks.get(block)) is not None:
+            return found
+        layout, size, memory = self._layout, self._block_size, None
+        length = None if layout.size is None else min(size, layout.size - block * size)
         if self.sink is not None and length is not None:
-            memory = self.sink.buffer_at(layout.offset_of(block), length)
+            memory = self.sink.buffer_at(block * size, length)
             self._in_place = memory is not None
         if memory is None:
-            memory = memoryview(bytearray(max_size if length is None else length))
-        return BlockBuffer(memory, layout.segment, layout.k)
+            memory = memoryview(bytearray(size if length is None else length))
+        found = self._blocks[block] = BlockBuffer(memory, layout.segment, layout.k)
+        return found
 
-    def assemble(self, ready: ReadyBlock) -> bool:
-        """Restore a block and queue it for `write`; return False if its segments do not match its digest.
+    def add(self, ready: ReadyBlock) -> None:
+        """Queue a block for `check`."""
+        self._ready[ready.block] = _Job(ready, self._take(ready.block))
 
-        A block of a carousel has a digest of its own, which is verified here. Other digests cover the object
-        up to the block's end: `write` verifies them in order.
+    def check(self, wait: bool = False) -> Iterator[tuple[int, bool]]:
+        """Have the queued blocks verified; yield the number of each that is not for `write`.
+
+        Yields True with a block that is written completely, in the order of arrival, and False with one that
+        differs from its digest. A block of a carousel has a digest of its own. Other digests cover the object
+        up to the block's end: these blocks are verified in order.
+
+        wait  wait for the thread that verifies blocks
         """
-        block = self._blocks.pop(ready.block, None)
-        if block is None:
-            return False
-        data = (block.assemble_verified if self.carousel else block.assemble)(ready.info, ready.segments)
-        if data is not None and self.random_access and not self._in_place:
-            assert self.sink is not None
-            self.sink.write_at(self._layout.offset_of(ready.block), data)
-            self._on_disk.add(ready.block)
-        elif data is not None:
-            self._assembled[ready.block] = data, ready.info.digest
-        return data is not None
+        while True:
+            if self._task is None:
+                if not (jobs := self._next_jobs()):
+                    return
+                is_small = sum(job.ready.info.size for job in jobs) < _MIN_TASK
+                workers = _NO_THREADS if is_small else self._workers
+                self._task = workers.submit(partial(_verified, jobs, self._running_digest)), jobs
+            task, jobs = self._task
+            if not (wait or task.done):
+                return
+            self._task, wait = None, False
+            for job, data in zip(jobs, task.result(), strict=False):
+                block = job.ready.block
+                del self._ready[block]
+                if data is None:
+                    yield block, False
+                elif self.random_access and not self._in_place:
+                    assert self.sink is not None
+                    self.sink.write_at(self._layout.offset_of(block), data)
+                    self._on_disk.add(block)
+                    yield block, True
+                else:
+                    self._assembled[block] = data
+                    self._next_check += 1
+                    if self.random_access:
+                        yield block, True
+
+    @property
+    def _running_digest(self) -> Digest | None:
+        return None if self.carousel else self.digest
+
+    def _next_jobs(self) -> Sequence[_Job]:
+        """Return the blocks that can be verified next."""
+        if self.carousel:
+            return [*islice(self._ready.values(), _MAX_TASK)]
+        jobs: list[_Job] = []
+        while len(jobs) < _MAX_TASK and (job := self._ready.get(self._next_check + len(jobs))) is not None:
+            jobs.append(job)
+        return jobs
+
+    @property
+    def busy(self) -> bool:
+        """True while a thread verifies blocks."""
+        return self._task is not None
 
     @property
     def random_access(self) -> bool:
@@ -253,26 +382,26 @@ class _Delivery:
             verified = self.digest.update_if(data, info.digest)
         if sink is None or not (verified or sink.mismatch):
             if not self.carousel:
-                self._blocks.clear()
-                self._assembled.clear()
+                self._clear()
             return False
         sink.mark_verified(len(data))
         if self.carousel or not verified:
             self.digest.update(data)
         self.size += len(data)
         self._next += 1
+        self._next_check += 1
         return True
 
     @property
     def pending(self) -> bool:
-        """True if `write` has a block to write, or one to read back."""
-        return self._next in self._assembled or self._next in self._on_disk
+        """True if a block is being verified, written, or read back."""
+        return self.busy or self._next in self._assembled or self._next in self._on_disk
 
     def write(self) -> Iterator[tuple[int, bool]]:
-        """Write blocks in order while the sink is ready.
+        """Write verified blocks in order while the sink is ready.
 
-        Yields the number of each block with True if it is written completely, and with False if it differs
-        from its digest. Blocks that were written out of order are read back, and not yielded again.
+        Yields the number of each block that is written completely, and True. Blocks that were written out of
+        order are read back, and not yielded again.
         """
         sink = self.sink
         for _ in range(_MAX_VERIFIED_PER_STEP):
@@ -285,20 +414,17 @@ class _Delivery:
             self._on_disk.remove(self._next)
             self._next += 1
         while sink is not None and self._next in self._assembled:
-            data, digest = self._assembled[self._next]
-            if digest is not None and self.carousel:
+            data = self._assembled[self._next]
+            if self.carousel and not self._is_partly_written:
                 self.digest.update(data)
-            elif digest is not None and not self.digest.update_if(data, digest):
-                del self._assembled[self._next]
-                yield self._next, False
-                return
             while data and sink.ready():
                 part = data[: sink.max_write]
                 if not self._in_place:
                     sink.write(part)
                 self.size += len(part)
                 data = data[len(part) :]
-            self._assembled[self._next] = data, None
+            self._assembled[self._next] = data
+            self._is_partly_written = bool(data)
             if data:
                 return
             del self._assembled[self._next]
@@ -316,9 +442,18 @@ class _Delivery:
             data = sink.view[: self.size]
         return Received(self.offered, self.size, bytes(self.digest), data, self.path, refused)
 
-    def close(self) -> None:
-        self._blocks.clear()
+    def _clear(self) -> None:
+        """Drop all blocks that are not written."""
+        self.stop()
+        self._ready.clear()
         self._assembled.clear()
+
+    def close(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            with suppress(Exception):  # the blocks are of no use any more
+                task[0].result()
+        self._clear()
         if self.sink is not None:
             if not self.abandoned:
                 self.sink.keep_part()
@@ -350,22 +485,38 @@ class _SenderSession:
     def on_packet(self, packet: DataRun | Packet, now: float) -> Iterable[_SenderSession]:
         """Process a message; return this or the others, as far as the message may have changed them."""
         if isinstance(packet, DataRun):
-            target = self.others.get(packet.object, self)
-            new = target.core.on_data(packet.object, packet.block, packet.first, packet.segments, now)
-            if target.core.about is not None and target.core.about.carousel:
-                for each in self.all_objects():
-                    if each.delivery is not None:
-                        # Before `put`: `new` may be of a block that was just dropped.
-                        each.delivery.forget(each.core.take_dropped())
+            segments = (1 << packet.segments) - 1 << packet.first
+            new = self.core.on_data(packet.object, packet.block, segments, packet.segments, now)
+            target = self._forget_dropped(packet.object)
             if new and target.delivery is not None:
                 target.delivery.put(packet, new)
             return (target,)
         self.core.on_packet(packet, now)
+        if isinstance(packet, Seal) and self.delivery is not None:
+            self.delivery.close_sealed(packet)
         if isinstance(packet, Seal | Flush):
             return (self.others.get(packet.object, self),)
         if self.others.keys() != self.core.others.keys():
             self._update_others()
         return self.all_objects()
+
+    def open(self, object_: int, block: int, now: float) -> bool:
+        """Have the placer store segments of a block; return False if none of them is wanted."""
+        wanted, need = self.core.wanted(object_, block, now)
+        target = self._forget_dropped(object_)
+        if not wanted or target.delivery is None:
+            return False
+        target.delivery.open(block, wanted, need)
+        return True
+
+    def _forget_dropped(self, object_: int) -> _SenderSession:
+        """Drop what the carousel's core has dropped, before a block is stored. Return an object's part."""
+        target = self.others.get(object_, self)
+        if target.core.about is not None and target.core.about.carousel:
+            for each in self.all_objects():
+                if each.delivery is not None:
+                    each.delivery.forget(each.core.take_dropped())
+        return target
 
     def _update_others(self) -> None:
         """Add and drop objects as the core has done."""
@@ -455,6 +606,7 @@ class ReceivingSession:
         one_session: bool = False,
         progress: Callable[[Offered, int], object] | None = None,
         name: str | None = None,
+        threads: int = 0,
         latest: bool = False,
     ) -> None:
         if name is not None and not 0 < len(name.encode()) <= MAX_TEXT:
@@ -472,6 +624,8 @@ class ReceivingSession:
         self._context, self._into, self._max_size, self._model = context, into, max_size, model
         self._missed = missed
         self._authenticator = authenticator_for(key)
+        self._placer = placer_for(self._authenticator)
+        self._workers = Workers(threads)
         max_message = context.max_message - self._authenticator.overhead
         window = max(4, min(MAX_WINDOW, memory // (segment_size(max_message) * MAX_K)))
         # Objects with the same destination must not be mixed: one after another.
@@ -556,9 +710,12 @@ class ReceivingSession:
                             left.core.on_packet(packet, now())
 
     def close(self) -> None:
-        """Drop incomplete objects; keep part files from which a later run can resume."""
-        for each in self._all_objects():
-            each.drop()
+        """Drop incomplete objects, and end the threads; keep part files from which a later run can resume."""
+        try:
+            for each in self._all_objects():
+                each.drop()
+        finally:
+            self._workers.close()
 
     def _step(self, until: float) -> SessionSteps[None]:
         now = self._context.now()
@@ -569,7 +726,8 @@ class ReceivingSession:
             return
         objects = [*self._all_objects()]
         storing = any(each.storing for each in objects)
-        if any(each.delivery is not None and each.delivery.stored_block for each in objects):
+        deliveries = [each.delivery for each in objects if each.delivery is not None]
+        if any(each.stored_block or each.busy for each in deliveries):
             until = now
         due = min([until, now + _POLL_INTERVAL if storing else inf, *(each.core.due for each in objects)])
         # The next object may have the same destination as a complete one that the program does not have yet.
@@ -577,14 +735,15 @@ class ReceivingSession:
         at_once = done or (self._deferred and not defer)
         received = yield Step(now if at_once else due, MAX_RX_BATCH, self._signed(messages))
         now = self._context.now()
+        if not received and any(each.busy for each in deliveries):
+            self._wait_for_thread(objects, now)
         if defer:
             self._deferred += [(copied(series), address) for series, address in from_others(received)]
             self._poll(now)
             return
         deferred, self._deferred = self._deferred, []
-        incoming = chain(deferred, from_others(received))
-        for packet, address in coalesced(self._authenticator, incoming, self._reject):
-            self._on_packet(packet, address, now)
+        self._on_messages(deferred, now)
+        self._on_batch(received, now)
         self._poll(now)
 
     def _signed(self, messages: Sequence[Buffer]) -> list[Sequence[Buffer] | memoryview]:
@@ -613,6 +772,42 @@ class ReceivingSession:
             logger.warning("%s: rejected a message from %s, %s", self._context.log_name, address, reason)
 
     # --- received messages -----------------------------------------------------------------------
+
+    def _on_batch(self, batch: Batch, now: float) -> None:
+        """Process a received batch."""
+        placer = self._placer
+        if placer is None:
+            self._on_messages(from_others(batch), now)
+            return
+        records, memory, at, end = batch.records, batch.memory, 0, len(batch)
+        while at < end:
+            at, placed, stop, run = placer.place(records, memory, at)
+            for each in placed:
+                self._on_placed(*each, now)
+            if stop is None:
+                continue
+            if len(stop) == 2:
+                self._on_messages(from_others([run_of(batch, memory, at, run, *stop)]), now)
+                at += run
+            elif not self.sessions[stop[0]].open(*stop[1:], now):
+                self._on_placed(*stop, b"", run, now)
+                at += run
+
+    def _on_placed(
+        self, number: int, object_: int, block: int, segments: bytes, messages: int, now: float
+    ) -> None:
+        """Process messages with segments of a block, of which the placer has stored those in the bitmap."""
+        session = self.sessions.get(number)
+        if session is not None:
+            session.core.on_data(object_, block, int.from_bytes(segments, "little"), messages, now)
+            target = session.others.get(object_, session)
+            if target.delivery is not None:
+                self._assemble_ready(target, target.delivery, now)
+
+    def _on_messages(self, messages: Iterable[tuple[Series, str]], now: float) -> None:
+        """Process messages with their source addresses in Python."""
+        for packet, address in coalesced(self._authenticator, messages, self._reject):
+            self._on_packet(packet, address, now)
 
     def _on_packet(self, packet: DataRun | Packet, address: str, now: float) -> None:
         session = self.sessions.get(packet.session)
@@ -648,6 +843,8 @@ class ReceivingSession:
             number = self._context.new_number() if session.core.dismissed else None
             session.core.rejoin(nonce, now, number)
         self._authenticator.begin(offer.session, offer.nonce)
+        if self._placer is not None:
+            self._placer.begin(offer.session, gid_of(address))
         self.sessions[offer.session] = session
         session.core.on_packet(offer, now)
 
@@ -658,6 +855,8 @@ class ReceivingSession:
     def _remember(self, session: _SenderSession, now: float) -> None:
         """Remember a session that this receiver has left, so that no object of it is received twice."""
         number = session.core.session
+        if self._placer is not None:
+            self._placer.end(number)
         if self._may_rejoin(session.core):
             session.rejoin_at = now + _REJOIN_INTERVAL if session.core.dismissed else 0.0
             self._authenticator.suspend(number)
@@ -676,7 +875,7 @@ class ReceivingSession:
 
     def _begin_object(self, session: _SenderSession, about: Describe, now: float) -> None:
         session.described = about
-        delivery = session.delivery = _Delivery(about, session.offered(about))
+        delivery = session.delivery = _Delivery(about, session.offered(about), self._placer, self._workers)
         try:
             self._choice.on_begin(session.core.session)
             max_segment = segment_size(self._config.max_message)
@@ -725,17 +924,24 @@ class ReceivingSession:
             raise OSError("another object is being received into the same buffer")
 
     def _assemble_ready(self, session: _SenderSession, delivery: _Delivery, now: float) -> None:
-        """Assemble and write the blocks of which the core has enough segments."""
-        try:
-            for ready in session.core.take_ready():
-                if not ready.segments:
-                    delivery.stored_block = ready
-                elif not (assembled := delivery.assemble(ready)) or delivery.random_access:
-                    session.core.checked(ready.block, assembled, now)
-        except OSError as error:
-            self._fail(session, error_text(error), now)
-        if delivery.pending:
-            self._write(session, delivery, now)
+        """Verify and write the blocks of which the core has enough segments."""
+        if session.core.ended:
+            delivery.stop()
+        found = session.core.take_ready()
+        for ready in found:
+            if not ready.segments:
+                delivery.stored_block = ready
+            else:
+                delivery.add(ready)
+        if found:
+            self._store(session, delivery, now)
+
+    def _wait_for_thread(self, objects: Iterable[_SenderSession], now: float) -> None:
+        """Take the blocks that a thread verifies, when it has done so: there is nothing else to do."""
+        for each in objects:
+            if each.delivery is not None and each.delivery.busy:
+                self._store(each, each.delivery, now, wait=True)
+                return
 
     def _verify_stored(self, session: _SenderSession, delivery: _Delivery, now: float) -> None:
         """Verify some stored blocks of an earlier run."""
@@ -751,10 +957,11 @@ class ReceivingSession:
         if self._progress is not None:
             call_user(self._progress, delivery.offered, delivery.size)
 
-    def _write(self, session: _SenderSession, delivery: _Delivery, now: float) -> None:
+    def _store(self, session: _SenderSession, delivery: _Delivery, now: float, wait: bool = False) -> None:
+        """Verify and write blocks as far as threads and sink are; with `wait`, wait for a thread first."""
         # A block is confirmed when it is written, so that a slow reader of a pipe slows the sender down.
         try:
-            for block, verified in delivery.write():
+            for block, verified in chain(delivery.check(wait), delivery.write()):
                 session.core.checked(block, verified, now)
         except OSError as error:
             self._fail(session, error_text(error), now)
@@ -781,7 +988,7 @@ class ReceivingSession:
         if session.delivery is not None and session.delivery.stored_block is not None:
             self._verify_stored(session, session.delivery, now)
         if session.delivery is not None and session.delivery.pending:
-            self._write(session, session.delivery, now)
+            self._store(session, session.delivery, now)
         delivery = session.delivery
         sink = None if delivery is None else delivery.sink
         if core.ready_to_store and delivery is not None and sink is not None and not delivery.pending:

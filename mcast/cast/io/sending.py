@@ -8,6 +8,8 @@ object, or `stop` was called, and gives the blocks back in any case.
 
 - Waking: the core's timer, a received message, a pipe without bytes (every `_POLL_INTERVAL`), and `stop`,
   which a signal handler or another thread may call (noticed within `_STOP_INTERVAL`).
+- Threads: `workers` compute digests of blocks that were read ahead, parity and tags. They touch blocks and
+  authenticator only until a step has asked for their result; the owner of the session closes them.
 - Memory: the window bounds the blocks that are kept. A receiver that announces more is held to the window.
 - An error of a source leaves the object unfinished in the core; the next `send` or `close` ends it there.
 - `publish` keeps the object. While the program waits for receivers, `_repeat` sends the object again, under
@@ -20,6 +22,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from errno import ETIMEDOUT
+from functools import partial
 from itertools import accumulate
 from math import inf
 from operator import index
@@ -29,12 +32,13 @@ from typing import NamedTuple
 from pydantic import BaseModel
 from typing_extensions import Buffer
 
-from mcast.api import Phase, TimedOut
+from mcast.api import HeaderBodyBatch, Phase, TimedOut
 from mcast.arguments.copies import reduce_with_copies
 from mcast.arguments.seconds import check_seconds
 from mcast.cast.io.driver import MAX_RX_BATCH, SessionContext, SessionSteps, from_others, payloads_of
 from mcast.cast.io.sinks import metadata_of
 from mcast.cast.io.sources import ByteSource, MemorySource, Sendable, SendBuffer, memory_of, source_of
+from mcast.cast.io.workers import Workers
 from mcast.cast.protocol import fec
 from mcast.cast.protocol.auth import NEEDS_KEY, WRONG_KEY, authenticator_for
 from mcast.cast.protocol.blocks import Framer
@@ -156,8 +160,9 @@ class SendingSession:
     peer_timeout  time after which a receiver that does not answer is given up, in seconds
     key           key of a closed group; None: no authentication
     progress      called when the progress has changed
+    threads       number of threads that compute digests, parity and tags; 0: the session's own does
 
-    Raises ValueError for a rate, a timeout or a key that is not valid.
+    Raises ValueError for a rate, a timeout, a key or a number of threads that is not valid.
     """
 
     def __init__(
@@ -168,6 +173,7 @@ class SendingSession:
         peer_timeout: float,
         key: bytes | None,
         progress: Callable[[Progress], object] | None = None,
+        threads: int = 0,
     ) -> None:
         if not rate > 0:
             raise ValueError(f"rate is {rate}: give bytes per second, more than 0, or inf for no limit")
@@ -184,6 +190,7 @@ class SendingSession:
         )
         self._authenticator.begin(context.number, nonce)
         self._frames = Framer(max_message)
+        self.workers: Workers = Workers(threads)
         self._buffer: SendBuffer | None = None
         self._offsets: tuple[int, ...] = ()
         """Carousel of several objects: bytes before each of them, and at the end their total."""
@@ -354,7 +361,7 @@ class SendingSession:
             ]
             parity = MAX_PARITY if fec.available() else 0
             abouts = core.begin_all(begun, strategy, infos, parity=parity)
-            buffers = [SendBuffer(*both, digest) for both in zip(sources, abouts, strict=True)]
+            buffers = [SendBuffer(*both, self.workers, digest) for both in zip(sources, abouts, strict=True)]
             for buffer in buffers:
                 stack.callback(buffer.close)
                 if several:
@@ -455,16 +462,36 @@ class SendingSession:
 
         First the messages before the first segment, then all segments, then the other messages.
         """
-        runs = [one for one in messages if isinstance(one, SegmentRange)]
-        first = messages.index(runs[0]) if runs else len(messages)
-        before: list[Buffer] = [one for one in messages[:first] if not isinstance(one, SegmentRange)]
-        after: list[Buffer] = [one for one in messages[first:] if not isinstance(one, SegmentRange)]
+        before, runs, after = list[Buffer](), list[SegmentRange](), list[Buffer]()
+        for one in messages:
+            if isinstance(one, SegmentRange):
+                runs.append(one)
+            else:
+                (after if runs else before).append(one)
         if before:
             yield self._authenticator.sign(before)
         if self._buffer is not None:
-            yield from map(self._authenticator.sign, self._buffer.packets(runs, self._frames))
+            yield from self._signed(self._buffer.packets(runs, self._frames))
         if after:
             yield self._authenticator.sign(after)
+
+    def _signed(
+        self, batches: Iterator[memoryview | HeaderBodyBatch]
+    ) -> Iterator[Sequence[Buffer] | memoryview]:
+        """Yield the batches as they are sent; a thread computes the tags of one while another is sent."""
+        if not self._authenticator.overhead:
+            yield from batches
+            return
+        signed: Sequence[Buffer] | memoryview | None = None
+        for batch in batches:
+            signing = self.workers.submit(partial(self._authenticator.sign, batch))
+            try:
+                if signed is not None:
+                    yield signed
+            finally:  # the tags are numbered, and the memory of the batch is used again
+                signed = signing.result()
+        if signed is not None:
+            yield signed
 
     def _report_progress(self) -> None:
         if self._progress is None:

@@ -1,7 +1,7 @@
 """Public calls: `send`, `receive` and `open_session`, blocking and awaiting.
 
 Theory of operation. A call opens a `SendingSession` or a `ReceivingSession`, and has `driver` run its steps.
-A session has no thread and no task: it sends and receives only inside its calls.
+A session sends and receives only inside its calls; its threads (`workers`) compute, and do nothing else.
 
 - Exclusive use: from its first line to its close a session has the membership to itself (`ExclusiveUse`). All
   paths end that in a `finally`, also if an interrupt arrives between two lines; `send` does so twice, because
@@ -49,6 +49,7 @@ from mcast.cast.io.receiving import Missed, Received, ReceivingSession
 from mcast.cast.io.sending import Object, ObjectReport, Progress, ReceiverVersion, SendingSession
 from mcast.cast.io.sinks import Offered, ReceiveTarget
 from mcast.cast.io.sources import Sendable
+from mcast.cast.io.workers import DEFAULT_THREADS
 from mcast.cast.protocol.strategy import Strategy, all_receivers, carousel
 from mcast.endpoint import awaiting, blocking
 
@@ -73,6 +74,7 @@ class _ObjectSession(Handle):
         peer_timeout: float,
         key: bytes | None,
         progress: Callable[[Progress], object] | None,
+        threads: int,
         call: str,
     ) -> None:
         self._closed = False
@@ -84,7 +86,7 @@ class _ObjectSession(Handle):
         try:
             context = open_context(group, call, self._exclusive)
             self._now = context.now
-            self._sending = SendingSession(context, memory, rate, peer_timeout, key, progress)
+            self._sending = SendingSession(context, memory, rate, peer_timeout, key, progress, threads)
         except BaseException:
             self._exclusive.active = False
             raise
@@ -146,6 +148,11 @@ class _ObjectSession(Handle):
         """Return the steps that end the session; None if it is closed already, or broken."""
         was_closed, self._closed = self._closed, True
         return None if was_closed or self._guard.broken else self._sending.close(reason)
+
+    def _free(self) -> None:
+        """End the threads, and the exclusive use of the membership."""
+        self._exclusive.active = False
+        self._sending.workers.close()
 
 
 class ObjectSession(_ObjectSession):
@@ -261,7 +268,7 @@ class ObjectSession(_ObjectSession):
                 if steps is not None:
                     self._carry_out(steps, self._name("close"))
             finally:
-                self._exclusive.active = False
+                self._free()
 
     def __enter__(self) -> Self:
         return self
@@ -273,7 +280,7 @@ class ObjectSession(_ObjectSession):
             with suppress(McastError) if error else ExitStack():
                 self.close(error_text(error) if error else "")
         finally:
-            self._exclusive.active = False  # also if an interrupt has ended `close` early
+            self._free()  # also if an interrupt has ended `close` early
 
 
 class AsyncObjectSession(_ObjectSession):
@@ -348,7 +355,7 @@ class AsyncObjectSession(_ObjectSession):
                 if steps is not None:
                     await self._carry_out(steps, self._name("close"))
             finally:
-                self._exclusive.active = False
+                self._free()
 
     async def __aenter__(self) -> Self:
         return self
@@ -360,7 +367,7 @@ class AsyncObjectSession(_ObjectSession):
             with suppress(McastError) if error else ExitStack():
                 await self.close(error_text(error) if error else "")
         finally:
-            self._exclusive.active = False
+            self._free()
 
 
 class _SessionOptions(TypedDict, total=False):
@@ -369,6 +376,7 @@ class _SessionOptions(TypedDict, total=False):
     peer_timeout: float
     key: bytes | None
     progress: Callable[[Progress], object] | None
+    threads: int
 
 
 @overload
@@ -383,6 +391,7 @@ def open_session(
     peer_timeout: float = DEFAULT_PEER_TIMEOUT,
     key: bytes | None = None,
     progress: Callable[[Progress], object] | None = None,
+    threads: int = DEFAULT_THREADS,
 ) -> ObjectSession | AsyncObjectSession:
     """Open a session that sends any number of objects to the receivers in a group.
 
@@ -394,11 +403,14 @@ def open_session(
     key           key of a closed group: the bytes of a key file, at least 16 random ones. Members without it
                   can neither send objects nor join the session
     progress      called within the session's calls whenever the progress has changed
+    threads       number of threads, 0 to 64, that compute digests, parity and a closed group's tags while the
+                  caller's thread sends; they start with the first large object. 0: the caller's thread
+                  computes them, which is the default on one processor; otherwise 1
 
     Raises TypeError if `group` is not a membership, RuntimeError if the membership sends or receives objects
-    already, and ValueError for a rate or a key that is not valid.
+    already, and ValueError for a rate, a key or a number of threads that is not valid.
     """
-    options = memory, rate, peer_timeout, key, progress, "cast.open_session"
+    options = memory, rate, peer_timeout, key, progress, threads, "cast.open_session"
     if isinstance(group, awaiting.Membership):
         return AsyncObjectSession(group, *options)
     return ObjectSession(group, *options)
@@ -413,6 +425,7 @@ class _SendOptions(TypedDict, total=False):
     rate: float
     peer_timeout: float
     key: bytes | None
+    threads: int
 
 
 @overload
@@ -433,6 +446,7 @@ def send(
     rate: float = inf,
     peer_timeout: float = DEFAULT_PEER_TIMEOUT,
     key: bytes | None = None,
+    threads: int = DEFAULT_THREADS,
 ) -> ObjectReport | Coroutine[Any, Any, ObjectReport]:
     """Send one object reliably to the receivers in a group; return its report.
 
@@ -448,7 +462,7 @@ def send(
                     best_effort(). carousel(cycles=..., seconds=...) sends `data` in cycles to receivers that
                     may join at any time and do not answer. It reads the bytes in each cycle, and needs a
                     `rate`; `ObjectSession.send_carousel` sends several objects
-    rate, peer_timeout, key
+    rate, peer_timeout, key, threads
                     see `open_session`, which is for several objects
 
     A receiver that did not get the object is no error: see `strategy_met` and `receivers` of the report.
@@ -458,7 +472,7 @@ def send(
     receivers are notified and discard the object, unless the interrupt came inside of a step; a receiver that
     writes to a path keeps what it has in a hidden file, from which the next `receive` resumes.
     """
-    session_options = DEFAULT_MEMORY, rate, peer_timeout, key, None, "cast.send"
+    session_options = DEFAULT_MEMORY, rate, peer_timeout, key, None, threads, "cast.send"
     if receivers is None:
         receivers = 0 if strategy.carousel else 1
     options: dict[str, Any] = {"name": name, "metadata": metadata, "strategy": strategy}
@@ -470,7 +484,7 @@ def send(
             session.wait_for_receivers(receivers, timeout)
             return session.send(data, **options)
     finally:
-        opened._exclusive.active = False  # also if an interrupt arrived before the first line of `__exit__`
+        opened._free()  # also if an interrupt arrived before the first line of `__exit__`
 
 
 async def _send_awaiting(
@@ -497,6 +511,7 @@ class _ReceiveOptions(TypedDict, total=False):
     one_session: bool
     progress: Callable[[Offered, int], object] | None
     name: str | None
+    threads: int
     latest: bool
 
 
@@ -522,6 +537,7 @@ def receive(
     one_session: bool = False,
     progress: Callable[[Offered, int], object] | None = None,
     name: str | None = None,
+    threads: int = DEFAULT_THREADS,
     latest: bool = False,
 ) -> Generator[Received, None, None] | AsyncGenerator[Received, None]:
     """Receive objects from all senders in a group; yield each when it is complete and verified.
@@ -551,6 +567,9 @@ def receive(
     progress      called with each object in transfer, and the number of its bytes that are verified and
                   written
     name          name of this receiver in reports, 1 to 64 bytes; None: the names of the host and its device
+    threads       number of threads, 0 to 64, that restore and verify blocks while the caller's thread
+                  receives; they start with the first large object, and one works for each object in transfer.
+                  0: the caller's thread does that, which is the default on one processor; otherwise 1
     latest        receive published versions alone, and only the newest one of each sender's session: a
                   version in transfer is dropped when a newer one begins. Each is applied as a whole: the
                   caller's buffer has the old version or the new one, also after an error. A receiver that the
@@ -565,9 +584,11 @@ def receive(
     sender's `peer_timeout`, do that in another thread or task. When the loop ends, or `contextlib.closing` or
     `aclosing` around it, the senders are notified that this receiver leaves. Without `latest` the contents of
     the caller's buffer are undefined until its object is yielded. Raises TypeError for a buffer that cannot
-    be written, and for a stream with `latest`; and the errors of `Membership.recv`.
+    be written, and for a stream with `latest`; ValueError for a name, a key, a timeout or a number of threads
+    that is not valid; and the errors of `Membership.recv`.
     """
-    options = (into, missed, max_size, memory, peer_timeout, key, model, one_session, progress, name, latest)
+    selection = one_session, progress, name, threads, latest
+    options = into, missed, max_size, memory, peer_timeout, key, model, *selection
     if isinstance(group, awaiting.Membership):
         return _receive_awaiting(group, timeout, *options)
     return _receive_blocking(group, timeout, *options)

@@ -11,8 +11,10 @@ import os
 import select
 import socket
 import stat
+from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from io import BufferedRandom, BufferedReader, BufferedWriter, BytesIO, FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
@@ -23,7 +25,9 @@ from mcast.api import HeaderBodyBatch, McastError, Region
 from mcast.arguments.buffers import flat_bytes, is_buffer
 from mcast.arguments.file_objects import SupportsRead, read_some
 from mcast.cast.io.files import Source, native
+from mcast.cast.io.workers import Task, Workers
 from mcast.cast.protocol.blocks import Digest, Framer, SourceBlock
+from mcast.cast.protocol.outgoing import MAX_READ_AHEAD
 from mcast.cast.protocol.packets import UNKNOWN_BLOCKS, UNKNOWN_SIZE, Describe
 from mcast.cast.protocol.repairs import SegmentRange
 from mcast.cast.protocol.sender import ObjectSender
@@ -41,6 +45,9 @@ MAX_REGISTERED, MIN_REGISTERED = 64 << 20, 1 << 20
 _MAX_READ_AHEAD = 1 << 20
 """Maximum number of bytes read from an async iterable before they are sent."""
 
+_NO_THREADS = Workers(0)
+_MIN_TASK = 1 << 16
+"""Minimum number of bytes to hash in another thread; fewer are hashed sooner than handed over."""
 
 Lend = Callable[[memoryview], Region | None]
 """Registers memory that does not change while it is sent; returns None if that is not possible."""
@@ -110,8 +117,8 @@ class MemorySource:
     """
 
     def __init__(self, data: Buffer) -> None:
-        self._view = flat_bytes(data)
-        self.size: int | None = self._view.nbytes
+        self.view: memoryview = flat_bytes(data)
+        self.size: int | None = self.view.nbytes
         self._at = self._lent_end = 0
         self._region: Region | None = None
         self.lend: Lend = lend_nothing
@@ -119,14 +126,14 @@ class MemorySource:
     def read(self, size: int) -> memoryview:
         if self._at >= self._lent_end:
             self._lend_next()
-        data = self._view[self._at : self._at + size]
+        data = self.view[self._at : self._at + size]
         self._at += len(data)
         return data
 
     def _lend_next(self) -> None:
         self.suspend()
         self._lent_end = self._at + MAX_REGISTERED
-        part = self._view[self._at : self._lent_end]
+        part = self.view[self._at : self._lent_end]
         if part.nbytes >= MIN_REGISTERED:
             self._region = self.lend(part)
 
@@ -143,7 +150,7 @@ class MemorySource:
 
     def close(self) -> None:
         self.suspend()
-        self._view.release()
+        self.view.release()
 
 
 class OpenFileSource(_NothingToSuspend):
@@ -356,18 +363,22 @@ def memory_of(data: object) -> memoryview | None:
 class SendBuffer:
     """Blocks of one object, kept until no receiver can need them or until a carousel sends them again.
 
+    Blocks are read ahead of those that the protocol wants, and a thread computes their digests meanwhile. Of
+    a stream it is one block, because its source may wait for somebody.
+
     about    description of the object
     offered  number of blocks that were offered to the protocol, in this cycle of a carousel
     size     number of bytes that were offered, in the first cycle of a carousel
     done     bytes that no receiver can need any more; for a carousel, bytes sent in this cycle
     """
 
-    def __init__(self, source: ByteSource, about: Describe, expected: bytes | None = None) -> None:
+    def __init__(
+        self, source: ByteSource, about: Describe, workers: Workers, expected: bytes | None = None
+    ) -> None:
         """Buffer the blocks of an object; `expected` is the digest of its bytes, if it was sent before."""
-        self._source, self._expected = source, expected
+        self._source, self._workers, self._expected = source, workers, expected
         self.about: Describe = about
         self._blocks: dict[int, SourceBlock] = {}
-        self._remaining = None if about.size == UNKNOWN_SIZE else about.size
         self._next_bytes: bytes | bytearray | memoryview = b""
         """Bytes read ahead: less than a block, unless the source returned more than it was asked for."""
         self._released = 0
@@ -375,11 +386,13 @@ class SendBuffer:
         self.size: int = 0
         self.done: int = 0
         self._digest = Digest()
-
-    @property
-    def digest(self) -> bytes:
-        """BLAKE3 digest of the bytes that were offered."""
-        return bytes(self._digest)
+        self._hashing: Task[list[SourceBlock]] | None = None
+        """Blocks that were read, and whose digests are being computed."""
+        self._hashed = deque[SourceBlock]()
+        """Blocks whose digests are known, and which the protocol did not want yet."""
+        self._remaining = None if about.size == UNKNOWN_SIZE else about.size
+        self._read_all = False
+        """True at the end of a stream."""
 
     def offer(self, core: ObjectSender) -> bool:
         """Offer as many blocks as `core` wants; return False if the source has no bytes for another one yet.
@@ -394,45 +407,64 @@ class SendBuffer:
         while self._released < outgoing.released:
             self.done += self._blocks.pop(self._released).info.size
             self._released += 1
-        while core.blocks_wanted:
-            if self._remaining == 0:
-                self._end(core)
-                break
-            block = self._next_block()
-            if block is None:
-                return False
-            if not block:
-                self._end(core)
-                break
-            digest = None
-            if not outgoing.cycles:
-                self._digest.update(block)
-                self.size += len(block)
-            if not self.about.carousel:
-                digest = self.digest
-            entry = self._blocks[self.offered] = SourceBlock(block, self.about.segment, self.about.k, digest)
-            if outgoing.expected_info not in (None, entry.info):
+        for _ in range(core.blocks_wanted):
+            if not self._hashed:
+                is_first = not outgoing.cycles
+                self._read_ahead(is_first)
+                hashing, self._hashing = self._hashing, None
+                if hashing is not None:
+                    self._hashed.extend(hashing.result())
+                    if self._workers.threads:
+                        self._read_ahead(is_first)
+                elif self._read_all or self._remaining == 0:
+                    self._end(core)
+                    break
+                else:
+                    return False
+            block = self._blocks[self.offered] = self._hashed.popleft()
+            if outgoing.expected_info not in (None, block.info):
                 raise OSError(f"{self._subject} has changed while it was sent")
-            core.offer(entry.info)
+            if not outgoing.cycles:
+                self.size += block.info.size
+            core.offer(block.info)
             self.offered += 1
         return True
 
     def _end(self, core: ObjectSender) -> None:
-        if self._expected not in (None, self.digest):
+        digest = bytes(self._digest)
+        if self._expected not in (None, digest):
             raise OSError(f"{self._subject} has changed since it was published: publish it as a new version")
-        core.end(self.digest)
+        core.end(digest)
+
+    def _read_ahead(self, is_first: bool) -> None:
+        """Read blocks, and have their digests computed, unless a thread does that already."""
+        if self._hashing is None and (found := self._read()):
+            is_small = sum(size for _, _, size in found) < _MIN_TASK
+            workers = _NO_THREADS if is_small else self._workers
+            self._hashing = workers.submit(partial(self._hash, found, is_first))
+
+    def _hash(self, found: list[tuple[memoryview, int, int]], is_first: bool) -> list[SourceBlock]:
+        """Return the blocks with their digests; a thread calls it for one batch of blocks after the other."""
+        blocks: list[SourceBlock] = []
+        about, digest = self.about, None
+        for memory, begin, size in found:
+            if is_first:
+                self._digest.update(memory[begin : begin + size])
+            if not about.carousel:
+                digest = bytes(self._digest)
+            blocks.append(SourceBlock(memory, about.segment, about.k, digest, begin, size))
+        return blocks
 
     def _rewind(self) -> None:
         """Begin another cycle of a carousel."""
-        self._blocks.clear()
-        self._next_bytes = b""
+        self._drop()
         self._source.rewind()
         self._remaining = self.about.size
         self._released = self.offered = self.done = 0
 
     def suspend(self) -> None:
         """Free blocks and source while a carousel sends other objects; the next `offer` rewinds."""
-        self._blocks.clear()
+        self._drop()
         self._source.suspend()
         self.offered = UNKNOWN_BLOCKS  # more than `core` has, which makes `offer` rewind
 
@@ -443,14 +475,28 @@ class SendBuffer:
 
     def close(self) -> None:
         """Drop the blocks, which may be views of the caller's memory."""
+        self._drop()
+
+    def _drop(self) -> None:
+        """Drop all blocks, once no thread uses them."""
+        hashing, self._hashing = self._hashing, None
+        if hashing is not None:
+            with suppress(Exception):  # of blocks that nobody asks for any more
+                hashing.result()
+        self._hashed.clear()
         self._blocks.clear()
         self._next_bytes = b""
 
-    def _next_block(self) -> bytes | memoryview | None:
-        """Return the next block, shorter if a stream has no more bytes now; None if it has none yet."""
-        size = self.about.segment * self.about.k
+    def _read(self) -> list[tuple[memoryview, int, int]]:
+        """Read the next blocks: the memory of each, and where it is. Empty: there are none yet, or no more.
+
+        The last block of an object, and any of a stream, may be shorter than others.
+        """
+        block = size = self.about.segment * self.about.k
+        at = None
         if self._remaining is not None:
-            size = min(size, self._remaining)
+            size = min(block * MAX_READ_AHEAD, self._remaining)
+            at = self.about.size - self._remaining
         while len(self._next_bytes) < size:
             more = self._source.read(size - len(self._next_bytes))
             if more and not self._next_bytes:
@@ -459,21 +505,41 @@ class SendBuffer:
                 if not isinstance(self._next_bytes, bytearray):
                     self._next_bytes = bytearray(self._next_bytes)
                 self._next_bytes += more
-            elif more is None and (self._remaining is not None or not self._next_bytes):
-                return None
+            elif more is None and self._remaining is not None:
+                size = len(self._next_bytes) // block * block  # complete blocks need not wait
+                break
+            elif more is None and not self._next_bytes:
+                return []
             else:
                 break
-        block, self._next_bytes = self._next_bytes[:size], self._next_bytes[size:] or b""
-        if isinstance(block, bytearray):
-            block = bytes(block)
-        if self._remaining is not None:
-            if len(block) < size:
-                missing = self._remaining - len(block)
+        data, self._next_bytes = self._next_bytes[:size], self._next_bytes[size:] or b""
+        if self._remaining is None:
+            self._read_all = not data
+        else:
+            if len(data) < size:
+                missing = self._remaining - len(data)
                 raise OSError(f"{self._subject} became {missing} bytes shorter while it was sent")
-            self._remaining -= len(block)
-        return block
+            self._remaining -= size
+        if isinstance(self._source, MemorySource):  # all blocks are in one memory
+            memory, begin = self._source.view, at or 0
+        else:
+            memory, begin = memoryview(bytes(data) if isinstance(data, bytearray) else data), 0
+        end = begin + len(data)
+        return [(memory, one, min(block, end - one)) for one in range(begin, end, block)]
 
     def packets(self, runs: Iterable[SegmentRange], frames: Framer) -> Iterator[memoryview | HeaderBodyBatch]:
         """Build the messages of these segments; skip blocks that no receiver needs any more."""
-        block = self._blocks
-        return frames.packets(self.about, ((block[run.block], run) for run in runs if run.block in block))
+        return frames.packets(self.about, self._prepared(runs))
+
+    def _prepared(self, runs: Iterable[SegmentRange]) -> Iterator[tuple[SourceBlock, SegmentRange]]:
+        """Yield runs with their blocks; threads compute the parity of the later ones meanwhile."""
+        prepared: list[tuple[SourceBlock, SegmentRange, Task[None] | None]] = []
+        for run in runs:
+            if (block := self._blocks.get(run.block)) is not None:
+                parity = run.first + run.segments - self.about.k
+                task = self._workers.submit(partial(block.make_parity, parity)) if parity > 0 else None
+                prepared.append((block, run, task))
+        for block, run, task in prepared:
+            if task is not None:
+                task.result()
+            yield block, run

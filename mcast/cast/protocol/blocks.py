@@ -15,11 +15,23 @@ from typing_extensions import Buffer
 from mcast.api import HeaderBodyBatch
 from mcast.arguments.rows import copy_rows
 from mcast.cast.protocol.fec import parity_segments, restore
-from mcast.cast.protocol.packets import DATA_HEADER_SIZE, BlockInfo, Describe, data_headers
+from mcast.cast.protocol.packets import (
+    DATA_HEADER_SIZE,
+    MAX_BLOCKS,
+    MAX_K,
+    MAX_PARITY,
+    MAX_SEGMENT,
+    BlockInfo,
+    Describe,
+    data_header,
+    set_segment,
+)
 from mcast.cast.protocol.rate import MAX_BURST
 from mcast.cast.protocol.repairs import SegmentRange
 
 _FREED = 16 << 20
+_MAX_RUN = 1 << 20
+"""Maximum segments of one call of `frame`."""
 
 MIN_BATCH = 16
 """Minimum run of segments that is sent without a copy; copying a shorter one is no slower."""
@@ -58,53 +70,112 @@ class Digest:
         return bytes(self._hash.digest())
 
 
+def frame_in_python(
+    to: Buffer,
+    at: int,
+    header: Buffer,
+    k: int,
+    block: int,
+    first: int,
+    count: int,
+    segments: Buffer = b"",
+    begin: int = 0,
+    size: int = 0,
+    /,
+) -> None:
+    """Write the headers of `count` consecutive segments into `to`, from byte `at` on.
+
+    header       of any segment of the object; its block and encoding symbol id are replaced
+    k            source segments of a block; behind the last one follows the first one of the next block
+    block, first of the first segment; parity segments, from k on, are of one block
+    segments     memory of the segments, `size` bytes each, from `begin` on; each is copied behind its header
+
+    Raises ValueError where there are no such segments, or no room for them.
+    """
+    target, source, header = memoryview(to).cast("B"), memoryview(segments).cast("B"), bytes(header)
+    step, last = DATA_HEADER_SIZE + size, first + count - 1
+    if (
+        len(header) != DATA_HEADER_SIZE
+        or not (0 < k <= MAX_K and 0 <= size <= MAX_SEGMENT and 0 <= count <= _MAX_RUN)
+        or not (first >= 0 and 0 <= block < MAX_BLOCKS)
+        or (last >= MAX_K + MAX_PARITY if first >= k else block + last // k >= MAX_BLOCKS)
+        or not 0 <= at <= at + count * step <= len(target)
+        or (size and not 0 <= begin <= begin + count * size <= len(source))
+    ):
+        raise ValueError("there are no such segments")
+    for _ in range(count):
+        target[at : at + step] = set_segment(header, block, first) + source[begin : begin + size]
+        at, begin, first = at + step, begin + size, first + 1
+        if first == k:
+            block, first = block + 1, 0
+
+
+try:
+    from mcast.cast._plane import frame as frame
+except ImportError:  # there was no compiler
+    frame = frame_in_python
+
+
 class SourceBlock:
     """Block of a sender; its parity segments are computed when they are first requested.
 
-    data     its bytes, not copied: they must not change while the block is in use
-    segment  bytes of a segment
-    k        maximum source segments of a block
-    digest   for its SEAL; None for the digest of the block alone
+    memory       holds its bytes, which must not change while the block is in use
+    segment      bytes of a segment
+    k            maximum source segments of a block
+    digest       for its SEAL; None for the digest of the block alone
+    begin, size  of the block in `memory`, which may hold others behind it; None: up to its end
     """
 
-    def __init__(self, data: bytes | memoryview, segment: int, k: int, digest: bytes | None = None) -> None:
-        digest = bytes(Digest(data)) if digest is None else digest
-        self.info: BlockInfo = BlockInfo(-(-len(data) // segment), len(data), digest)
-        self._data, self._segment, self._k = memoryview(data), segment, k
+    def __init__(
+        self,
+        memory: Buffer,
+        segment: int,
+        k: int,
+        digest: bytes | None = None,
+        begin: int = 0,
+        size: int | None = None,
+    ) -> None:
+        self._memory = memory if isinstance(memory, memoryview) else memoryview(memory)
+        self._data = self._memory[begin : None if size is None else begin + size]
+        size, self._begin, self._segment, self._k = len(self._data), begin, segment, k
+        digest = bytes(Digest(self._data)) if digest is None else digest
+        self.info: BlockInfo = BlockInfo(-(-size // segment), size, digest)
         self._parity: list[bytes] = []
 
-    def segments(self, first: int, count: int) -> list[bytes | memoryview]:
-        """Return the segments with encoding symbol ids first..first+count-1: source below k, then parity."""
-        data, segment, last = self._data, self._segment, min(first + count, self._k)
-        found: list[bytes | memoryview] = [
-            data[at : at + segment] for at in range(first * segment, last * segment, segment)
-        ]
-        if first + count > self._k:
-            parity = first + count - self._k  # compute no more than requested: most repairs need few
-            if parity > len(self._parity):
-                self._parity = parity_segments(data, segment, parity)
-            found += self._parity[max(0, first - self._k) : parity]
-        return found
+    def make_parity(self, count: int) -> None:
+        """Compute so many parity segments, and no more, unless they are there: most repairs need few."""
+        if count > len(self._parity):
+            self._parity = parity_segments(self._data, self._segment, count)
 
-    def ranges(self, first: int, count: int) -> Iterator[tuple[int, memoryview]]:
-        """Yield the same segments as contiguous memory: encoding symbol id of the first one, and bytes."""
-        end, k = first + count, self._k
-        if first < k:
-            yield first, self._data[first * self._segment : min(end, k) * self._segment]
+    def stretches(self, first: int, count: int) -> Iterator[tuple[int, int, memoryview, int, int]]:
+        """Yield the segments with encoding symbol ids first..first+count-1 as contiguous memory.
+
+        For each stretch: id of the first segment, number of segments, their memory, where they begin in it,
+        and the size of each. Source segments are below k, parity follows; a short segment is a stretch alone.
+        """
+        end, segment, k = first + count, self._segment, self._k
+        whole, rest = divmod(self.info.size, segment)
+        if first < min(end, whole):
+            yield first, min(end, whole) - first, self._memory, self._begin + first * segment, segment
+        if rest and first <= whole < end:
+            yield whole, 1, self._memory, self._begin + whole * segment, rest
         if end > k:
-            begin = max(first, k)
-            yield begin, memoryview(b"".join(self.segments(begin, end - begin)))
+            first = max(first, k)
+            self.make_parity(end - k)
+            joined = b"".join(self._parity[first - k : end - k])
+            yield first, end - first, memoryview(joined), 0, segment
 
-    def segment(self, esi: int) -> bytes | memoryview:
-        """Return the segment with that encoding symbol id."""
-        return self.segments(esi, 1)[0]
+    def segment(self, esi: int) -> bytes:
+        """Return the segment with that encoding symbol id; empty if the block has none."""
+        found = [memory[begin : begin + size] for _, _, memory, begin, size in self.stretches(esi, 1)]
+        return b"".join(found)
 
 
 class Framer:
     """Maker of DATA packets of at most `max_message` bytes.
 
-    Long runs of segments are framed where they are, as a `HeaderBodyBatch`. Others are copied into memory of
-    the framer, which the next batch overwrites.
+    Long stretches of segments are framed where they are, as a `HeaderBodyBatch`. Others are copied into
+    memory of the framer, which the next batch overwrites.
     """
 
     def __init__(self, max_message: int) -> None:
@@ -114,40 +185,59 @@ class Framer:
         self, about: Describe, runs: Iterable[tuple[SourceBlock, SegmentRange]]
     ) -> Iterator[memoryview | HeaderBodyBatch]:
         """Yield the packets of these runs, in order, in batches; each batch is valid until the next one."""
-        copied, segment = 0, about.segment
-        for block, run in runs:
-            for first, left in block.ranges(run.first, run.segments):
-                while left:
-                    size = min(segment, len(left))
-                    is_long = len(left) // size >= MIN_BATCH
-                    if copied == MAX_BURST or (copied and (is_long or size < segment)):
-                        yield self._rows(copied, segment)
-                        copied = 0
-                    count = min(MAX_BURST - copied, len(left) // size)
-                    headers = data_headers(about.session, about.object, run.block, first, count)
-                    if is_long:
-                        yield HeaderBodyBatch(
-                            _as_rows(headers, DATA_HEADER_SIZE), _as_rows(left[: count * size], size)
-                        )
-                    else:
-                        self._copy(copied, headers, left, size, count)
-                        copied += count
-                        if size < segment:
-                            yield self._rows(1, size)
-                            copied = 0
-                    first, left = first + count, left[count * size :]
+        header, segment, k = data_header(about.session, about.object), about.segment, about.k
+        copied = 0
+        for block, first, count, memory, begin, size in _joined(runs, k):
+            is_long = count >= MIN_BATCH
+            if copied and (is_long or size < segment or copied + count > MAX_BURST):
+                yield self._rows(copied, segment)
+                copied = 0
+            if is_long:
+                headers = bytearray(count * DATA_HEADER_SIZE)
+                frame(headers, 0, header, k, block, first, count)
+                yield HeaderBodyBatch(
+                    _as_rows(headers, DATA_HEADER_SIZE), _as_rows(memory[begin : begin + count * size], size)
+                )
+                continue
+            at = copied * (DATA_HEADER_SIZE + segment)
+            frame(self._memory, at, header, k, block, first, count, memory, begin, size)
+            copied += count
+            if size < segment:
+                yield self._rows(1, size)
+                copied = 0
         if copied:
             yield self._rows(copied, segment)
-
-    def _copy(self, row: int, headers: bytes, segments: memoryview, size: int, count: int) -> None:
-        """Copy headers and segments of `size` bytes into the rows from `row` on."""
-        step = DATA_HEADER_SIZE + size
-        copy_rows(self._memory, row * step, step, headers, 0, DATA_HEADER_SIZE, DATA_HEADER_SIZE, count)
-        copy_rows(self._memory, row * step + DATA_HEADER_SIZE, step, segments, 0, size, size, count)
 
     def _rows(self, count: int, size: int) -> memoryview:
         step = DATA_HEADER_SIZE + size
         return _as_rows(self._memory[: count * step], step)
+
+
+def _joined(
+    runs: Iterable[tuple[SourceBlock, SegmentRange]], k: int
+) -> Iterator[tuple[int, int, int, memoryview, int, int]]:
+    """Yield block and stretch (`SourceBlock.stretches`) of these runs; join those that continue one another.
+
+    They do where blocks of an object follow one another in memory.
+    """
+    block = first = count = begin = size = 0
+    memory: memoryview | None = None
+    for source, run in runs:
+        for esi, more, where, start, each in source.stretches(run.first, run.segments):
+            # parity and short segments end a stretch
+            if (
+                where is memory
+                and start == begin + count * size
+                and each == size
+                and (run.block, esi) == (block + (first + count) // k, (first + count) % k)
+            ):
+                count += more
+                continue
+            if memory is not None:
+                yield block, first, count, memory, begin, size
+            block, first, count, memory, begin, size = run.block, esi, more, where, start, each
+    if memory is not None:
+        yield block, first, count, memory, begin, size
 
 
 def _as_rows(data: Buffer, size: int) -> memoryview:
@@ -161,42 +251,55 @@ class BlockBuffer:
     memory   as long as the block; in a stream, whose SEAL brings the length, as long as the longest block
     segment  bytes of a segment
     k        maximum source segments of a block
+    parity   memory of the parity segments; None before the first one arrives
     """
 
     def __init__(self, memory: memoryview, segment: int, k: int) -> None:
-        self._memory, self._segment, self._k = memory, segment, k
-        self._parity: dict[int, bytes] = {}
+        self.memory: memoryview = memory
+        self.parity: memoryview | None = None
+        self._segment, self._k = segment, k
 
     def put_run(self, first: int, count: int, memory: memoryview, begin: int, step: int, size: int) -> None:
-        """Copy `count` segments of `size` bytes from receive memory, where they are `step` bytes apart."""
-        at, segment = first * self._segment, self._segment
-        if size == segment and at + count * segment <= len(self._memory):
-            copy_rows(self._memory, at, segment, memory, begin, step, segment, count)
+        """Copy `count` segments of `size` bytes from receive memory, where they are `step` bytes apart.
+
+        What is too long, from a faulty sender, is cut.
+        """
+        target, at, segment = *self._place_of(first), self._segment
+        is_of_one_kind = first >= self._k or first + count <= self._k
+        if size == segment and is_of_one_kind and at + count * segment <= len(target):
+            copy_rows(target, at, segment, memory, begin, step, segment, count)
             return
         for esi in range(first, first + count):
             self.put(esi, memory[begin : begin + size])
             begin += step
 
     def put(self, esi: int, data: Buffer) -> None:
-        """Copy the segment with that encoding symbol id; what is too long, from a faulty sender, is cut."""
-        data = memoryview(data)[: self._segment]
+        """Copy the segment with that encoding symbol id as `put_run` does."""
+        target, at = self._place_of(esi)
+        segment = bytes(data)[: self._segment]
+        if esi >= self._k:  # the code needs whole segments
+            segment = segment.ljust(self._segment, b"\0")
+        slot = target[at : at + len(segment)]
+        slot[:] = segment[: len(slot)]
+
+    def _place_of(self, esi: int) -> tuple[memoryview, int]:
+        """Return the memory that a segment belongs to, and its offset there."""
         if esi < self._k:
-            at = esi * self._segment
-            slot = self._memory[at : at + len(data)]
-            slot[:] = data[: len(slot)]
-        else:
-            self._parity[esi - self._k] = bytes(data)
+            return self.memory, esi * self._segment
+        if self.parity is None:
+            self.parity = memoryview(bytearray(MAX_PARITY * self._segment))
+        return self.parity, (esi - self._k) * self._segment
 
     def assemble(self, info: BlockInfo, segments: int) -> memoryview | None:
         """Return the bytes of the block, decoded but not verified; None if parity does not suffice.
 
         segments  bitmap of the segments that have arrived
         """
-        block = self._memory[: info.size]
+        block = self.memory[: info.size]
         lost = []
         if ~segments & (1 << info.segments) - 1:
             lost = [index for index in range(info.segments) if not segments >> index & 1]
-        if len(block) < info.size or (lost and not self._restore(block, lost)):
+        if len(block) < info.size or (lost and not self._restore(block, lost, segments >> self._k)):
             return None
         return block
 
@@ -205,13 +308,19 @@ class BlockBuffer:
         block = self.assemble(info, segments)
         return block if block is not None and bytes(Digest(block)) == info.digest else None
 
-    def _restore(self, block: memoryview, lost: list[int]) -> bool:
-        """Decode the lost source segments in place. False if there is too little parity."""
+    def _restore(self, block: memoryview, lost: list[int], rows: int) -> bool:
+        """Decode the lost source segments in place. False if there is too little parity.
+
+        rows  bitmap of the parity segments that have arrived
+        """
+        size, stored = self._segment, self.parity or b""
         for index in lost:
-            self.put(index, bytes(self._segment))
-        parity = {row: one.ljust(self._segment, b"\0") for row, one in self._parity.items()}
+            self.put(index, bytes(size))
+        parity = {
+            row: bytes(stored[row * size : (row + 1) * size]) for row in range(MAX_PARITY) if rows >> row & 1
+        }
         try:
-            restored = restore(block, self._segment, lost, parity)
+            restored = restore(block, size, lost, parity)
         except ValueError:
             return False
         for index, one in zip(lost, restored, strict=True):

@@ -93,6 +93,10 @@ class IncomingObject:
         """Blocks whose segments the driver shall drop; the driver removes them."""
         self._heard = 0
         self._window, self._uses_parity = window, parity
+        self._usable = layout.all_segments if parity else (1 << layout.k) - 1
+        """Bitmap of the segments of a block that this receiver can use."""
+        self._whole_blocks = 0 if layout.size is None else layout.size // layout.offset_of(1)
+        """Number of blocks that are known to have k source segments."""
         self._base = self._low = self._edge = self._sent = self._flushed = 0
         self._open: dict[int, PartialBlock] = {}
         self._done = set[int]()
@@ -121,22 +125,30 @@ class IncomingObject:
         """True if a segment, a SEAL or a FLUSH of any block was received."""
         return self._edge > 0
 
-    def add_segments(self, block: int, first: int, count: int) -> int:
-        """Add the segments first..first+count-1 of a block, and return a bitmap of the new ones.
-
-        Only those are needed; the driver must store them.
-        """
-        self._heard += count
-        if self.carousel is not None:
-            self.carousel.invited = 0
+    def wanted(self, block: int) -> tuple[int, int]:
+        """Open a block; return what `ObjectReceiver.wanted` does."""
         self._note_sent(block)
         found = self._open_block(block)
         if found is None or found.verifying:
+            return 0, 0
+        return self._missing_of(found), self._need(found)
+
+    def add_segments(self, block: int, segments: int, messages: int) -> int:
+        """Add segments of a block, and return a bitmap of the new ones, which the driver must store.
+
+        segments  bitmap of segments that have arrived
+        messages  number of messages with a segment of the block, also with one that had arrived before
+        """
+        self._heard += messages
+        if self.carousel is not None:
+            self.carousel.invited = 0
+        found = self._open.get(block)
+        if found is None or block > self._sent:  # else the block was opened by `wanted`, say
+            self._note_sent(block)
+            found = self._open_block(block)
+        if found is None or found.verifying:
             return 0
-        allowed = self.layout.all_segments
-        if found.count is not None:
-            allowed &= ~(((1 << self.layout.k) - 1) >> found.count << found.count)
-        new = ((1 << count) - 1) << first & allowed & ~found.segments
+        new = segments & self._missing_of(found)
         found.segments |= new
         if found.info is not None:
             self._check_ready(block, found, found.info)
@@ -241,8 +253,10 @@ class IncomingObject:
     @property
     def has_requests(self) -> bool:
         """True if `requests` is not empty."""
-        if not self.prefix.active and next(iter(self._open), self._sent) >= self._sent:
-            return False
+        if not self.prefix.active:
+            missing = (number for number, found in self._open.items() if not found.verifying)
+            if next(missing, self._sent) >= self._sent:
+                return False
         return next(self.requests(), None) is not None
 
     def requests(self) -> Iterator[RepairRequest]:
@@ -291,8 +305,10 @@ class IncomingObject:
 
     def _note_sent(self, blocks: int) -> None:
         """Note that the blocks before `blocks` were sent, as far as the window reaches."""
-        self.prefix.sent(blocks)
-        self._sent = max(self._sent, min(blocks, self._base + self._window))
+        if self.prefix.active:
+            self.prefix.sent(blocks)
+        if blocks > self._sent:
+            self._sent = max(self._sent, min(blocks, self._base + self._window))
 
     def _advance(self) -> None:
         while self._base in self._done:
@@ -327,10 +343,17 @@ class IncomingObject:
             found.verifying = True
             self.ready.append(ReadyBlock(self.number, number, info, found.segments))
 
+    def _missing_of(self, found: PartialBlock) -> int:
+        """Return a bitmap of the segments that an open block may have, and that have not arrived."""
+        missing = self._usable & ~found.segments
+        if found.count is not None and found.count < self.layout.k:
+            missing &= ~(((1 << self.layout.k) - 1) >> found.count << found.count)
+        return missing
+
     def _need(self, found: PartialBlock) -> int:
         """Return the number of segments that a block whose length is known still needs."""
-        useful = found.segments if self._uses_parity else found.segments & (1 << self.layout.k) - 1
-        return max(0, (found.count or 0) - useful.bit_count())
+        need = (found.count or 0) - found.segments.bit_count()
+        return need if need > 0 else 0
 
     def _open_block(self, block: int) -> PartialBlock | None:
         """Return an open block, opening it if needed; None if it is done, or beyond window or object."""
@@ -343,7 +366,7 @@ class IncomingObject:
                 self.unrecoverable = True  # the sender does not wait for this receiver, which joined too late
                 return None
             for number in range(self._edge, block + 1):
-                self._open[number] = PartialBlock(self.layout.segments_of(number))
+                self._open[number] = self._new_block(number)
             self._edge = block + 1
         return self._open.get(block)
 
@@ -357,5 +380,9 @@ class IncomingObject:
         ):
             return None
         self._edge = max(self._edge, block + 1)
-        found = self._open[block] = PartialBlock(self.layout.segments_of(block))
+        found = self._open[block] = self._new_block(block)
         return found
+
+    def _new_block(self, block: int) -> PartialBlock:
+        layout = self.layout
+        return PartialBlock(layout.k if block < self._whole_blocks else layout.segments_of(block))

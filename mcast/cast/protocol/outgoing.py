@@ -155,7 +155,7 @@ class OutgoingObject:
 
     def skip_stored(self) -> bool:
         """Skip the next block if all receivers have it stored, and return True; the caller sends its SEAL."""
-        if self.idle or self._at or self.sent >= self.stored:
+        if self.sent >= self.stored or self._at or self.idle:
             return False
         self.skipped += self._waiting[0].segments
         self._end_block()

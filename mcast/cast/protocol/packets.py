@@ -455,6 +455,7 @@ MEMBER_KINDS = {_KINDS[Join]: 0, _KINDS[Nack]: 4, _KINDS[Ack]: 4}
 
 _DATA_HEADER = struct.Struct(HEADER.format + _FORMATS[Data][0].format[1:])
 DATA_HEADER_SIZE = _DATA_HEADER.size
+_SEGMENT = struct.Struct("!IH")
 """Bytes of a DATA packet before its segment."""
 _DATA, _MAX_DATA = _KINDS[Data], DATA_HEADER_SIZE + MAX_SEGMENT
 _INDEX_LIMIT = MAX_K + MAX_PARITY
@@ -555,11 +556,14 @@ def decode_run(
     return session, object_, block, first, run
 
 
-def data_headers(session: int, object_: int, block: int, first: int, count: int) -> bytes:
-    """Return the headers of the segments first..first+count-1 of a block, DATA_HEADER_SIZE bytes for each."""
-    return _with_indexes(
-        _DATA_HEADER.pack(MAGIC, _DATA, session, object_, block, 0)[: -len(_PACKED_INDEXES[0])], first, count
-    )
+def data_header(session: int, object_: int) -> bytes:
+    """Return the header of an object's first segment, DATA_HEADER_SIZE bytes."""
+    return _DATA_HEADER.pack(MAGIC, _DATA, session, object_, 0, 0)
+
+
+def set_segment(header: bytes, block: int, esi: int) -> bytes:
+    """Return the header with that block and encoding symbol id."""
+    return header[: -_SEGMENT.size] + _SEGMENT.pack(block, esi)
 
 
 def _with_indexes(prefix: bytes, first: int, count: int) -> bytes:

@@ -19,7 +19,7 @@ from math import inf
 TOLERABLE_LOSS = 0.05
 """Fraction of lost messages up to which the rate does not fall, because parity repairs it cheaply."""
 
-MAX_BURST = 256
+MAX_BURST = 512
 """Maximum messages that are sent in one step."""
 
 SMALL_GROUP = 16
@@ -39,6 +39,8 @@ _DECREASE, _INCREASE = 0.9, 1.1
 _ROUND_TRIPS = 4
 _USED = 4
 """The rate rises only while the sender uses at least one in _USED of it."""
+_MAX_PACED_BURST = 128
+"""Maximum messages of a burst that is paced, as the receivers' queues may be short."""
 _PACING_INTERVAL = 0.01
 """Seconds between the bursts of a paced sender."""
 _ROUNDED = 1e-6
@@ -82,7 +84,7 @@ class Rate:
     @property
     def _burst(self) -> float:
         """Messages of a burst; a late step may send twice as many."""
-        return min(MAX_BURST / 2, max(1.0, self.pace * _PACING_INTERVAL))
+        return min(_MAX_PACED_BURST, max(1.0, self.pace * _PACING_INTERVAL))
 
     def spent(self, messages: int) -> None:
         """Count messages that were sent."""

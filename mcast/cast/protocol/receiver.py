@@ -153,6 +153,7 @@ class ObjectReceiver:
         self._clock, self._last_progress = _SenderClock(now), now
         self._carousel: Carousel | None = None
         self._nack_timer = NackTimer(random)
+        self._updated_at: float | None = None  # when a packet may have shown that segments are missing
         self._current: tuple[Describe, IncomingObject] | None = None
         self._last_number = -1
         self._version = NO_VERSION  # the newest one that has completed here
@@ -195,24 +196,43 @@ class ObjectReceiver:
             receiver = self.others.get(packet.object, self) if isinstance(packet, Seal | Flush) else self
             step(receiver, packet, now)
 
-    def on_data(self, object_: int, block: int, first: int, count: int, now: float) -> int:
-        """Process the segments first..first+count-1 of a block, and return a bitmap of the new ones.
+    def wanted(self, object_: int, block: int, now: float) -> tuple[int, int]:
+        """Open a block of which segments arrive; return a bitmap of those that the driver must store.
 
-        The driver stores the new ones.
+        It is 0 if none is needed, or if the block is not to be stored now. The second number returned is that
+        of the segments that complete the block; 0 if it is unknown.
         """
-        if object_ in self.others:
-            return self.others[object_].on_data(object_, block, first, count, now)
-        self._clock.heard = now
-        incoming = self._takes_part(object_)
+        receiver = self.others.get(object_, self)
+        incoming = receiver._on_segment(object_, block, now)
+        if incoming is None:
+            return 0, 0
+        wanted = incoming.wanted(block)
+        receiver._after_update(incoming, now)
+        return wanted
+
+    def on_data(self, object_: int, block: int, segments: int, messages: int, now: float) -> int:
+        """Process segments of a block, and return a bitmap of the new ones, which the driver must store.
+
+        segments  bitmap of segments that have arrived
+        messages  number of messages with a segment of the block, also with one that had arrived before
+        """
+        receiver = self.others.get(object_, self)
+        incoming = receiver._on_segment(object_, block, now)
         if incoming is None:
             return 0
-        if not incoming.begun and self._is_late:
-            incoming.request_from = block
-        new = incoming.add_segments(block, first, count)
-        if new and not self._is_carousel:  # there, segments may be dropped and arrive again without end
-            self._last_progress, self._nack_timer.suppressed = now, 0
-        self._after_update(incoming, now)
+        new = incoming.add_segments(block, segments, messages)
+        if new and not receiver._is_carousel:  # there, segments may be dropped and arrive again without end
+            receiver._last_progress, receiver._nack_timer.suppressed = now, 0
+        receiver._after_update(incoming, now)
         return new
+
+    def _on_segment(self, object_: int, block: int, now: float) -> IncomingObject | None:
+        """Return the object of a segment if this receiver takes part in it."""
+        self._clock.heard = now
+        incoming = self._takes_part(object_)
+        if incoming is not None and self._is_late and not incoming.begun:
+            incoming.request_from = block
+        return incoming
 
     def resume(self, blocks: int, now: float) -> None:
         """Note that an earlier run has stored the first blocks of the object that was just described.
@@ -252,6 +272,7 @@ class ObjectReceiver:
         if not valid and is_stored:
             incoming.reject(block)
             self._schedule_stored(now)
+            self._after_update(incoming, now)  # the sender may not send the block any more
             return
         if not valid:
             self.rejected["a block that differs from its digest"] += 1
@@ -310,6 +331,7 @@ class ObjectReceiver:
     def suspend(self) -> None:
         """Free all memory but the record of what has ended, until the silent sender is heard again."""
         self.others.clear()
+        self._updated_at = None
         self._nack_timer, self._answer_timers = (
             NackTimer(self._random),
             _AnswerTimers(self._answer_timers.reason),
@@ -358,6 +380,8 @@ class ObjectReceiver:
         """When to call `messages` next; any other call may change it."""
         if self.finished:
             return inf
+        if self._updated_at is not None:
+            self._update_nack_timer()
         nack = inf if self._nack_timer.due is None else self._nack_timer.due
         unseen = inf if self._carousel is None else self._carousel.due(self.config.stall)
         return min(
@@ -624,13 +648,22 @@ class ObjectReceiver:
 
     def _after_update(self, incoming: IncomingObject, now: float) -> None:
         if self._is_incomplete:
-            if self._nack_timer.due is None and incoming.has_requests:
-                self._start_nack_timer(now)
+            if self._updated_at is None:
+                self._updated_at = now
         elif self._state == PENDING:
             why = "joined too late for the object" if self.late else "misses blocks that the sender dropped"
             self._finish(FAILED, f"left behind: this receiver {why}", now)
 
+    def _update_nack_timer(self) -> None:
+        """Start the timer if a segment is missing since the last update; once for all packets of a step."""
+        now, self._updated_at = self._updated_at, None
+        if now is not None and self._nack_timer.due is None and self._is_incomplete:
+            assert self._current is not None
+            if self._current[1].has_requests:
+                self._start_nack_timer(now)
+
     def _on_nack(self, nack: Nack, now: float) -> None:
+        self._update_nack_timer()
         incoming = self._takes_part(nack.object)
         if incoming is not None and nack.member != self.config.number and self._nack_timer.due is not None:
             for request in nack.requests:

@@ -50,6 +50,7 @@ from mcast.cast.protocol.packets import (
     MAX_METADATA,
     MAX_PARITY,
     MAX_ROUND_TRIP,
+    MAX_SEALS,
     MAX_WINDOW,
     MEMBER_PACKETS,
     MIN_MESSAGE_SIZE,
@@ -89,8 +90,8 @@ _ADMIT_DELAY = 0.002
 _DESCRIBE_INTERVAL = 8
 """Blocks after which DESCRIBE is repeated, for receivers that have lost it."""
 
-_INFOS_PER_SEAL = 4
-"""Blocks that the SEAL after a block describes; a receiver must lose as many in a row to miss one."""
+_SEALS_PER_BLOCK = 4
+"""Number of SEALs that describe a block, one for each burst; only who loses all of them misses it."""
 
 _OFFER_SHARE = 4
 """At most one message in _OFFER_SHARE goes with an OFFER, however slow the pace is."""
@@ -518,14 +519,17 @@ class ObjectSender:
             else:
                 self._flush_timer.end()
         self._spent(out)
-        if outgoing is not None and not outgoing.about.carousel:
-            flushes = self._window_flushes(outgoing, now)
+        if (
+            outgoing is not None
+            and not outgoing.about.carousel
+            and (flushes := self._window_flushes(outgoing, now))
+        ):
             self._spent(flushes)
             out += flushes
         return out
 
     def _spent(self, out: Sequence[bytes | SegmentRange]) -> None:
-        messages = sum(one.segments if isinstance(one, SegmentRange) else 1 for one in out)
+        messages = sum([one.segments if type(one) is SegmentRange else 1 for one in out])
         self.rate.spent(messages)
         self._window.spent(messages)
 
@@ -610,6 +614,7 @@ class ObjectSender:
         if not self._queue.runs and self._queue.seals:
             out += [encode(outgoing.seal(block, *self._pulse(now))) for block in self._queue.seals]
             self._queue.seals = []
+        ended = 0
         while allowed > 0 and not self._queue.runs:
             if outgoing.skip_stored():
                 while outgoing.skip_stored():
@@ -622,9 +627,12 @@ class ObjectSender:
             out.append(run)
             allowed -= run.segments
             if outgoing.between_blocks:
-                out.append(encode(outgoing.seal(run.block, *self._pulse(now), _INFOS_PER_SEAL)))
+                ended += 1
                 if outgoing.sent % _DESCRIBE_INTERVAL == 0:
                     out.append(encode(outgoing.about))
+        if ended:
+            infos = min(MAX_SEALS, ended * _SEALS_PER_BLOCK)
+            out.append(encode(outgoing.seal(outgoing.sent - 1, *self._pulse(now), infos)))
 
     def _update_window(self) -> None:
         if self.outgoing is not None:

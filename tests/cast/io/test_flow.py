@@ -260,7 +260,8 @@ def test_late_receiver_waits_for_the_next_sender() -> None:
         """The last block waits for the late one."""
 
         def read(self, size: int) -> bytes | None:
-            return super().read(size) if self.left > BLOCK or late.is_set() else None
+            now = self.left if late.is_set() else self.left - BLOCK
+            return super().read(min(size, now)) if now else None
 
         @property
         def left(self) -> int:

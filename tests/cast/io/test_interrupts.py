@@ -31,6 +31,11 @@ def sends(world: World) -> None:
     cast.send(world.group, b"to nobody", receivers=0)
 
 
+def hashes(world: World) -> None:
+    """With a thread, which is gone afterwards (`sweep`)."""
+    cast.send(world.group, bytes(1 << 18), receivers=0, threads=1)
+
+
 def opens(world: World) -> None:
     world.opens = True
     with cast.open_session(world.group) as session:
@@ -67,7 +72,7 @@ def after(world: World, error: BaseException | None) -> str:
 
 
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("call", [sends, opens, publishes, receives])
+@pytest.mark.parametrize("call", [sends, hashes, opens, publishes, receives])
 def test_interrupted_call(call: Callable[[World], None], kind: Kind) -> None:
     outcomes = sweep(World, call, after, kind, every=1 if EVERY == 1 else 41)
     print(call.__name__, kind.name, dict(states(outcomes)))

@@ -19,7 +19,6 @@ from blake3 import blake3
 
 import mcast
 from mcast import Membership, TimedOut, aio, cast
-from mcast.api import Series
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Delivery, Drop, Duplicate, Messages, Reorder
 from mcast.backends.sim.testbed import SimObserver
@@ -49,7 +48,7 @@ from mcast.cast.protocol.packets import (
     segment_size,
 )
 from mcast.endpoint.waiting import Step
-from mcast.wire.addresses import Gid
+from tests.cast.batches import batch_of
 
 from .alone import SESSION, Alone, heard
 
@@ -98,6 +97,7 @@ def gets(
     into: ReceiveTarget = None,
     missed: Callable[..., object] | None = None,
     key: bytes | None = None,
+    threads: int = 1,
 ) -> list[cast.Received]:
     """A receiver on that host, which leaves after so many objects.
 
@@ -106,7 +106,7 @@ def gets(
     found: list[cast.Received] = []
     with (
         member(fabric, host) as group,
-        closing(cast.receive(group, into, missed=missed or unwanted, key=key)) as objects,
+        closing(cast.receive(group, into, missed=missed or unwanted, key=key, threads=threads)) as objects,
     ):
         while len(found) < count:
             found.append(next(objects))
@@ -631,7 +631,7 @@ def test_sessions_per_address_are_limited() -> None:
     next(steps)
     liar = [Offer(number_at("10.0.0.2", salt), 0, 1, 1, 1000, 0, "liar") for salt in range(1, 50)]
     honest = Offer(number_at("10.0.0.3", 1), 0, 1, 1, 1000, 0, "honest")
-    steps.send([*(heard(one, "10.0.0.2") for one in liar), heard(honest)])
+    steps.send(batch_of(*((encode(one), "10.0.0.2") for one in liar), (encode(honest), "10.0.0.3")))
     assert receiving.rejected == {
         "an invitation to one session too many": len(liar) - MAX_SESSIONS_PER_ADDRESS
     }
@@ -656,7 +656,7 @@ def test_a_session_that_has_said_all_waits_for_nobody() -> None:
         assert step.until < inf
         time = max(time, step.until)
         try:
-            step = steps.send([])
+            step = steps.send(heard())
         except StopIteration:
             step = None
     assert sending.core.finished
@@ -738,11 +738,10 @@ def test_past_session_is_known_by_its_nonce(
         for one in packet:
             authenticator.begin(one.session, one.nonce)
             (message,) = map(bytes, authenticator.sign([encode(one)]))
-            gid = Gid("::ffff:10.0.0.3")
-            steps.send([Series(memoryview(message), len(message), len(message), 1, gid, 7, False)])
+            steps.send(batch_of((message, "10.0.0.3")))
         cores = [end.sessions[one.session].core for one in packet]
         time += 11.0
-        steps.send([])
+        steps.send(batch_of())
         assert not end.sessions
         return cores
 
@@ -807,10 +806,10 @@ def test_stop_is_noticed_at_a_low_rate() -> None:
         assert step.until is not None
         assert step.until <= time + 0.1
         time += 0.1
-        step = steps.send([])
+        step = steps.send(heard())
     sending.stop()
     with pytest.raises(StopIteration):
-        steps.send([])
+        steps.send(heard())
 
 
 def test_stalled_sender_is_given_up(
@@ -835,7 +834,7 @@ def test_time_between_calls_is_no_silence() -> None:
     steps = receiving.next(0.1)
     next(steps)
     offer = _offer(1)
-    steps.send([heard(offer)])
+    steps.send(heard(offer))
     time = 100.0
     next(receiving.next(0.1))
     assert list(receiving.sessions) == [offer.session]
@@ -851,18 +850,18 @@ def test_one_session_ends_when_its_sender_is_silent() -> None:
     )
     steps = receiving.next(None)
     next(steps)
-    steps.send([heard(_offer(1))])
+    steps.send(heard(_offer(1)))
     session = _offer(1).session
     who = receiving.sessions[session].core.config
     steps.send(
-        [
-            heard(Admit(session, {who.number: (0, who.nonce)})),
-            heard(Describe(session, 0, 5000, 976, 1, 0, 0, 0, "first", b"")),
-        ]
+        heard(
+            Admit(session, {who.number: (0, who.nonce)}),
+            Describe(session, 0, 5000, 976, 1, 0, 0, 0, "first", b""),
+        )
     )
     time = 12.0
     with pytest.raises(StopIteration) as ended:
-        steps.send([])
+        steps.send(heard())
     assert ended.value.value is None
 
 
@@ -875,7 +874,7 @@ def test_empty_object_with_wrong_digest_is_missed() -> None:
     )
     steps = receiving.next(None)
     next(steps)
-    steps.send([heard(_offer(1))])
+    steps.send(heard(_offer(1)))
     session = _offer(1).session
     who = receiving.sessions[session].core.config
     said: list[Packet] = [
@@ -883,11 +882,11 @@ def test_empty_object_with_wrong_digest_is_missed() -> None:
         Describe(session, 0, 0, 992, 1, 0, 0, 0, "empty", b""),
         Flush(session, 0, 0, 0, 0, 0, 1, 1000, 1, bytes(32), 0, 0),
     ]
-    steps.send([heard(one) for one in said])
+    steps.send(heard(*said))
     assert [one.reason for one in missed] == ["the object differs from its digest"]
     time = 12.0
     with pytest.raises(StopIteration) as ended:
-        steps.send([])
+        steps.send(heard())
     assert ended.value.value is None
 
 
@@ -898,22 +897,22 @@ def test_next_object_waits_for_the_program() -> None:
     receiving = ReceivingSession(_alone(lambda: time), None, None, 1000, 1000, 10.0, None, None)
     steps = receiving.next(None)
     next(steps)
-    steps.send([heard(_offer(1))])
+    steps.send(heard(_offer(1)))
     one = receiving.sessions[_offer(1).session]
     found = cast.Received(
         one.offered(Describe(1, 0, 0, 1000, 1, 0, 0, 0, "first", b"")), 0, b"", None, None, {}
     )
     one.complete.append(found)
     one.core._answer_timers.ack = 2.0
-    steps.send([])
-    steps.send([heard(_offer(2))])
+    steps.send(heard())
+    steps.send(heard(_offer(2)))
     time = 3.0
-    steps.send([])
+    steps.send(heard())
     with pytest.raises(StopIteration) as ended:
-        steps.send([])
+        steps.send(heard())
     assert ended.value.value is found
     assert list(receiving.sessions) == [_offer(1).session]
     steps = receiving.next(None)
     assert next(steps).until == time
-    steps.send([])
+    steps.send(heard())
     assert list(receiving.sessions) == [_offer(1).session, _offer(2).session]

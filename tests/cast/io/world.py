@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
-from mcast.api import HeaderBodyBatch, Series, list_rows
+from mcast.api import HeaderBodyBatch, list_rows
 from mcast.cast.io import files, receiving
 from mcast.cast.io.driver import SessionContext, SessionSteps
 from mcast.cast.io.receiving import Missed, Received, ReceivingSession
@@ -24,7 +24,7 @@ from mcast.cast.io.sinks import Offered, ReceiveTarget, Target
 from mcast.cast.protocol.packets import number_at
 from mcast.cast.protocol.strategy import Strategy
 from mcast.endpoint.waiting import Step
-from mcast.wire.addresses import Gid
+from tests.cast.batches import batch_of
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ class End:
             DEPTH,
             address=address,
         )
-        self._inbox: list[Series] = []
+        self._inbox: list[tuple[bytes, str]] = []
         self._steps: SessionSteps[Any] | None = None
         self._then: Callable[[Any], object] = bool
         self._stamp = 0
@@ -111,9 +111,7 @@ class End:
     def on_message(self, message: bytes, source: End) -> None:
         """Queue a message for the next step."""
         if len(self._inbox) < DEPTH:
-            view = memoryview(message)
-            gid = Gid(f"::ffff:{source.address}")
-            self._inbox.append(Series(view, len(message), len(message), 1, gid, 7, False))
+            self._inbox.append((message, source.address))
         if len(self._inbox) == 1:
             self._wakes(self.world.now + TURN)
 
@@ -130,7 +128,7 @@ class End:
             return
         if stamp == self._stamp and steps is not None:
             heard, self._inbox = self._inbox, []
-            self._go(lambda: steps.send(heard))
+            self._go(lambda: steps.send(batch_of(*heard)))
 
     def _go(self, call: Callable[[], Step]) -> None:
         try:

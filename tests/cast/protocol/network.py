@@ -128,7 +128,7 @@ class SimulatedReceiver:
         core = self.core
         if isinstance(packet, Data):
             if packet.session == core.session and core.on_data(
-                packet.object, packet.block, packet.esi, 1, now
+                packet.object, packet.block, 1 << packet.esi, 1, now
             ):
                 segments = self._segments.setdefault((packet.object, packet.block), {})
                 segments[packet.esi] = bytes(packet.payload)

@@ -101,14 +101,14 @@ def test_incomplete_blocks_are_bounded() -> None:
     random = Random(1)
     dropped = []
     for step in range(2000):
-        some.add_segments(random.randrange(1000), random.randrange(3), 1)
+        some.add_segments(random.randrange(1000), 1 << random.randrange(3), 1)
         dropped += some.dropped
         some.dropped = []
         assert len(some._open) <= 3, step
     assert dropped
-    assert some.add_segments(1000, 0, 1) == 0, "the object has no such block"
+    assert some.add_segments(1000, 1, 1) == 0, "the object has no such block"
     narrow = IncomingObject(0, layout, 3, False, make_carousel(3))
-    assert [narrow.add_segments(block, 0, 1) for block in (0, 2, 3, 999)] == [1, 1, 0, 0], "in order"
+    assert [narrow.add_segments(block, 1, 1) for block in (0, 2, 3, 999)] == [1, 1, 0, 0], "in order"
 
 
 def test_reach_is_less_for_small_blocks() -> None:
@@ -118,8 +118,8 @@ def test_reach_is_less_for_small_blocks() -> None:
     )
     for some in (narrow, wide):
         some.allow_any_order()
-    assert wide.add_segments(1_000_000, 0, 1) == 1
-    assert [narrow.add_segments(block, 0, 1) for block in (8000, 8192, 1_000_000)] == [1, 0, 0]
+    assert wide.add_segments(1_000_000, 1, 1) == 1
+    assert [narrow.add_segments(block, 1, 1) for block in (8000, 8192, 1_000_000)] == [1, 0, 0]
 
 
 @pytest.mark.parametrize("in_order", [(), (1, 2)], ids=["any order", "in order"])
@@ -173,7 +173,7 @@ def test_blocks_after_a_wrong_prefix_stay_verified() -> None:
     info = BlockInfo(1, 1, bytes(32))
 
     def deliver(block: int) -> None:
-        assert some.add_segments(block, 0, 1) == 1
+        assert some.add_segments(block, 1, 1) == 1
         some.add_infos(block, [info])
         some.accept(block)
 
@@ -181,7 +181,7 @@ def test_blocks_after_a_wrong_prefix_stay_verified() -> None:
     deliver(4)
     some.reject(0)
     assert some.base == 0
-    assert some.add_segments(3, 0, 1) == 0
+    assert some.add_segments(3, 1, 1) == 0
     for block in range(3):
         deliver(block)
     assert some.base == 5
@@ -370,7 +370,7 @@ def receiver_of_carousel(size: int, any_order: bool = True, count: int = 1) -> O
 
 def deliver(core: ObjectReceiver, block: int, now: float, object_: int = 0) -> None:
     """Deliver the segment of a block, and its SEAL if the segment is new."""
-    if core.on_data(object_, block, 0, 1, now):
+    if core.on_data(object_, block, 1, 1, now):
         core.on_packet(Seal(number(0), object_, block, 0, 0, 1, 1000, (BlockInfo(1, 1, bytes(32)),)), now)
 
 
@@ -408,9 +408,9 @@ def test_objects_share_the_bound_of_blocks() -> None:
         some.allow_any_order()
     random = Random(1)
     for _ in range(3000):
-        random.choice(several).add_segments(random.randrange(1000), random.randrange(4), 1)
+        random.choice(several).add_segments(random.randrange(1000), 1 << random.randrange(4), 1)
         assert sum(len(one._open) for one in several) <= 5, "the first missing block always has room"
-    assert several[2].add_segments(0, 0, 4) or 0 in several[2]._open
+    assert several[2].add_segments(0, 0b1111, 4) or 0 in several[2]._open
 
 
 def test_an_object_of_another_carousel_is_rejected() -> None:

@@ -71,9 +71,17 @@ def test_parity_does_not_depend_on_the_request() -> None:
     data = Random(1).randbytes(40 * 32)
     parity = parity_segments(data, 32)
     block = SourceBlock(data, 32, 40)
-    asked = [block.segments(40 + first, count) for first, count in ((0, 2), (2, 1), (3, 4), (7, 25), (1, 1))]
-    assert asked == [parity[:2], parity[2:3], parity[3:7], parity[7:], parity[1:2]]
-    assert SourceBlock(data, 32, 40).segments(39, 3) == [data[-32:], *parity[:2]]
+    for first, count in ((0, 2), (2, 1), (3, 4), (7, 25), (1, 1)):
+        assert joined_stretches(block, 40 + first, count) == b"".join(parity[first : first + count])
+    assert joined_stretches(SourceBlock(data, 32, 40), 39, 3) == data[-32:] + parity[0] + parity[1]
+
+
+def joined_stretches(block: SourceBlock, first: int, count: int) -> bytes:
+    """The segments of these ids."""
+    return b"".join(
+        memory[begin : begin + number * size]
+        for _, number, memory, begin, size in block.stretches(first, count)
+    )
 
 
 def test_answers_are_spread_where_others_answer() -> None:
@@ -158,7 +166,7 @@ def test_put_run_equals_put_of_each(first: int, count: int, gap: int, size: int)
     for esi, one in enumerate(row, first):
         of_each.put(esi, one)
     assert together == alone
-    assert of_all._parity == of_each._parity
+    assert of_all.parity == of_each.parity
 
 
 @pytest.mark.parametrize("members", [1, 10, 1000])
@@ -561,9 +569,8 @@ def test_describe_is_repeated_in_a_long_object() -> None:
             sender.offer(BlockInfo(1, 1, bytes(32)))
         packets += sender.messages(now)
         now += 0.001
-    seals = [at for at, one in enumerate(packets) if isinstance(one, bytes) and isinstance(decode(one), Seal)]
-    again = [at for at, one in enumerate(packets) if one == encode(about) and at > seals[0]]
-    assert {sum(seal < at for seal in seals) for at in again} >= {8, 16, 24}
+    again = [at for at, one in enumerate(packets) if one == encode(about)]
+    assert {sum(isinstance(one, SegmentRange) for one in packets[:at]) for at in again} >= {8, 16, 24}
 
 
 def test_a_receiver_without_admit_is_not_silent() -> None:
@@ -591,6 +598,28 @@ def test_a_sender_without_segments_is_given_up() -> None:
     ]
 
 
+def test_a_rejected_prefix_does_not_wake_forever() -> None:
+    """A stored block differs, and the sender does not send it any more: the object ends at once.
+
+    The timer of a NACK stayed in the past until the next SEAL.
+    """
+    one = described(4)
+    one.resume(2, 0.0)
+    info = BlockInfo(1, 1, bytes(Digest(b"x")))
+    one.on_packet(Flush(number(0), 0, 4, UNKNOWN_BLOCKS, 2, 0, 1, 1000, 0, bytes(32), 0, 0), 0.0)
+    one.on_packet(Seal(number(0), 0, 0, 2, 0, 1, 1000, (info,)), 0.0)
+    assert [ready.block for ready in one.take_ready()] == [0]
+    assert one.due < 1.0
+    assert one._nack_timer.due is not None
+    one.checked(0, False, 0.0)
+    while (now := one.due) < 1.0:
+        one.messages(now)
+        assert one.due > now
+    assert [ended.reason for ended in one.ended] == [
+        "left behind: this receiver joined too late for the object"
+    ]
+
+
 def test_an_impossible_seal_is_rejected() -> None:
     """It is counted, and the other blocks in the packet are used."""
     one = described(3)
@@ -599,7 +628,7 @@ def test_an_impossible_seal_is_rejected() -> None:
     for _ in range(2):
         one.on_packet(seal, 0.0)
     for block in range(3):
-        assert one.on_data(0, block, 0, 1, 0.0) == 1
+        assert one.on_data(0, block, 1, 1, 0.0) == 1
     assert one.rejected == {"a block that the object cannot have": 2}
     assert [ready.block for ready in one.take_ready()] == [0, 2]
 
@@ -609,7 +638,7 @@ def test_a_block_that_stays_wrong_fails_the_object() -> None:
     one.on_packet(seal, 0.0)
     for _ in range(MAX_MISMATCHES):
         assert one.ended == []
-        assert one.on_data(0, 0, 0, 1, 0.0) == 1
+        assert one.on_data(0, 0, 1, 1, 0.0) == 1
         assert [ready.block for ready in one.take_ready()] == [0]
         one.checked(0, False, 0.0)
     assert [(ended.complete, ended.reason) for ended in one.ended] == [
@@ -699,7 +728,7 @@ def test_a_storable_object_waits_for_the_disk() -> None:
     """For any time, and although the sender goes on to the next object."""
     session, digest = number(0), bytes(Digest(b"x"))
     one = described(1, stores=True)
-    assert one.on_data(0, 0, 0, 1, 0.0) == 1
+    assert one.on_data(0, 0, 1, 1, 0.0) == 1
     one.on_packet(Seal(session, 0, 0, 0, 0, 1, 1000, (BlockInfo(1, 1, digest),)), 0.0)
     one.on_packet(Flush(session, 0, 1, 1, 0, 0, 1, 1000, 1, digest, 0, 0), 0.0)
     assert len(one.take_ready()) == 1

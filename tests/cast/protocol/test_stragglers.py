@@ -120,10 +120,10 @@ def test_data_beyond_the_window_ends_the_object() -> None:
     end = ObjectReceiver(session, ReceiverConfig(number, "r", 4, 4096, False), Random(1), 0.0)
     end.on_packet(Admit(session, {number: (0, end.config.nonce)}), 0.0)
     end.on_packet(Describe(session, 0, 100_000, 1000, 4, 0, 0, 0, "o", b""), 0.0)
-    end.on_data(0, 0, 0, 3, 0.1)
-    end.on_data(0, 1, 0, 4, 0.1)
+    end.on_data(0, 0, 0b111, 3, 0.1)
+    end.on_data(0, 1, 0b1111, 4, 0.1)
     assert 0.1 <= end.due < 1.0, "a segment is missing"
-    end.on_data(0, 9, 0, 4, 0.1)
+    end.on_data(0, 9, 0b1111, 4, 0.1)
     assert [one.reason.split(":")[0] for one in end.ended] == ["left behind"]
     end.messages(2.0)
     assert end.due > 2.0

@@ -1,17 +1,65 @@
-"""Parser of received messages that joins consecutive segments of a block into runs.
+"""Received batches: segments are put into place by C, other messages are decoded.
 
-Most messages are segments. A run costs one pass through Python instead of one for each segment. Segments that
+Theory of operation. Most messages are segments. A `Placer` puts those of open blocks into place in C, a batch
+in a call, and leaves the other messages to `coalesced`, which decodes them. Where the extension is not built,
+and in a closed group, where each message has a tag to be verified first, `coalesced` decodes all messages. It
+joins consecutive segments of a block into runs, so that a run costs one pass through Python. Segments that
 lie at a fixed distance in the receive memory are not copied; others are joined into new memory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
-from mcast.api import Series
+from mcast.api import Batch, Series
 from mcast.cast.protocol.auth import Authenticator
-from mcast.cast.protocol.packets import DATA_HEADER_SIZE, Data, Packet, Rejected
+from mcast.cast.protocol.packets import (
+    DATA_HEADER_SIZE,
+    MAX_K,
+    MAX_PARITY,
+    Data,
+    Packet,
+    Rejected,
+    data_header,
+)
+from mcast.wire.addresses import Gid
+
+PLACER: type[Placer] | None = None
+"""What places segments; None where there was no compiler."""
+with suppress(ImportError):
+    from mcast.cast._plane import Placer
+
+    PLACER = Placer
+
+_BITMAP_SIZE = (MAX_K + MAX_PARITY + 63) // 64 * 8
+"""Bytes of a bitmap of segments, as a placer takes and returns it."""
+
+
+def placer_for(authenticator: Authenticator) -> Placer | None:
+    """Return a new placer; None if each message is to be decoded."""
+    if PLACER is None or authenticator.overhead:
+        return None
+    return PLACER(data_header(0, 0))
+
+
+def encode_bitmap(segments: int) -> bytes:
+    """Return a bitmap of segments as a placer takes it."""
+    return segments.to_bytes(_BITMAP_SIZE, "little")
+
+
+def gid_of(address: str) -> Gid:
+    """Return the GID whose `address_text` this is."""
+    return Gid(address if ":" in address else f"::ffff:{address}")
+
+
+def run_of(batch: Batch, memory: memoryview, first: int, count: int, begin: int, step: int) -> Series:
+    """Return messages of a batch, which begin `step` bytes apart in its memory, from `begin` on."""
+    one = batch[first]
+    size = len(one.payload)
+    payloads = one.payload if count == 1 else memory[begin : begin + (count - 1) * step + size]
+    return Series(payloads, step, size, count, one.source, one.src_qp, one.from_self)
 
 
 class DataRun(NamedTuple):

@@ -1,0 +1,125 @@
+"""Threads of a session, which compute digests, parity and tags while the session sends or receives.
+
+Theory of operation. `submit` puts a task into a queue, which the threads empty in order; `result` waits for
+the task, and raises what the task has raised. A task touches only what it was given, and the session leaves
+that alone until it has the result; so nothing needs a lock, and one thread keeps the order of tasks that
+depend on each other. Tasks last milliseconds and never wait.
+
+- The threads start with the first task, and end in `close`, when the `Workers` are dropped, or with the
+  interpreter, which must not end amid a task: they are joined in each case.
+- A fork has no threads. `result` refuses there, as all calls of an endpoint do.
+
+`concurrent.futures` does the same in ten times the time of a task's hand-over, which would be as long as the
+digest of a block takes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Lock, Thread, current_thread
+from typing import Any, Generic, TypeVar, cast
+from weakref import finalize
+
+T = TypeVar("T")
+
+DEFAULT_THREADS = 1 if len(os.sched_getaffinity(0)) > 1 else 0
+"""Default number of threads beside that of the caller: on one processor a thread only costs time."""
+
+MAX_THREADS = 64
+"""Maximum number of threads of a session."""
+
+
+class Task(Generic[T]):
+    """A call that another thread makes; without threads, `result` makes it."""
+
+    __slots__ = ("_call", "_done", "_error", "_pid", "_result")
+
+    def __init__(self, call: Callable[[], T], pid: int) -> None:
+        self._call: Callable[[], T] | None = call
+        self._pid = pid
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        self._done = Lock()
+        if pid:
+            self._done.acquire()
+
+    def run(self) -> None:
+        """Make the call, in one of the threads."""
+        call, self._call = self._call, None
+        assert call is not None
+        try:
+            self._result = call()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._done.release()
+
+    @property
+    def done(self) -> bool:
+        """True if `result` does not wait."""
+        return not self._done.locked()
+
+    def result(self) -> T:
+        """Return the call's result once it is there, or raise its error. To be called once."""
+        if not self._pid:
+            assert self._call is not None
+            return self._call()
+        if self._done.locked() and self._pid != os.getpid():
+            raise RuntimeError(
+                f"this transfer began in process {self._pid}: open an endpoint in its fork {os.getpid()}"
+            )
+        self._done.acquire()
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # it refers to frames that refer to this task
+        return cast(T, self._result)
+
+
+class Workers:
+    """Threads that carry out tasks in order. Raises ValueError for a number of them that cannot be.
+
+    threads  0: each task is carried out where its result is asked for
+    """
+
+    def __init__(self, threads: int) -> None:
+        if not 0 <= threads <= MAX_THREADS:
+            raise ValueError(f"threads is {threads}: give 0 to {MAX_THREADS} threads for digests and parity")
+        self.threads: int = threads
+        self._queue = SimpleQueue[Task[Any] | None]()
+        self._started: list[Thread] = []
+        finalize(self, _end, self._queue, self._started)
+
+    def submit(self, call: Callable[[], T]) -> Task[T]:
+        """Have a thread make the call as soon as one is free."""
+        if not self.threads:
+            return Task(call, 0)
+        task = Task(call, os.getpid())
+        self._queue.put(task)
+        while len(self._started) < self.threads:
+            thread = Thread(target=_work, args=(self._queue,), name="mcast.cast", daemon=True)
+            self._started.append(thread)
+            thread.start()
+        return task
+
+    def close(self) -> None:
+        """End the threads, after the tasks that were submitted. Idempotent; later tasks need no thread."""
+        self.threads = 0
+        _end(self._queue, self._started)
+
+
+def _work(queue: SimpleQueue[Task[Any] | None]) -> None:
+    while (task := queue.get()) is not None:
+        task.run()
+        del task  # what it holds is free while this thread waits
+
+
+def _end(queue: SimpleQueue[Task[Any] | None], threads: list[Thread]) -> None:
+    for _ in threads:
+        queue.put(None)
+    for thread in threads:
+        if thread.is_alive() and thread is not current_thread():  # where the collector runs in it
+            thread.join()
