@@ -33,6 +33,7 @@ from mcast.cast.protocol.sender import ReceiverReport
 from mcast.cast.protocol.strategy import all_receivers
 from mcast.endpoint.blocking import Membership, open_endpoint
 from mcast.endpoint.ports import LocalPort, active
+from mcast.endpoint.receive_buffer import copied
 from mcast.endpoint.settings import DEFAULTS, Settings
 from mcast.endpoint.waiting import Step
 from mcast.wire.addresses import ZERO_GID
@@ -74,7 +75,9 @@ class End(Generic[T]):
         with self.group._endpoint.recv_batch(MAX_RX_BATCH, timeout) as batch:
             received: Batch = batch
             if not all(Peer(series.source, series.src_qp) in peers for series in batch.series()):
-                received = CopiedBatch([one for one in batch if Peer(one.source, one.src_qp) in peers])
+                received = CopiedBatch(
+                    [copied(one) for one in batch if Peer(one.source, one.src_qp) in peers]
+                )
             if not received and self.idle:
                 return len(batch) > 0
             try:

@@ -177,30 +177,24 @@ class _Job(NamedTuple):
     buffer: BlockBuffer | None
 
 
-def _verified(jobs: Sequence[_Job], digest: Digest | None, whole: Buffer | None) -> list[memoryview | None]:
+def _verified(jobs: Sequence[_Job], digest: Digest | None) -> list[memoryview | None]:
     """Return the bytes of blocks; None for one that differs from its digest, or that cannot be restored.
 
     digest  of the bytes before the first block, to be continued, and the first block that differs is the last
             one of the result; None if each block has a digest of its own
-    whole   memory of all blocks, if they follow one another there: to hash it in one call is to take the GIL
-            once
     """
-    if digest is None:
-        return [
-            None if buffer is None else buffer.assemble_verified(ready.info, ready.segments)
-            for ready, buffer in jobs
-        ]
     found: list[memoryview | None] = []
-    for ready, buffer in jobs:
-        found.append(None if buffer is None else buffer.assemble(ready.info, ready.segments))
-        if found[-1] is None:
+    for (info, segments), buffer in ((job.ready[2:], job.buffer) for job in jobs):
+        data = None
+        if buffer is not None and digest is None:
+            data = buffer.assemble_verified(info, segments)
+        elif buffer is not None and digest is not None:
+            data = buffer.assemble(info, segments)
+            if data is not None and not digest.update_if(data, info.digest):
+                data = None
+        found.append(data)
+        if data is None and digest is not None:
             break
-    # The digest of the last block covers the others.
-    if whole is not None and found[-1] is not None and digest.update_if(whole, jobs[-1].ready.info.digest):
-        return found
-    for index, (job, data) in enumerate(zip(jobs, found, strict=False)):
-        if data is not None and not digest.update_if(data, job.ready.info.digest):
-            return [*found[:index], None]
     return found
 
 
@@ -320,8 +314,7 @@ class _Delivery:
                     return
                 is_small = sum(job.ready.info.size for job in jobs) < _MIN_TASK
                 workers = _NO_THREADS if is_small else self._workers
-                call = partial(_verified, jobs, self._running_digest, self._whole(jobs))
-                self._task = workers.submit(call), jobs
+                self._task = workers.submit(partial(_verified, jobs, self._running_digest)), jobs
             task, jobs = self._task
             if not (wait or task.done):
                 return
@@ -354,13 +347,6 @@ class _Delivery:
         while len(jobs) < _MAX_TASK and (job := self._ready.get(self._next_check + len(jobs))) is not None:
             jobs.append(job)
         return jobs
-
-    def _whole(self, jobs: Sequence[_Job]) -> memoryview | None:
-        """Return the memory of several blocks that follow one another in the sink's."""
-        if self.sink is None or not self._in_place or self.carousel or len(jobs) == 1:
-            return None
-        size = sum(job.ready.info.size for job in jobs)
-        return self.sink.buffer_at(jobs[0].ready.block * self._block_size, size)
 
     @property
     def busy(self) -> bool:
