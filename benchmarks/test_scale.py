@@ -1,8 +1,5 @@
 """Scale of the simulator: build a fabric, join everybody, one message to each group, leave.
 
-Beside it the floor: Python making, finding and freeing as many objects in as many dictionaries, and nothing
-else. What grows there faster than the memberships is the price of memory, and of looking for cycles in it.
-
 pytest benchmarks/test_scale.py                     # 1 000 to 100 000 memberships in groups of 100
 python benchmarks/test_scale.py sim-ib 65000 1000 100
 """
@@ -18,7 +15,6 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,10 +28,6 @@ MAKE = {"sim-roce": Fabric.roce, "sim-ib": Fabric.infiniband}
 
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 """Memberships, in groups of 100; a port has 10 of them."""
-
-
-HELD = {"sim-roce": (2, 5, 0), "sim-ib": (3, 7, 4)}
-"""Cost of a membership: objects, entries in its port's dictionaries, objects during its leave."""
 
 
 class Figures(NamedTuple):
@@ -176,67 +168,16 @@ def run(backend: str, ports: int, groups: int, members: int, memory: Callable[[]
     return Figures(build, join, send, leave, collector.seconds, per_port, per_member)
 
 
-class Bare:
-    """An object of the size of those that the simulator holds for a membership."""
-
-    __slots__ = ("group", "port", *(f"value{n}" for n in range(11)))
-
-    def __init__(self, port: object, group: object) -> None:
-        self.port, self.group = port, group
-
-
-def floor(backend: str, ports: int, groups: int, members: int) -> Figures:
-    """The figures of bare Python with the same ports, groups and members: it makes, files and frees."""
-    objects, entries, more = HELD[backend]
-    gc.collect()
-    times = [time.process_time()]
-    filed: list[list[dict[object, object]]] = [[{} for _ in range(entries)] for _ in range(ports)]
-    mgids = [bytes((g >> 8 & 255, g & 255)) * 8 for g in range(groups)]
-    step = max(ports // members, 1)
-    places = [[(g + m * step) % ports for m in range(members)] for g in range(groups)]
-    times.append(time.process_time())
-    with Collector() as collector:
-        held: list[Bare] = []
-        for mgid, indices in zip(mgids, places, strict=True):
-            for index in indices:
-                made = [Bare(index, mgid) for _ in range(objects)]
-                held += made
-                for number, table in enumerate(filed[index]):
-                    table[mgid] = made[number % objects]
-        times.append(time.process_time())
-        left: list[Bare] = []
-        for mgid, indices in zip(mgids, places, strict=True):
-            for index in indices:
-                for table in filed[index]:
-                    del table[mgid]
-                left += [Bare(index, mgid) for _ in range(more)]
-        del held, left
-        times.append(time.process_time())
-    build, join, leave = (later - earlier for earlier, later in pairwise(times))
-    return Figures(build, join, 0, leave, collector.seconds, 0, 0)
-
-
-def measured(backend: str, memberships: int, way: str) -> Figures:
-    """The figures of a run in a process of its own; `way` is a key of `WAYS`."""
+def measured(backend: str, memberships: int, memory: str) -> Figures:
+    """Return the figures of a run in a process of its own; `memory` is a key of `MEMORY`."""
     sizes = (memberships // 10, memberships // 100, 100)
-    command = [sys.executable, __file__, backend, *map(str, sizes), f"--json={way}"]
+    command = [sys.executable, __file__, backend, *map(str, sizes), f"--json={memory}"]
     found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return Figures(**json.loads(found))
 
 
-WAYS: dict[str, Callable[[str, int, int, int], Figures]] = {
-    "resident": run,
-    "traced": partial(run, memory=traced),
-    "floor": floor,
-}
-"""Name of a way to measure -> the function that does."""
-
-
-def fastest(backend: str, way: str) -> dict[int, Figures]:
-    """Each size, in the fastest of three runs."""
-    return {
-        size: min((measured(backend, size, way) for _ in range(3)), key=Figures.seconds) for size in SIZES
-    }
+MEMORY = {"resident": resident, "traced": traced}
+"""Name of a way to measure memory -> the function that does."""
 
 
 def time_exponents(found: dict[int, Figures]) -> tuple[float, float]:
@@ -259,16 +200,17 @@ def exponent(costs: dict[int, float]) -> float:
 @pytest.mark.parametrize("backend", MAKE)
 def test_growth(benchmark: Any, backend: str) -> None:
     """From 1 000 to 100 000 memberships; tests/sim/test_scale.py counts calls, which no cache changes."""
-    ours = benchmark.pedantic(fastest, args=(backend, "resident"), rounds=1)
+
+    def fastest(size: int) -> Figures:
+        return min((measured(backend, size, "resident") for _ in range(3)), key=Figures.seconds)
+
+    ours = benchmark.pedantic(lambda: {size: fastest(size) for size in SIZES}, rounds=1)
     objects = {size: measured(backend, size, "traced").membership_bytes for size in SIZES[::2]}
     largest = ours[SIZES[-1]]
-    bare = fastest(backend, "floor")
-    (with_collector, without), (its_floor, floor_without) = map(time_exponents, (ours, bare))
+    with_collector, without = time_exponents(ours)
     found = {
         "time exponent": with_collector,
-        "  its floor": its_floor,
         "without the collector": without,
-        "  its floor without": floor_without,
         "memory exponent": exponent({size: size * each for size, each in objects.items()}),
         "bytes a membership": objects[SIZES[-1]],
         "resident bytes a membership": largest.membership_bytes,
@@ -276,10 +218,6 @@ def test_growth(benchmark: Any, backend: str) -> None:
         "us to leave": largest.leave / SIZES[-1] * 1e6,
     }
     benchmark.extra_info["growth"] = {name: round(value, 3) for name, value in found.items()}
-    benchmark.extra_info["cpu"] = {
-        name: {size: [got.seconds(), got.collector] for size, got in each.items()}
-        for name, each in ((backend, ours), ("floor", bare))
-    }
     assert found["bytes a membership"] <= 1024
     assert found["memory exponent"] <= 1.05
 
@@ -288,8 +226,8 @@ if __name__ == "__main__":
     name, *sizes = sys.argv[1:4] + sys.argv[4:5]
     ports, groups, members = map(int, sizes)
     if sys.argv[5:]:
-        way = WAYS[sys.argv[5].removeprefix("--json=")]
-        print(json.dumps(way(name, ports, groups, members)._asdict()))
+        memory = MEMORY[sys.argv[5].removeprefix("--json=")]
+        print(json.dumps(run(name, ports, groups, members, memory)._asdict()))
     else:
-        for of, way in WAYS.items():
-            print(way(name, ports, groups, members).describe(groups * members, of))
+        for of, memory in MEMORY.items():
+            print(run(name, ports, groups, members, memory).describe(groups * members, of))

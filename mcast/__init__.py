@@ -1,28 +1,29 @@
 """Typed Python for RDMA multicast.
 
-    with mcast.open_endpoint("sim", "10.0.0.1") as endpoint:  # or "rdma" and an address of this host
+    with mcast.open_endpoint("sim", "10.0.0.1") as endpoint:  # or "udp", "rdma": an address of this host
         with endpoint.join("239.1.2.3") as group:
             group.send(b"hello")
             message = group.recv(timeout=1.0)
 
 Opening    open_endpoint gives an Endpoint; in mcast.aio it gives one whose calls are awaited.
-           open_backend, backend_names, backend_status: the providers, "rdma" and the simulators
+           open_backend, backend_names, backend_status: the providers: "sim", "udp", "rdma" and others
 Groups     Endpoint.join gives a Membership, which sends and receives; Endpoint.sender a Sender
 Messages   Message, Batch, RECORD_DTYPE (a batch as columns); Destination, Peer
 Addresses  McastAddress, Mgid, Gid
 Policies   RejoinPolicy, LoopbackPolicy, CqModeration
 Events     Lost, Rejoined, GaveUp, MessagesMissing, PortDown, PortUp, AddressChanged,
            ReceiveQueueLow
-Figures    EndpointStats, GroupStats, SourceStats, LoopbackReport
+Statistics EndpointStats, GroupStats, SourceStats, LoopbackReport
 Errors     McastError, an OSError whose text says what went wrong, why and what to do, and its families:
            TimedOut, Closed, Broken, MembershipLost, QpError, DeviceGone, MessageTooLarge, InvalidArgument,
            NotSupported, PermissionDenied, OutOfResources, AddressNotAvailable, Unreachable;
            BackendError for a provider that cannot be opened: UnknownBackend, BackendUnavailable;
            mcast.errors has all, also those of the contract, and their parts: Cause, Phase
 
-Read help(mcast.open_endpoint) next. Below the endpoints is the contract, mcast.api: event channels, ids and
-queue pairs, for programs that control each step, and for authors of providers. Tests of programs get a
-simulated fabric from pytest's fixture mcast_fabric (mcast.testing).
+Read help(mcast.open_endpoint) next. mcast.cast sends objects of any size to many receivers, and
+mcast.collective the buffers of MPI and PyTorch jobs. Below the endpoints is the contract, mcast.api: event
+channels, ids and queue pairs, for programs that control each step, and for authors of providers. Tests of
+programs get a simulated fabric from pytest's fixture mcast_fabric (mcast.testing).
 
 A name is imported when it is first used, so `import mcast` alone, as in the pytest plugin, costs nothing.
 """
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from mcast.wire.probe import Peer as Peer
 
     __version__: str
+    """Version of the package."""
 
 _NAMES = {
     "aio": "aio",

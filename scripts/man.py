@@ -13,18 +13,14 @@ from typer.core import TyperGroup
 
 from mcast.cli import SUMMARIES, app, help_record, load
 from mcast.cli.status import MEANINGS
+from scripts.variables import SYSTEM, USE
 
 if TYPE_CHECKING:
     from typer._click.core import Command
 
 FOLDER = Path(__file__).parents[1] / "man"
 
-VARIABLES = {
-    "MCAST_BACKEND": "The backend that commands use where no option names one.",
-    "MCAST_BIND": "The local address that commands take part from where no option names one.",
-    "MCAST_SIM": "The socket of the served fabric that the backend sim attaches to.",
-    "NO_COLOR": "If it is set, output has no colours.",
-}
+VARIABLES = {one.name: one.brief for one in (*USE, *SYSTEM) if one.brief}
 
 
 def pages() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A MkDocs hook: what pages take from the code, the tests or README.md, put in when the site is built.
+"""A MkDocs hook: what pages take from the code and the tests, put in when the site is built.
 
 A line `<!-- include: NAME WORDS -->` becomes what the function NAME makes of the words; so a table has one
 source, and a page cannot lag behind it.
@@ -19,21 +19,6 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 INCLUDE = re.compile(r"^<!-- include: (\w+) ?(.*?) -->$", re.M)
-
-
-def readme(heading: str) -> str:
-    """The section of README.md with this heading, without the heading."""
-    text = (ROOT / "README.md").read_text("utf-8")
-    found = re.search(rf"^#+ {re.escape(heading)}\n(.*?)(?=^#+ |\Z)", text, re.M | re.S)
-    if not found:
-        raise ValueError(f"README.md has no section {heading!r}")
-    return found[1].strip()
-
-
-def example(_: str) -> str:
-    """The code that README.md begins with."""
-    section = readme("An example")
-    return section[: section.index("```", 3) + 3]
 
 
 def file(path: str) -> str:
@@ -125,43 +110,6 @@ def picture(words: str) -> str:
     return drawn
 
 
-_MEANT = {
-    "at": "when the fault begins",
-    "until": "when the fault ends; without it, it lasts to the end",
-    "group": "only messages, or requests, of this group",
-    "source": "only messages that this port sends",
-    "target": "only the copies for this port",
-    "nth": "only these messages, or requests, counted from 1 among those that fit",
-    "rate": "the share of them, drawn by the seed",
-    "seconds": "how late",
-    "copies": "how many copies more",
-    "after": "after how many later messages",
-    "port": "the port, by its number",
-    "method": "only requests of this kind",
-    "status": "what is answered, or reported",
-    "outage": "how long there is no SM",
-    "switch": "the leaf switch, counted from 1 (0 is the root)",
-    "pkeys": "the P_Keys of the port",
-}
-"""Field of a fault -> what it says. A field without a row fails the build."""
-
-_ABOUT = {
-    "name": "the run's name",
-    "summary": "a sentence about it",
-    "seconds": "how long the run lasts, in virtual time",
-    "seed": "draws what is left to chance",
-    "fabric": "the table `[fabric]`",
-    "members": "the tables `[[members]]`",
-    "traffic": "the tables `[[traffic]]`",
-    "faults": "the tables `[[faults]]`",
-    "link_layer": "RoCE, or InfiniBand with a subnet manager",
-    "ports": "how many ports",
-    "switches": "leaf switches, to which the ports are dealt",
-    "mtu": "the MTU in bytes: of every port, or a list with one for each",
-    "max_mlid": "the last MLID that the SM may give to a group",
-}
-
-
 def scenario(_: str) -> str:
     """The tables of a scenario's file, from the models that read it."""
     from mcast.backends.sim.scenario import model
@@ -173,21 +121,7 @@ def scenario(_: str) -> str:
         ("`[[members]]`", model.Members),
         ("`[[traffic]]`", model.Traffic),
     ):
-        doc = kind.__doc__ or ""
-        said = dict(re.findall(r"^ *(\w+(?:, \w+)*)  +(.+)$", doc, re.M))
-        meant = _ABOUT | {name: text for names, text in said.items() for name in names.split(", ")}
-        if kind is model.Members:
-            meant |= {
-                "group": "the group",
-                "ports": "a member on each of these ports",
-                "join": "when they join",
-            }
-            meant["leave"] = "when they leave; without it, at the end"
-        if kind is model.Traffic:
-            meant |= {"group": "the group", "port": "the sender's port", "start": "when it begins"}
-            meant |= {"stop": "when it ends", "every": "seconds between two sends"}
-            meant |= {"burst": "messages at once", "size": "bytes of a message"}
-        parts += [f"### {heading}\n", doc.partition("\n")[0] + "\n", _fields(kind.model_json_schema(), meant)]
+        parts += [f"### {heading}\n", f"{(kind.__doc__ or '').strip()}\n", _fields(kind)]
     return "\n".join(parts)
 
 
@@ -198,25 +132,59 @@ def statuses(_: str) -> str:
     return table(("status", "when"), [(str(int(status)), words) for status, words in MEANINGS.items()])
 
 
+def schemas(_: str) -> str:
+    """Return the table of the JSON schemas: what each describes, and its file."""
+    from scripts.schemas import described, purposes
+
+    rows = [
+        (
+            ", ".join(f"`{one}`" for one in about.where),
+            " Or: ".join(purposes(about)),
+            f"[{name}](schemas/{name}.schema.json)",
+        )
+        for name, about in described().items()
+    ]
+    return table(("command or file", "what it is", "schema"), rows)
+
+
+def variables(name: str) -> str:
+    """Return a table of environment variables, by its name in `scripts/variables.py`."""
+    rows = [
+        (
+            ", ".join(f"`{each}`" for each in one.name.split(", ")),
+            one.what,
+            one.values,
+            one.default,
+            one.reader,
+        )
+        for one in getattr(module("scripts/variables.py"), name)
+    ]
+    return table(("variable", "what it does", "values", "default", "who reads it"), rows)
+
+
 def faults(_: str) -> str:
     """Each kind of fault with its fields, from the models."""
     from mcast.backends.sim.scenario import model
 
     parts = []
     for name, kind in model.FAULTS.items():
-        schema = kind.model_json_schema()
-        del schema["properties"]["kind"]
-        parts += [f"### {name}\n", f"{(kind.__doc__ or '').strip()}\n", _fields(schema, _MEANT)]
+        parts += [f"### {name}\n", f"{(kind.__doc__ or '').strip()}\n", _fields(kind)]
     return "\n".join(parts)
 
 
-def _fields(schema: dict[str, Any], meant: dict[str, str]) -> str:
-    """The fields of a model: name, meaning, what is allowed, default."""
+def _fields(kind: Any) -> str:
+    """The fields of a model: name, meaning, what is allowed, default. One without a docstring is an error."""
+    from scripts.schemas import describe
+
+    schema = kind.model_json_schema()
+    describe(schema)
     rows = []
     for name, field in schema["properties"].items():
+        if name == "kind":
+            continue
         needed = name in schema.get("required", ())
         default = "needed" if needed else _shown(field.get("default"))
-        rows.append((f"`{name}`", meant[name], _allowed(field, schema.get("$defs", {})), default))
+        rows.append((f"`{name}`", field["description"], _allowed(field, schema.get("$defs", {})), default))
     return table(("field", "what", "allowed", "default"), rows)
 
 
@@ -270,13 +238,15 @@ def atlas(_: str) -> str:
 
 
 _PLACES = {
-    "JOINING": (90, 40),
-    "JOINED": (400, 40),
-    "LOST": (400, 210),
-    "FAILED": (90, 210),
-    "LEFT": (640, 125),
+    "JOINING": (60, 24),
+    "JOINED": (270, 24),
+    "LOST": (270, 150),
+    "FAILED": (60, 150),
+    "LEFT": (165, 214),
 }
 """Where the picture of a membership's life has the middle of each state's box."""
+_ACROSS, _DOWN = 50, 17
+"""Half of a box, so small that the picture fits a page of 400 pixels."""
 
 _TIP = (
     '<defs><marker id="tip" viewBox="0 0 8 8" refX="8" refY="4" markerWidth="8" markerHeight="8" '
@@ -295,8 +265,8 @@ def life(_: str) -> str:
     parts = [_label(*_PLACES["LEFT"], 35, "middle", "by leave, from any state")]
     for name, (x, y) in _PLACES.items():
         parts.append(
-            f'<rect x="{x - 60}" y="{y - 20}" width="120" height="40" rx="6" fill="none" '
-            'stroke="currentColor"/>'
+            f'<rect x="{x - _ACROSS}" y="{y - _DOWN}" width="{2 * _ACROSS}" height="{2 * _DOWN}" rx="6" '
+            'fill="none" stroke="currentColor"/>'
         )
         parts.append(_label(x, y, 5, "middle", name.lower()))
     for (one, other), words in arrows.items():
@@ -310,7 +280,10 @@ def life(_: str) -> str:
         )
         for (state, change), step in TRANSITIONS.items()
     ]
-    head = '<svg viewBox="0 0 720 250" role="img" aria-label="The life of a membership">'
+    head = (
+        '<svg viewBox="0 0 360 256" style="min-width: 0; max-width: 26rem" role="img" '
+        'aria-label="The life of a membership">'
+    )
     picture = "".join(['<div class="picture">', head, _TIP, *parts, "</svg></div>"])
     return f"{picture}\n\n" + table(("state", "change", "next", "what is done"), rows)
 
@@ -323,8 +296,8 @@ def _label(x: float, y: float, down: float, anchor: str, words: str) -> str:
 def _arrow(start: tuple[int, int], end: tuple[int, int], words: list[str]) -> str:
     """From box to box, along or down, with its words above or beside; two that are opposite stand apart."""
     right, down = (end[0] > start[0]) - (end[0] < start[0]), (end[1] > start[1]) - (end[1] < start[1])
-    x, y = start[0] + 60 * right + 15 * down, start[1] + 20 * down
-    to_x, to_y = end[0] - 60 * right + 15 * down, end[1] - 20 * down
+    x, y = start[0] + _ACROSS * right + 15 * down, start[1] + _DOWN * down
+    to_x, to_y = end[0] - _ACROSS * right + 15 * down, end[1] - _DOWN * down
     line = f'<line x1="{x}" y1="{y}" x2="{to_x}" y2="{to_y}" stroke="currentColor" marker-end="url(#tip)"/>'
     if right:
         texts = [
@@ -342,8 +315,6 @@ def _arrow(start: tuple[int, int], end: tuple[int, int], words: list[str]) -> st
 INCLUDES: dict[str, Callable[[str], str]] = {
     function.__name__: function
     for function in (
-        readme,
-        example,
         file,
         facts,
         drivers,
@@ -351,6 +322,8 @@ INCLUDES: dict[str, Callable[[str], str]] = {
         mutations,
         help_of,
         statuses,
+        schemas,
+        variables,
         picture,
         action_inputs,
         scenario,
@@ -393,13 +366,14 @@ def pages_of_ids() -> dict[str, str]:
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
     """MkDocs' event: a page as HTML. What is made from code cites ids, and gets links to their rows."""
-    if page.file.src_uri not in ("errors.md", "reference.md"):
+    if not page.file.src_uri.startswith(("errors.md", "reference/")):
         return html
+    up = "../" * page.file.src_uri.count("/")
     found = pages_of_ids()
-    html = re.sub(r"docs/pitfalls\.md, (?=\d)", '<a href="pitfalls.html">pitfall</a> ', html)
+    html = re.sub(r"docs/pitfalls\.md, (?=\d)", f'<a href="{up}pitfalls.html">pitfall</a> ', html)
     return re.sub(
         r"(?<![\w#-])[A-Z]+(-[A-Z]+)?-\d+\b(?![^<]*>|</a>)",
-        lambda id_: f'<a href="{found[id_[0]]}#{id_[0]}">{id_[0]}</a>' if id_[0] in found else id_[0],
+        lambda id_: f'<a href="{up}{found[id_[0]]}#{id_[0]}">{id_[0]}</a>' if id_[0] in found else id_[0],
         html,
     )
 

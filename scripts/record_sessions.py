@@ -21,10 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 ROOT = Path(__file__).parents[1]
-SESSIONS = {
-    "demo": ("mcast demo",),
-    "conformance": ("mcast conformance --backend sim-roce --backend sim-ib",),
-}
+SESSIONS = {"demo": ("mcast demo",)}
 """Name of a picture, `docs/assets/session-NAME.svg` -> the commands that it shows."""
 
 COLUMNS = 80

@@ -1,4 +1,6 @@
-"""The notes of a release, from CHANGELOG.md: `python scripts/release.py` prints them, or what is missing.
+"""Notes of a release, from CHANGELOG.md: `python scripts/release.py` prints them, or what is missing.
+
+A candidate (0.1.0rc1) may lack a public home, so that it can be built and tried before there is one.
 
 With `breaks TAG` it compares the public names with those of that release, and without TAG with the last one.
 """
@@ -35,26 +37,38 @@ def version(root: Path) -> str:
 
 
 def sections(root: Path) -> dict[str, str]:
-    """Of the changelog: heading -> text. The first word of a heading is the version."""
+    """Return the text of each section of the changelog, by version."""
     _, *parts = re.split(r"^## ", (root / "CHANGELOG.md").read_text("utf-8"), flags=re.M)
     return {re.split(r"[\]\s]", part.lstrip("["))[0]: part.partition("\n")[2].strip() for part in parts}
+
+
+def dates(root: Path) -> dict[str, str]:
+    """Return the date of each version in the changelog."""
+    text = (root / "CHANGELOG.md").read_text("utf-8")
+    return dict(re.findall(r"^## \[(.+?)\] - (\d{4}-\d\d-\d\d)$", text, re.M))
 
 
 def lacking(root: Path) -> Iterator[str]:
     """Return the steps that are left before this version can be released."""
     number = version(root)
-    if not re.fullmatch(r"\d+\.\d+\.\d+((a|b|rc)\d+)?", number):
+    is_release = re.fullmatch(r"\d+\.\d+\.\d+((?:a|b|rc)\d+)?", number)
+    if not is_release:
         yield f"VERSION in mcast/errors/install.py is {number}, which is no release"
     if not sections(root).get(number):
         yield f"CHANGELOG.md has no section [{number}], or nothing stands in it"
     if sections(root).get("Unreleased"):
         yield "CHANGELOG.md still has something under [Unreleased]"
-    cited = yaml.safe_load((root / "CITATION.cff").read_text("utf-8"))["version"]
-    if cited != number:
-        yield f"CITATION.cff cites {cited}, and the version is {number}"
-    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
-    if not project.get("urls"):
-        yield "pyproject.toml has no [project.urls]: nobody could find the sources, or report a hole"
+    cited = yaml.safe_load((root / "CITATION.cff").read_text("utf-8"))
+    if cited["version"] != number:
+        yield f"CITATION.cff cites {cited['version']}, and the version is {number}"
+    if (date := dates(root).get(number)) and str(cited.get("date-released")) != date:
+        yield f"CITATION.cff has another date than {date}, that of [{number}] in CHANGELOG.md"
+    for file in ("pyproject.toml", "lab/pyproject.toml"):
+        project = tomllib.loads((root / file).read_text("utf-8"))["project"]
+        if "version" not in project.get("dynamic", ()) and project["version"] != number:
+            yield f"{file} has version {project['version']}, and the version is {number}"
+        if not project.get("urls") and not (is_release and is_release[1]):
+            yield f"{file} has no [project.urls]: nobody could find the sources, or report a vulnerability"
 
 
 def last_release(root: Path) -> str | None:

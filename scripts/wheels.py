@@ -1,10 +1,9 @@
-"""Builds what goes to PyPI, and checks each file: `python scripts/wheels.py DIRECTORY [PYTHON...]`.
+"""Build the files for PyPI, and check each one: `python scripts/wheels.py DIRECTORY [PYTHON...]`.
 
 The source distributions come first, and the wheels are made from them alone: of `rdma-lab` one, where nothing
 is compiled, and of `rdma-mcast` three. zig compiles the two with C, for both processors, against an old C
-library. The wheel without C is for other processors and other C libraries: there the simulator works, and
-Ctrl-C is held back by Python. To run a wheel's tests on another processor, use cibuildwheel, whose settings
-are in pyproject.toml.
+library. The wheel without C is for other processors and other C libraries, where the simulator works. To run
+a wheel's tests on another processor, use cibuildwheel, whose settings are in pyproject.toml.
 
 Each PYTHON is one without a GIL. Such a Python has no ABI in common with other versions, so there is one more
 wheel with C for each, on this processor; pip fetches what builds it.
@@ -116,7 +115,8 @@ def check(to: Path, with_c: list[str]) -> None:
             raise SystemExit(f"wheels: auditwheel says of {made.name}: {said}")
         if "-abi3-" in made.name:
             print(tool("abi3audit", "--strict", "--summary", made).strip(), flush=True)
-    print(tool("twine", "check", "--strict", *to.iterdir()).strip(), flush=True)
+    print(tool("check_wheel_contents", *sorted(to.glob("*.whl"))).strip(), flush=True)
+    print(tool("twine", "--no-color", "check", "--strict", *sorted(to.iterdir())).strip(), flush=True)
 
 
 def main(to: Path, *pythons: str) -> None:

@@ -19,6 +19,7 @@ from .card.provider import loaded
 from .commands import here, mcast, run, third_party  # noqa: F401  (fixtures)
 from .own_network import own_network  # noqa: F401  (a fixture)
 from .surroundings import become_known
+from .wheels import clone, wheel  # noqa: F401  (fixtures)
 
 ROOT = Path(__file__).parents[1]
 LONGEST = (

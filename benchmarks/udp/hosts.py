@@ -58,7 +58,7 @@ def hosts(count: int, mtu: int) -> Iterator[list[Namespace]]:
             cable = ("ip", "link", "add", "eth0", "mtu", str(mtu), "type", "veth")
             host.run(*cable, "peer", "name", f"p{number}", "mtu", str(mtu), "netns", str(switch.pid))
             switch.run("ip", "link", "set", f"p{number}", "master", "br0", "up")
-            host.run("ip", "addr", "add", f"{address(number)}/24", "dev", "eth0")
+            host.run("ip", "addr", "add", f"{address(number)}/24", "broadcast", "+", "dev", "eth0")
             host.run("ip", "link", "set", "eth0", "up")
             host.run("ip", "route", "add", "224.0.0.0/4", "dev", "eth0")
         yield found

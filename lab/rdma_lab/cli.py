@@ -11,12 +11,13 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib.metadata import version as version_of
 from pathlib import Path
-from typing import Annotated, BinaryIO, NoReturn
+from typing import TYPE_CHECKING, Annotated, BinaryIO, NoReturn
 
 import typer
+from typer.core import TyperArgument, TyperCommand, TyperOption
 
 from rdma_lab import LabError, LabMachine, LabResult, apt_line, faults, kernels
 from rdma_lab import needs as look_up_needs
@@ -24,9 +25,13 @@ from rdma_lab.cache_key import cache_key
 from rdma_lab.control import connect
 from rdma_lab.driver import MAX_SWITCHES
 from rdma_lab.errors import FaultError
-from rdma_lab.host import kvm_works
+from rdma_lab.host import Need, kvm_works
 from rdma_lab.machine import BOOT_TIMEOUT, MAX_PORTS, MEMORY, PORTS, Accel, FabricKind
 from rdma_lab.tap import Tally, Tap, until_signalled
+
+if TYPE_CHECKING:
+    from typer._click.core import Context
+    from typer._click.formatting import HelpFormatter
 
 GUEST_STOPPED = "interrupted; the guest is stopped"
 FAILED, INTERRUPTED, UNREAD = 1, 128 + signal.SIGINT, 128 + signal.SIGPIPE
@@ -38,6 +43,32 @@ MIB = {"": 1.0, "m": 1.0, "mi": 1.0, "mib": 1.0, "g": 1024.0, "gi": 1024.0, "gib
 """Unit of a memory size -> MiB, as QEMU has them."""
 MIN_MEMORY, MAX_MEMORY = 128, 1 << 20
 """Bounds of the guest's memory in MiB."""
+
+
+class _Plain(TyperCommand):
+    """A command whose arguments are shown as manual pages show them: COMMAND... or [FAULT...]."""
+
+    def collect_usage_pieces(self, ctx: "Context") -> list[str]:
+        pieces = [self.options_metavar or ""]
+        for one in self.params:
+            if isinstance(one, TyperArgument):
+                name = one.display_name_raw + "..." * (one.nargs != 1)
+                pieces.append(name if one.required else f"[{name}]")
+        return pieces
+
+    def format_options(self, ctx: "Context", formatter: "HelpFormatter") -> None:
+        for title, kind in (("Arguments", TyperArgument), ("Options", TyperOption)):
+            shown = [one for one in self.get_params(ctx) if isinstance(one, kind)]
+            # Without the type, which typer adds to the name of an argument.
+            rows = [
+                (one.display_name_raw if kind is TyperArgument else row[0], row[1])
+                for one in shown
+                if (row := one.get_help_record(ctx))
+            ]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
 
 app: typer.Typer = typer.Typer(
     name="rdma-lab",
@@ -187,6 +218,17 @@ def shell(
     _leave(context, result, verbose=False)
 
 
+@dataclass
+class CheckOutput:
+    """Needs of the lab, and which of them are there."""
+
+    needs: tuple[Need, ...]
+    kvm: bool
+    """True if guests run under KVM, False if they are emulated."""
+    fix: str
+    """The line that installs what is missing; "" if nothing is."""
+
+
 @app.command()
 def check(
     context: typer.Context,
@@ -202,8 +244,7 @@ def check(
         missing = [need for need in found if need.found is None]
         kvm = not any(need.boots for need in missing) and kvm_works()
         if as_json:
-            needed = [asdict(need) for need in found]
-            typer.echo(json.dumps({"needs": needed, "kvm": kvm, "fix": apt_line(missing)}, indent=1))
+            typer.echo(json.dumps(asdict(CheckOutput(found, kvm, apt_line(missing))), indent=1))
         else:
             rows = [(need.name, need.found) for need in found]
             rows.append(("acceleration", "KVM" if kvm else "none: emulation, seconds to start"))
@@ -463,6 +504,10 @@ def _open_standard_streams() -> None:
             os.open(os.devnull, os.O_WRONLY if fd == 2 else os.O_RDONLY)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+for _command in app.registered_commands:
+    _command.cls = _Plain
 
 
 def main() -> NoReturn:

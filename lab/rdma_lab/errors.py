@@ -8,13 +8,14 @@ from typing import ClassVar
 class LabError(Exception):
     """The lab could not do its part; `console` holds the guest's last output, oldest line first.
 
-    LabError                    125
-      LabUnavailableError       125  no QEMU, no kernel, a kernel without rdma_rxe, a wrong option
-      GuestPanicError           125  the guest's kernel panicked
-      GuestStoppedError         125  the guest or QEMU ended before the command did
-      LabTimeoutError           124  also a TimeoutError: not ready, or the command not done, in time
-      CommandNotFoundError      127  also a FileNotFoundError: found before anything is booted
-      FaultError                  2  no such thing to break in a running guest
+    Each class has the exit status of `rdma-lab`, `exit_code`:
+
+    LabUnavailableError   125: no QEMU, no kernel, a kernel without rdma_rxe, a wrong option
+    GuestPanicError       125: the guest's kernel panicked
+    GuestStoppedError     125: the guest or QEMU ended before the command did
+    LabTimeoutError       124, also a TimeoutError: not ready, or the command not done, in time
+    CommandNotFoundError  127, also a FileNotFoundError: found before anything is booted
+    FaultError            2: no such thing to break in a running guest
     """
 
     exit_code: ClassVar[int] = 125

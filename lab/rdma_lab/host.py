@@ -22,7 +22,10 @@ SYSTEM_PATH = "/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin"
 
 @dataclass(frozen=True, slots=True)
 class Need:
+    """A program or a file that the lab needs."""
+
     name: str
+    """Name of the program or the file."""
     found: str | None
     """Path or version that was found; None if it is missing."""
     package: str

@@ -73,10 +73,14 @@ class _NotResumedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LabResult:
+    """Result of a run in the guest."""
+
     exit_code: int
     """The command's exit code; 128 + n if signal n ended the command."""
     kernel: str
+    """Release of the guest's kernel."""
     kvm: bool
+    """True if the guest ran under KVM, False if it was emulated."""
     ready_after: float
     """Seconds from the call until the fabric stood and the command was started."""
     seconds: float

@@ -3,13 +3,10 @@
 `CardReport` is the file's schema. A field is never given another meaning: such a change is a new `version`.
 New fields may be added to a version, so a reader passes over fields that it does not know. By default nothing
 in the file names the host, its user or its network: see `mcast.bench.card_privacy`.
-
-`python -m mcast.bench.card_report` prints the JSON schema.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from statistics import quantiles
 from typing import ClassVar, Literal
@@ -262,12 +259,3 @@ def spread(values: Sequence[float], unit: str) -> Spread:
         third_quartile=high,
         maximum=most,
     )
-
-
-def json_schema() -> str:
-    """Return the JSON schema of the file, as text."""
-    return json.dumps(CardReport.model_json_schema(), indent=1) + "\n"
-
-
-if __name__ == "__main__":
-    print(json_schema(), end="")

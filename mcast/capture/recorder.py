@@ -16,6 +16,8 @@ from mcast.wire.addresses import Gid
 from mcast.wire.mapping import group_mac, mgid_fields
 from mcast.wire.partition import DEFAULT_PKEY
 
+__all__ = ["Recorder", "make_recorder", "record"]
+
 _BATCH = 256
 _POLL_SECONDS = 0.5
 """Maximum number of seconds that one wait for messages lasts."""

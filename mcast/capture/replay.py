@@ -13,6 +13,8 @@ from mcast.pcapng.reader import Frame, count_skipped, read_frames
 from mcast.wire.addresses import Gid
 from mcast.wire.packets import Datagram
 
+__all__ = ["CaptureSummary", "FileChanged", "RecordedMessage", "read_messages", "replay", "summarize"]
+
 _SEND_TIMEOUT = 10.0
 """The longest that a send may take, in seconds."""
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mcast.api import Backend, ClientProcess
+    from mcast.cli.outputs import ClientOutput
 
 
 def others(backend: Backend) -> list[ClientProcess]:
@@ -15,9 +16,12 @@ def others(backend: Backend) -> list[ClientProcess]:
     return [guest for guest in backend.client_processes() if guest.pid != os.getpid()]
 
 
-def as_json(clients: Sequence[ClientProcess]) -> list[dict[str, Any]]:
+def as_json(clients: Sequence[ClientProcess]) -> list[ClientOutput]:
     """The guests as values for JSON."""
-    return [guest._asdict() for guest in clients]
+    return [
+        {"pid": one.pid, "program": one.program, "hosts": one.hosts, "devices": list(one.devices)}
+        for one in clients
+    ]
 
 
 def words_of(guest: ClientProcess) -> str:

@@ -104,8 +104,8 @@ def conformance(
 ) -> None:
     """Check that backends keep the contract.
 
-    Runs the conformance suite on each backend, and shows for each clause of the contract if it holds. With
-    --json, or - as a FILE, all other output goes to stderr. The exit status is 1 if a test fails.
+    Runs the conformance suite on each backend, and shows for each clause of the contract whether it holds.
+    With --json, or - as a FILE, all other output goes to stderr. The exit status is 1 if a test fails.
 
     --card-report also measures join and leave, message rate, loopback and flooding, and adds versions,
     driver, firmware and limits. The file has no addresses and no names of host, user or devices, unless

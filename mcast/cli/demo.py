@@ -63,7 +63,7 @@ def demo(
             autocompletion=backend_names,
             envvar=BACKEND,
             metavar="NAME",
-            help="Backend to use: sim is a simulated fabric, rdma this host's devices.",
+            help="Backend to use: sim is a simulated fabric, udp needs no card, rdma has cards.",
         ),
     ] = "sim",
     file_size: Annotated[

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,6 +15,7 @@ from mcast.wire.mapping import ipv4_group_of, is_mapped
 
 if TYPE_CHECKING:
     from mcast.api import ClientProcess, GroupInfo, GroupMember, GroupSource, GroupTable
+    from mcast.cli.outputs import GroupsOutput
 
 
 def groups(
@@ -51,9 +52,13 @@ def _is_of(info: GroupInfo, wanted: McastAddress) -> bool:
     return is_mapped(wanted.address, info.mgid)
 
 
+_SEEN_IN: dict[str, Literal["host", "switch", "sa"]] = {"HOST": "host", "SWITCH": "switch", "SA": "sa"}
+"""Name of a `GroupSource` -> its name in JSON."""
+
+
 def _as_json(
     backend: str, shown: Sequence[GroupInfo], unseen: Sequence[str], there: Sequence[ClientProcess]
-) -> dict[str, Any]:
+) -> GroupsOutput:
     return {
         "backend": backend,
         "groups": [
@@ -64,7 +69,7 @@ def _as_json(
                 "members": [
                     {
                         "port": member.port,
-                        "seen_in": [where.name.lower() for where in _sources(member)],
+                        "seen_in": [_SEEN_IN[where.name] for where in _sources(member)],
                         "send_only": member.send_only,
                     }
                     for member in info.members

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mcast.cli import clients
 from mcast.cli.terminal import Json, console, json_output, print_beside, print_unwrapped
@@ -11,6 +11,7 @@ from mcast.errors.tree import BackendUnavailable
 
 if TYPE_CHECKING:
     from mcast.api import Backend, ClientProcess
+    from mcast.cli.outputs import InfoOutput, PortOutput, ProviderOutput
 
 
 def info(
@@ -19,7 +20,7 @@ def info(
     """Show which providers work here, and what the others need."""
     from mcast import __version__, backend_names
 
-    found = {
+    found: InfoOutput = {
         "version": __version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -31,12 +32,13 @@ def info(
         _show(found)
 
 
-def _describe(name: str) -> dict[str, Any]:
+def _describe(name: str) -> ProviderOutput:
     """Return the status of a backend, and its ports if it can be opened."""
     from mcast import backend_status, open_backend
     from mcast.api import provider
 
-    status, ports = backend_status(name), list[dict[str, Any]]()
+    status = backend_status(name)
+    ports: list[PortOutput] = []
     on_it: list[ClientProcess] = []
     if status.available:
         try:
@@ -60,7 +62,7 @@ def _describe(name: str) -> dict[str, Any]:
     }
 
 
-def _ports(backend: Backend) -> list[dict[str, Any]]:
+def _ports(backend: Backend) -> list[PortOutput]:
     return [
         {
             "device": device.name,
@@ -78,7 +80,7 @@ def _ports(backend: Backend) -> list[dict[str, Any]]:
     ]
 
 
-def _show(found: dict[str, Any]) -> None:
+def _show(found: InfoOutput) -> None:
     from rich.text import Text
 
     from mcast.api import ClientProcess
@@ -103,15 +105,16 @@ def _show(found: dict[str, Any]) -> None:
                 print_beside(out, line("", "left out", "yellow"), f"{device['device']}: {device['detail']}")
                 print_unwrapped(out, line("", "fix", "yellow"), device["fix"])
             for guest in provider["clients"]:
-                print_beside(out, line("", "on it"), clients.words_of(ClientProcess(**guest)))
+                own = guest["pid"], guest["program"], guest["hosts"], tuple(guest["devices"])
+                print_beside(out, line("", "on it"), clients.words_of(ClientProcess(*own)))
         else:
             print_beside(out, line(names, "not here", "red"), f"{provider['reason']}: {provider['detail']}")
             print_unwrapped(out, line("", "fix", "yellow"), provider["fix"] or "")
 
 
-def _each_once(providers: dict[str, dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+def _each_once(providers: dict[str, ProviderOutput]) -> list[tuple[str, ProviderOutput]]:
     """The names and what is said of them: two names of one fabric stand in one row."""
-    rows: list[tuple[str, dict[str, Any]]] = []
+    rows: list[tuple[str, ProviderOutput]] = []
     for name, one in providers.items():
         if rows and one["available"] and rows[-1][1] == one:
             rows[-1] = f"{rows[-1][0]}, {name}", one

@@ -18,6 +18,7 @@ from mcast.wire.mapping import ipv4_group_of
 
 if TYPE_CHECKING:
     from mcast.api import Message
+    from mcast.cli.outputs import ListenOutput
     from mcast.endpoint.blocking import Endpoint
     from mcast.endpoint.policy import MessagesMissing
     from mcast.endpoint.settings import Settings
@@ -45,7 +46,7 @@ def listen(
 ) -> None:
     """Print the messages sent to groups.
 
-    A message is a line of text, in which bytes that are no text are escaped; with --json it is a line of
+    A message is a line of text, in which bytes that are not text are escaped; with --json it is a line of
     JSON, which has the bytes as hexadecimal digits, and as text if they are UTF-8. A message of a sender with
     sequence=True is shown with its number, such as #7, and without the header; the first one after a gap
     says which numbers are missing. Listening ends after --count, --seconds or with Ctrl-C. The status is 1 if
@@ -119,7 +120,7 @@ def _as_json(message: Message, gaps: Sequence[MessagesMissing] = ()) -> list[str
         text: str | None = data.decode()
     except UnicodeDecodeError:
         text = None
-    fields = {
+    fields: ListenOutput = {
         "time": time.time(),
         "source": _address_of(message.source),
         "qp": message.src_qp,
@@ -128,6 +129,6 @@ def _as_json(message: Message, gaps: Sequence[MessagesMissing] = ()) -> list[str
         "text": text,
         "hex": data.hex(),
         "number": message.number,
-        "missing": [[gap.first, gap.last] for gap in gaps],
+        "missing": [(gap.first, gap.last) for gap in gaps],
     }
     return [json.dumps(fields)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from math import inf
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mcast.cli.terminal import console, say
 
@@ -44,20 +46,22 @@ class Watch:
 
     def __init__(self, waiting: str) -> None:
         self._bar = _bar()
-        self._lines = PlainLines(disable=not self._bar.disable)
-        self._task = self._bar.add_task(waiting, total=None)
+        self._lines = PlainLines(disable=self._bar is not None)
+        self._task = self._bar.add_task(waiting, total=None) if self._bar else None
         self._started: float | None = None
 
     def __enter__(self) -> Self:
-        try:
-            self._bar.start()
-        except BaseException:  # a signal's: the cursor may be hidden already
-            self._bar.stop()
-            raise
+        if self._bar:
+            try:
+                self._bar.start()
+            except BaseException:  # a signal's: the cursor may be hidden already
+                self._bar.stop()
+                raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        if self._bar:
+            self._bar.stop()
 
     @property
     def seconds(self) -> float:
@@ -67,23 +71,33 @@ class Watch:
     def wait(self, description: str) -> None:
         """Show what the command is waiting for. A transfer that has begun stays on the line."""
         if self._started is None:
-            self._bar.update(self._task, description=description)
+            self._update(description=description)
 
     def show(self, description: str, completed: int, total: int | None) -> None:
         """Show how many bytes are done. The first call marks the beginning of the transfer."""
         if self._started is None:
             self._started = perf_counter()
-            self._bar.update(self._task, description=description, total=total)
-        self._bar.update(self._task, completed=completed)
+            self._update(description=description, total=total)
+        self._update(completed=completed)
         of = "" if total is None else f" of {total:,}"
         self._lines.show(f"{description}: {completed:,}{of} bytes")
 
+    def _update(self, **what: Any) -> None:
+        if self._bar:
+            assert self._task is not None
+            self._bar.update(self._task, **what)
 
-def _bar() -> Progress:
+
+def _bar() -> Progress | None:
     """A progress bar on stderr, if that is a terminal with a cursor; it disappears when the work is done."""
+    is_forced = os.environ.keys() & {"FORCE_COLOR", "TTY_COMPATIBLE"}
+    if not is_forced and not (sys.stderr and sys.stderr.isatty()):  # rich would say the same, but loads long
+        return None
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     err = console(stderr=True)
+    if not err.is_interactive:
+        return None
     text = TextColumn("{task.description}", markup=False)  # "[ff0e::1]:5000" is no style
     return Progress(
         text,
@@ -92,5 +106,4 @@ def _bar() -> Progress:
         TransferSpeedColumn(),
         console=err,
         transient=True,
-        disable=not err.is_interactive,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -16,6 +16,7 @@ from mcast.wire.addresses import McastAddress
 
 if TYPE_CHECKING:
     from mcast.capture.recorder import Recorder
+    from mcast.cli.outputs import RecordOutput
     from mcast.endpoint.blocking import Endpoint
     from mcast.endpoint.settings import Settings
 
@@ -89,14 +90,14 @@ def _record(
 
 def _outcome(
     endpoint: Endpoint, recorder: Recorder, groups: list[McastAddress], output: str, seconds: float
-) -> dict[str, Any]:
+) -> RecordOutput:
     stats = endpoint.stats()
     return {
-        "backend": stats.backend,
+        "backend": endpoint.backend.name,
         "file": output,
         "groups": [str(one.address) for one in groups],
-        "device": stats.device,
-        "port": stats.port_num,
+        "device": endpoint.device.name,
+        "port": endpoint.port.port_num,
         "messages": recorder.messages,
         "bytes": recorder.bytes,
         "sources": recorder.sources,
@@ -106,7 +107,7 @@ def _outcome(
     }
 
 
-def _show(outcome: dict[str, Any], apart: bool) -> None:
+def _show(outcome: RecordOutput, apart: bool) -> None:
     lines = [
         f"record: {outcome['messages']:,} messages, {outcome['bytes']:,} bytes, sources: "
         f"{outcome['sources']}, in {outcome['seconds']:.3g} s -> {outcome['file']}",

@@ -6,7 +6,7 @@ import errno
 import os
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mcast.cast import Missed, Offered, Received
     from mcast.cast.io.bundle import Folder, OneFile
     from mcast.cast.io.files import Sink
+    from mcast.cli.outputs import RecvOutput
     from mcast.endpoint.blocking import Membership
     from mcast.endpoint.settings import Settings
 
@@ -107,14 +108,16 @@ def recv(
                 came.whole.append(received)
                 if came.ended:
                     break
-        outcome = outcome_of(member, group, output, came, watch)
-    if came.sender is None:
-        late = (
-            "; one that began earlier is under way, which cannot be joined: wait for its end"
-            if came.late
-            else ""
-        )
-        raise Failure(f"no transfer began on {where} within {wait:g} s{late}")
+        if came.sender is None:
+            late = (
+                "; one that began earlier is under way, which cannot be joined: wait for its end"
+                if came.late
+                else ""
+            )
+            suspected = () if came.late else endpoint.backend.suspicions()
+            likely = "".join(f"\n{cause.shown('likely')}" for cause in suspected)
+            raise Failure(f"no transfer began on {where} within {wait:g} s{late}{likely}")
+        outcome = outcome_of(member, group, output, came, came.sender, watch)
     if as_json:
         json_output.result(outcome)
     elif outcome["verified"] and (not apart or console(stderr=True).is_terminal):
@@ -227,8 +230,13 @@ class TransferResult:
 
 
 def outcome_of(
-    member: Membership, group: McastAddress, output: str, came: TransferResult, watch: ReceiveWatch
-) -> dict[str, Any]:
+    member: Membership,
+    group: McastAddress,
+    output: str,
+    came: TransferResult,
+    sender: Offered,
+    watch: ReceiveWatch,
+) -> RecvOutput:
     """Return the result for JSON."""
     endpoint, size = member.endpoint, sum(one.size for one in came.whole)
     return {
@@ -240,8 +248,8 @@ def outcome_of(
         "device": endpoint.device.name,
         "port": endpoint.port.port_num,
         "receiver": str(endpoint.address),
-        "sender": came.sender and came.sender.sender,
-        "sender_address": came.sender and came.sender.address,
+        "sender": sender.sender,
+        "sender_address": sender.address,
         "size": size,
         "seconds": watch.seconds,
         "bytes_per_second": size / watch.seconds if watch.seconds > 0 else 0.0,
@@ -254,7 +262,7 @@ def outcome_of(
     }
 
 
-def _show(outcome: dict[str, Any], apart: bool) -> None:
+def _show(outcome: RecvOutput, apart: bool) -> None:
     from rich.filesize import decimal
 
     files = outcome["files"]

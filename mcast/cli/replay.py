@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -20,6 +20,7 @@ from mcast.wire.mapping import ipv4_group_of
 
 if TYPE_CHECKING:
     from mcast.capture.replay import CaptureSummary, RecordedMessage
+    from mcast.cli.outputs import ReplayOutput
     from mcast.endpoint.blocking import Endpoint, Sender
     from mcast.endpoint.settings import Settings
 
@@ -68,7 +69,7 @@ def replay(
     """Send the messages of a capture to their groups again.
 
     FILE is from `mcast record`, `mcast sim run --pcap`, tcpdump (udp port 4791) or Wireshark. The whole file
-    is read before anything is sent. What is no message to a group is counted and left out. So are
+    is read before anything is sent. Packets that are not messages to a group are counted and left out. So are
     copies of a message that were captured on other interfaces of one host.
     """
     from mcast.capture.replay import read_messages
@@ -205,7 +206,7 @@ def _outcome(
     senders: Mapping[Gid, Sender],
     sent: int,
     seconds: float,
-) -> dict[str, Any]:
+) -> ReplayOutput:
     return {
         "backend": endpoint.backend.name,
         "file": str(file),
@@ -224,7 +225,7 @@ def _outcome(
     }
 
 
-def _show(outcome: dict[str, Any]) -> None:
+def _show(outcome: ReplayOutput) -> None:
     from mcast.capture.replay import COPY_REASON
 
     groups = ", ".join(dict.fromkeys(each["group"] for each in outcome["groups"]))

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from mcast.cast import ObjectReport, ObjectSession, Progress, ReceiverReport
     from mcast.cast.io.bundle import Bundle, Item
+    from mcast.cli.outputs import SendOutput, SendReceiver
     from mcast.endpoint.blocking import Membership
     from mcast.endpoint.settings import Settings
 
@@ -206,7 +207,7 @@ def _sent_around(
 
 def outcome_of(
     member: Membership, group: McastAddress, bundle: Bundle, reports: list[ObjectReport], seconds: float
-) -> dict[str, Any]:
+) -> SendOutput:
     """Return the result for JSON."""
     endpoint = member.endpoint
     sent, cycles = sum(report.offered for report in reports), min(report.cycles for report in reports)
@@ -233,7 +234,7 @@ def outcome_of(
                 "name": name,
                 "size": one.size,
                 "offered": one.offered,
-                "blake3": one.digest and one.digest.hex(),
+                "blake3": one.digest.hex() if one.digest else None,
                 "strategy_met": one.strategy_met,
             }
             for name, one in zip(names, reports, strict=True)
@@ -243,13 +244,13 @@ def outcome_of(
     }
 
 
-def _receivers_of(reports: dict[str, ObjectReport]) -> list[dict[str, Any]]:
+def _receivers_of(reports: dict[str, ObjectReport]) -> list[SendReceiver]:
     """Return one row for each receiver, over all files."""
     found: dict[int, dict[str, ReceiverReport]] = {}
     for name, report in reports.items():
         for account in report.receivers:
             found.setdefault(account.number, {})[name] = account
-    rows = []
+    rows: list[SendReceiver] = []
     for accounts in found.values():
         last = [*accounts.values()][-1]
         missed = {name: one.reason for name, one in accounts.items() if not one.complete}
@@ -267,7 +268,7 @@ def _receivers_of(reports: dict[str, ObjectReport]) -> list[dict[str, Any]]:
     return rows
 
 
-def _show(outcome: dict[str, Any], carousel: bool) -> None:
+def _show(outcome: SendOutput, carousel: bool) -> None:
     from rich.filesize import decimal
     from rich.markup import escape
     from rich.table import Table
@@ -276,8 +277,8 @@ def _show(outcome: dict[str, Any], carousel: bool) -> None:
     cycles = outcome["cycles"]
     what = f"{files[0]['name']}: " if len(files) == 1 else f"{len(files):,} files and folders: "
     what += f"{outcome['size']:,} bytes"
-    if len(files) == 1 and (cycles or not carousel):
-        what += f", BLAKE3 {files[0]['blake3'][:16]}..."
+    if len(files) == 1 and (digest := files[0]["blake3"]):
+        what += f", BLAKE3 {digest[:16]}..."
     repaired = "" if outcome["parity"] else " without parity"
     repaired += f", {outcome['skipped']:,} not sent again" if outcome["skipped"] else ""
     segments, again = outcome["segments"], outcome["sent_again"]
@@ -314,9 +315,9 @@ def _show(outcome: dict[str, Any], carousel: bool) -> None:
     say(f"\nsend: {verified}/{len(receivers)} receivers verified, {each}")
 
 
-def _words(receiver: dict[str, Any], files: int) -> str:
+def _words(receiver: SendReceiver, files: int) -> str:
     missed = receiver["missed"]
     if files == 1 or not missed:
-        return str(receiver["outcome"])
+        return receiver["outcome"]
     more = f" and {len(missed) - _NAMED} more" if len(missed) > _NAMED else ""
     return f"lacks {', '.join([*missed][:_NAMED])}{more}: {receiver['outcome']}"

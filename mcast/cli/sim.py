@@ -65,7 +65,7 @@ app.command()(cast)
 
 @app.command("list")
 def list_() -> None:
-    """List the scenarios that mcast brings along."""
+    """List the scenarios that come with mcast."""
     from rich.padding import Padding
 
     from mcast.backends.sim.scenario.runner import load, ready_made

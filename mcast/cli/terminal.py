@@ -235,10 +235,14 @@ def print_unwrapped(out: Console, label: Text, text: str) -> None:
 
 def backend_name(name: str) -> str:
     """Check that a backend has that name."""
-    from mcast.api import backend_names
+    from mcast.api import BackendUnavailable, UnknownBackend, backend_names, provider
 
-    if name not in backend_names():
-        raise typer.BadParameter(f"{name!r} is not a backend: choose one of {', '.join(backend_names())}")
+    with suppress(BackendUnavailable):  # it has that name, and its use will say what is wrong with it
+        try:
+            provider(name)
+        except UnknownBackend:
+            there = ", ".join(backend_names())
+            raise typer.BadParameter(f"{name!r} is not a backend: choose one of {there}") from None
     return name
 
 

@@ -141,7 +141,7 @@ class Collective(Handle):
         self._known = False
         """True if the other ranks know that the collective has ended."""
         self.reason: str = ""
-        """Why MPI or gloo carries the bytes; empty while multicast does."""
+        """Reason why MPI or gloo carries the bytes; empty while multicast does."""
         try:
             self._agree(Intent(CallKind.MAKE), error)
             self._terms: JobTerms = self._ranks.bcast(terms, self._bound(begun=True))
@@ -169,7 +169,7 @@ class Collective(Handle):
 
     @property
     def ended(self) -> str:
-        """Why there can be no more calls; empty while there can."""
+        """Reason why there can be no more calls; empty while there can."""
         return self._ended
 
     def broadcast(self, buffer: Buffer | Tensor, root: int = 0) -> None:

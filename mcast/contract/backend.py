@@ -44,7 +44,7 @@ class Backend(Closeable):
         return None
 
     def why_isolated(self) -> str:
-        """Why nobody else can be heard here, and what to do, in a sentence; "" where others may be there."""
+        """Return why nobody else can be heard here, and what to do; "" where others may be there."""
         return ""
 
     def suspicions(self, quiet: float = 0.0) -> tuple[Cause, ...]:

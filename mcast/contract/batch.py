@@ -397,14 +397,14 @@ class Leases:
         views: list[memoryview],
         exporters: list[memoryview],
     ) -> Lease:
-        """Note what a new batch has."""
+        """Register a new batch."""
         lease = Lease(batch, self._note_end)
         lease.count, lease.on_end, lease.views, lease.exporters = count, on_end, views, exporters
         self._running.add(lease)
         return lease
 
     def end(self, lease: Lease) -> None:
-        """Note that the batch was released, and with it every view and exporter."""
+        """Mark the batch as released, and with it every view and exporter."""
         # A thread that makes a view just now is refused: its frames must not keep the receives.
         # The lists would stay until the queue pair looks at `ended`, too.
         lease.views = lease.exporters = ()

@@ -38,7 +38,7 @@ class QpState(IntEnum):
 
 
 class CompMask(IntFlag):
-    """Which fields of JoinAttrEx are valid, as a bitwise OR (JEX-1). A join needs both."""
+    """Valid fields of JoinAttrEx, as a bitwise OR (JEX-1). A join needs both."""
 
     ADDRESS = 1
     JOIN_FLAGS = 2

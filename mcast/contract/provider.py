@@ -70,7 +70,7 @@ class Provider(NamedTuple):
     shared   returns in words which network of other processes `open` without options joins; "" if the network
              is the provider's own, or the host's. Where there are words, `open` takes `bind`, the address
              that will be used
-    identify returns versions of libraries, drivers and firmware, for reports; asked while a backend is open
+    identify  returns versions of libraries, drivers and firmware, for reports; asked while a backend is open
     """
 
     name: str

@@ -94,7 +94,7 @@ class JoinAttrEx(_Model):
 
 
 class CqModeration(_Model):
-    """When the device wakes a waiting receive.
+    """Interrupt moderation: when the device wakes a waiting receive.
 
     After `count` messages, or `period` µs after the first of them.
 
@@ -159,7 +159,7 @@ class QpInit(_Model):
 
 
 class MtuSource(Enum):
-    """Where the MTU of a group is known from."""
+    """Source of the MTU of a group."""
 
     SA = "from the SA's record of the group"
     IPOIB = (
@@ -169,7 +169,7 @@ class MtuSource(Enum):
 
 
 class Destination(_Model):
-    """Where a UD message goes.
+    """Destination of a UD message.
 
     The attributes of an address handle, and the receiver's queue pair number and Q_Key.
 

@@ -42,7 +42,6 @@ find work within their slice.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import suppress
@@ -52,7 +51,7 @@ from math import inf
 from threading import get_ident
 from time import monotonic
 from types import TracebackType
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
 from typing_extensions import Buffer
 
@@ -80,6 +79,9 @@ from mcast.endpoint.settings import OpenArguments, Settings
 from mcast.endpoint.waiting import Box, Done, Operation, Proceed, Step, resume, run_async
 from mcast.errors.tree import Broken
 from mcast.wire.probe import Peer
+
+if TYPE_CHECKING:
+    import asyncio  # elsewhere where it is used: who blocks loads this file, too, and asyncio takes long
 
 __all__ = ["Endpoint", "Membership", "Sender", "open_endpoint"]
 
@@ -364,7 +366,9 @@ class Endpoint(AsyncEnterable, EndpointBase["Membership | Sender"]):
 
     async def _yield_to_loop(self) -> None:
         """Let the other tasks run."""
-        await asyncio.sleep(0)
+        from asyncio import sleep
+
+        await sleep(0)
         self._slice_ends = monotonic() + TIME_SLICE
 
     def _poll(self) -> bool:
@@ -563,7 +567,9 @@ class Endpoint(AsyncEnterable, EndpointBase["Membership | Sender"]):
         if self._send_fd < 0:
             fd = qp.send_fileno()
             if fd is None:
-                await asyncio.sleep(RETRY_INTERVAL)
+                from asyncio import sleep
+
+                await sleep(RETRY_INTERVAL)
             else:
                 self._send_fd = os.dup(fd)  # the next try arms it
             return
@@ -827,8 +833,10 @@ class JoinContext(Generic[M]):
 
 def _running() -> asyncio.AbstractEventLoop | None:
     """The loop that this thread runs."""
+    from asyncio import get_running_loop
+
     try:
-        return asyncio.get_running_loop()
+        return get_running_loop()
     except RuntimeError:
         return None
 

@@ -27,7 +27,7 @@ class LoopbackPolicy(Enum):
 
 
 class RejoinPolicy(BaseModel):
-    """When an endpoint joins again after a membership was lost. Times are in seconds.
+    """Schedule of the joins after a membership was lost. Times are in seconds.
 
     The n-th attempt (from 1) comes `first * factor**(n-1)` after the one before, at most `maximum` after it.
     Each delay is varied at random by up to `jitter` either way (0.2: 20 %). `give_up_after` counts from the

@@ -76,6 +76,8 @@ def choose(backend: Backend, bind: LocalAddress | str | None, device: str | None
         if len({(local_port.device.name, local_port.port.port_num) for local_port in fits}) != 1:
             raise ValueError(f"there is not exactly one active port: give bind=ADDRESS; {_listing(backend)}")
         logger.info("the only active port is %s port %d, %s", fits[0].device.name, *_where(fits[0]))
+        if fits[0].address.is_loopback and any(not one.address.is_loopback for one in _local_ports(backend)):
+            logger.warning("only loopback is usable, which reaches no other host; %s", _listing(backend))
     for one in left_out:
         raise one.error("open_endpoint", {"bind": bind} if device is None else {"device": device})
     if not fits:

@@ -12,7 +12,7 @@ ENOTSUPP = 524
 
 
 class Phase(Enum):
-    """Where in the life of a group an error happened."""
+    """Step in the life of a group in which an error happened."""
 
     OPEN = "open"
     BIND = "bind"

@@ -8,7 +8,7 @@ DISTRIBUTION = "rdma-mcast"
 """The package's name for pip, because on PyPI the name mcast belongs to another project."""
 
 
-VERSION = "0.1.0.dev0"
+VERSION = "0.1.0rc1"
 """The version, which stands nowhere else but in CITATION.cff."""
 
 __version__ = VERSION

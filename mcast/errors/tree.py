@@ -257,7 +257,7 @@ class MessageTooLarge(GuardError):
     def __init__(
         self, size: int, limit: int, index: int, group_mtu: int | None = None, source: str = ""
     ) -> None:
-        """Note the limit that the message exceeds.
+        """Make the error of a message that exceeds `limit`.
 
         `group_mtu` is the group's MTU if that is the limit, None if the port's is; `source` says how it is
         known.
@@ -333,7 +333,7 @@ def mcast_error(
 
 
 class UnavailableReason(Enum):
-    """Why a backend cannot run here. Each reason has another remedy."""
+    """Reason why a backend cannot run here. Each reason has another remedy."""
 
     UNKNOWN_NAME = "no backend of that name"
     NOT_BUILT = "extension not built"

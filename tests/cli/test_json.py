@@ -39,15 +39,15 @@ REFUSED = {
 """Command with --json -> calls that are refused."""
 
 
-def _with_json(name: str, command: Command) -> list[str]:
+def with_json(name: str, command: Command) -> list[str]:
     below: dict[str, Command] = getattr(command, "commands", {})
     if below:
-        return [found for each in below for found in _with_json(f"{name} {each}", below[each])]
+        return [found for each in below for found in with_json(f"{name} {each}", below[each])]
     return [name] if any("--json" in one.opts for one in command.params) else []
 
 
-def test_each_command_with_json_is_tried_here() -> None:
-    found = [name for each in SUMMARIES for name in _with_json(each, load(each))]
+def test_each_commandwith_json_is_tried_here() -> None:
+    found = [name for each in SUMMARIES for name in with_json(each, load(each))]
     assert sorted(found) == sorted(REFUSED)
 
 

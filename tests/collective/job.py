@@ -14,7 +14,7 @@ import numpy
 import pytest
 from mpi4py import MPI
 
-from examples.mpi_weights import train
+from examples.mpi_weights.mpi_weights import train
 from mcast import collective, open_endpoint
 from mcast.cast.io.sinks import BufferSink
 from mcast.cast.io.sources import MemorySource

@@ -96,7 +96,8 @@ def test_handlers_that_raise_hang_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         for _ in range(100):
             backend = open_backend("sim-roce", clock="wall")
             loop = asyncio.new_event_loop()
-            task = loop.create_task(main(backend))
+            coroutine = main(backend)
+            task = loop.create_task(coroutine)
             try:
                 loop.run_until_complete(task)
             except (Interrupt, Broken):
@@ -107,7 +108,7 @@ def test_handlers_that_raise_hang_nothing(monkeypatch: pytest.MonkeyPatch) -> No
                 loop.run_until_complete(asyncio.wait({task}, timeout=1.0))
                 if not task.done():  # asyncio has forgotten it: it ends here, and not in another test
                     with suppress(RuntimeError):
-                        task.get_coro().close()
+                        coroutine.close()
                 elif not task.cancelled():
                     task.exception()
                 backend.close()

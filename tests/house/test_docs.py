@@ -28,7 +28,7 @@ from html import unescape
 from html.parser import HTMLParser
 from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -190,8 +190,8 @@ def test_examples_of_pages_run(
     """The examples of a page run, and print what the page shows."""
     if any(re.search(r"\budp\b", fence.text) for fence in fences(page) if not fence.not_run):
         request.getfixturevalue("own_network")
-    # CONTRIBUTING.md and the reports speak of the clone, the other pages of a directory of one's own.
-    in_the_clone = page.name == "CONTRIBUTING.md" or page.parent.name == "upstream"
+    # CONTRIBUTING.md, docs/dev/ and the reports speak of the clone, other pages of a directory of one's own.
+    in_the_clone = page.name == "CONTRIBUTING.md" or page.parent.name in ("dev", "upstream")
     monkeypatch.chdir(ROOT if in_the_clone else tmp_path)
     for fence, output in with_output(fences(page)):
         if not fence.not_run and (long or fence.title != LONG):
@@ -331,8 +331,13 @@ def test_the_search_needs_no_server(site: Path) -> None:
 def test_an_id_leads_to_its_row(site: Path) -> None:
     links = [
         (page, anchor)
-        for name in ("errors.html", "reference.html")
-        for page, anchor in re.findall(r'href="(facts/\w+\.html)#([\w-]+)"', (site / name).read_text("utf-8"))
+        for name, up in (
+            ("errors.html", ""),
+            *((f"reference/{name}.html", "../") for name in ("api", "errors")),
+        )
+        for page, anchor in re.findall(
+            rf'href="{re.escape(up)}(facts/\w+\.html)#([\w-]+)"', (site / name).read_text("utf-8")
+        )
     ]
     assert {"SA-PKEY-1", "K-JOIN-20", "DT-7", "JEX-15"} <= {anchor for _, anchor in links}
     for page, anchor in set(links):
@@ -340,10 +345,24 @@ def test_an_id_leads_to_its_row(site: Path) -> None:
 
 
 def test_nothing_that_should_be_generated_is_left_out(site: Path) -> None:
-    from mcast.api import __all__ as names
-
-    reference = (site / "reference.html").read_text("utf-8")
-    assert [name for name in names if f'id="mcast.api.{name}"' not in reference] == []
+    """Each name of the reference has its place, with a signature that is the code's."""
+    found = 0
+    for page in (ROOT / "docs/reference").glob("*.md"):
+        shown = (site / "reference" / f"{page.stem}.html").read_text("utf-8")
+        # A module's own text stands under the heading of the page.
+        names = re.findall(
+            r"^::: (\S+)$(?!\n    options:\n      show_root_heading: false)", page.read_text("utf-8"), re.M
+        )
+        assert [name for name in names if f'id="{name}"' not in shown] == []
+        found += len(names)
+    assert found > 200
+    shown = unescape(re.sub("<[^>]*>", "", (site / "reference/sim.html").read_text("utf-8")))
+    for part in (
+        "partitions: Mapping[int, Iterable[int]] | None = None",
+        "max_mlid: int = 65534",
+        "set_link(port: Port, up: bool)",
+    ):
+        assert part in shown
 
 
 # --- the workflow to copy ---------------------------------------------------
@@ -402,6 +421,18 @@ def test_demo_ends_as_in_the_tutorial() -> None:
     assert [line for line in stable if " ".join(line.split()) not in recorded] == []
 
 
+def test_readme_picture_is_as_drawn() -> None:
+    """`make sessions` draws it."""
+    from scripts.pictures import OVERVIEW, overview
+
+    assert OVERVIEW.read_text("utf-8") == overview()
+
+
+def test_readme_fits_two_screens() -> None:
+    """Somebody who decides reads no more than 120 lines."""
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 120
+
+
 def test_each_command_has_its_help_and_an_example() -> None:
     text = (ROOT / "docs" / "commands.md").read_text("utf-8")
     sections = dict(re.findall(r"^##+ mcast ([^\n]+)\n(.*?)(?=^##|\Z)", text, re.M | re.S))
@@ -438,6 +469,54 @@ def test_wide_picture_is_scrolled(site: Path) -> None:
     ] == []
 
 
+def test_pictures_fit_a_narrow_page(site: Path) -> None:
+    """On a screen of 400 pixels, of which a picture gets 368, text is at least 11 pixels high."""
+    for page, count in (("how-it-works", 4), ("objects-how", 1)):
+        pictures = re.findall(
+            r'<svg viewBox="0 0 (\d+) .*?</svg>', (site / f"{page}.html").read_text("utf-8"), re.S
+        )
+        assert pictures == ["360"] * count
+    text = (site / "how-it-works.html").read_text("utf-8")
+    sizes = {float(size) for size in re.findall(r'font-size="([\d.]+)"', text)}
+    assert min(sizes) * 368 / 360 >= 11
+
+
+def test_names_of_the_pictures_exist() -> None:
+    """Names such as `Endpoint.join`, on the page with the pictures and in them, are public."""
+    import mcast
+    import mcast.api
+    from scripts.pictures import SEQUENCES, STAGES
+
+    page = (ROOT / "docs/how-it-works.md").read_text("utf-8")
+    words = [signal.words for signal in SEQUENCES["join"].signals] + [stage[1] for stage in STAGES]
+    named = set(re.findall(r"`([A-Z]\w+)\.(\w+)`", page))
+    named |= {(found[1], found[2]) for word in words if (found := re.fullmatch(r"([A-Z]\w+)\.(\w+)", word))}
+    assert {("Endpoint", "join"), ("CmId", "join_multicast_ex"), ("Membership", "send")} <= named
+    kinds = {kind: getattr(mcast, kind, None) or getattr(mcast.api, kind, None) for kind, _ in named}
+    assert [pair for pair in named if pair[1] not in names_of(kinds[pair[0]])] == []
+
+
+def names_of(kind: Any) -> set[str]:
+    """Attributes of a class, and the fields of a pydantic model."""
+    return {*dir(kind), *getattr(kind, "model_fields", ()), *getattr(kind, "__annotations__", ())}
+
+
+def test_each_message_of_a_transfer_is_explained() -> None:
+    """The page has a row for each kind of packet, and the picture names no other kind."""
+    from mcast.cast.protocol import packets
+    from scripts.pictures import SEQUENCES
+
+    kinds = {
+        name.upper()
+        for name, kind in vars(packets).items()
+        if isinstance(kind, type) and getattr(kind, "_fields", ("",))[0] == "session"
+    }
+    page = (ROOT / "docs/objects-how.md").read_text("utf-8")
+    assert set(re.findall(r"^\| ([A-Z]+) \|", page, re.M)) == kinds
+    drawn = {signal.words.split(":")[0].split(",")[0] for signal in SEQUENCES["transfer"].signals}
+    assert {word for word in drawn if word.isupper()} - kinds == set()
+
+
 def test_each_make_target_named_exists() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
     named = {
@@ -448,14 +527,15 @@ def test_each_make_target_named_exists() -> None:
 
 def test_provider_table_names_every_backend() -> None:
     """The provider table names every built in backend."""
-    table = (ROOT / "README.md").read_text("utf-8").partition("## Providers")[2].partition("##")[0]
+    table = (ROOT / "docs/providers.md").read_text("utf-8").partition("\n## ")[0]
     named = set(re.findall(r"`([\w-]+)`", table))
     assert set(backend_names()) >= {"sim", "sim-roce", "sim-ib", "rdma"} <= named
 
 
 def test_each_path_named_exists() -> None:
     """Of this repository, in the pages that are maps of it: `mcast/api.py`, `tests/sim/`."""
-    text = "".join((ROOT / page).read_text("utf-8") for page in ("CONTRIBUTING.md", "docs/proof.md"))
-    paths = set(re.findall(r"(?<![\w/])((?:mcast|tests|scripts|docs|benchmarks)/[\w./-]*\w/?)", text))
+    maps = [ROOT / "CONTRIBUTING.md", ROOT / "docs/proof.md", *(ROOT / "docs/dev").iterdir()]
+    text = "".join(page.read_text("utf-8") for page in maps)
+    paths = set(re.findall(r"(?<![\w/-])((?:mcast|lab|tests|scripts|docs|benchmarks)/[\w./-]*\w/?)", text))
     assert len(paths) > 20
     assert sorted(path for path in paths if not (ROOT / path).exists()) == []

@@ -7,6 +7,7 @@ import pydoc
 import re
 from ast import literal_eval
 from collections.abc import Callable
+from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
 from textwrap import dedent
@@ -21,6 +22,7 @@ import mcast.cast
 from mcast.backends.sim import Fabric
 from mcast.endpoint.settings import OpenArguments
 
+ROOT = Path(__file__).parents[2]
 SOURCE = Path(mcast.__file__ or "").read_text("utf-8")
 
 
@@ -83,10 +85,68 @@ def test_reference_shows_the_signature_of_help() -> None:
                 assert literal_eval(str(one.default)) == other.default
 
 
-def test_reference_page_has_all_of_cast() -> None:
-    page = (Path(__file__).parents[2] / "docs/reference.md").read_text("utf-8")
-    shown = set(re.findall(r"^::: (mcast\.cast\..*)", page, re.M))
-    assert [name for name, home in homes(mcast.cast).items() if not {home, f"{home}.{name}"} & shown] == []
+REFERENCE = sorted((ROOT / "docs/reference").glob("*.md"))
+
+INTERNAL = {
+    "mcast.backends.rdma.availability": "shows what a limit of the host leads to",
+    "mcast.bench.card_report": "is described by its JSON schema",
+}
+"""Module that an example imports from, and that has no page -> reason."""
+
+
+def public_names(module: str) -> set[str]:
+    """Return the names of a module that applications import; none of a package whose modules have them."""
+    found = import_module(module)
+    return set(getattr(found, "__all__", None) or (dir(found) if hasattr(found, "_NAMES") else ()))
+
+
+def documented(page: Path) -> dict[str, set[str]]:
+    """Return each module of a page of the reference, and the names of it that the page documents or links to.
+
+    A heading names the module. A name that another page documents is a link with the name as its text.
+    """
+    sections = re.split(r"^##? .*?`((?:mcast|rdma_lab)[\w.]*)`$", page.read_text("utf-8"), flags=re.M)
+    found: dict[str, set[str]] = {module: set() for module in sections[1::2]}
+    for module, text in zip(found, sections[2::2], strict=True):
+        found[module] = set(re.findall(r"\[`(\w+)`\][\[(]", text))
+        for shown in re.findall(r"^::: ([\w.]+)$", text, re.M):
+            if shown not in found:
+                assert shown.startswith(f"{module}."), (
+                    f"{page.name}: {shown} is under the heading of {module}"
+                )
+                found[module].add(shown.removeprefix(f"{module}."))
+    return found
+
+
+@pytest.mark.parametrize("page", REFERENCE, ids=lambda page: page.stem)
+def test_reference_page_has_all_public_names(page: Path) -> None:
+    """Each public name is on the page of its module, and each name of a page is public."""
+    for module, shown in documented(page).items():
+        public = public_names(module)
+        where = page.relative_to(ROOT)
+        lack = sorted(public - shown)
+        assert lack == [], f"{where}: add `::: {module}.NAME` for {', '.join(lack)}"
+        more = sorted(shown - public)
+        assert more == [], f"{where}: {', '.join(more)}: not public, so add to {module}.__all__ or remove"
+
+
+def test_open_endpoint_is_first_in_the_reference() -> None:
+    found = [re.findall(r"^::: (\S+)", page.read_text("utf-8"), re.M) for page in REFERENCE]
+    firsts = {names[0] for names in found}
+    assert "mcast.open_endpoint" in firsts
+    aio = next(names for page, names in zip(REFERENCE, found, strict=True) if page.stem == "aio")
+    assert aio[:2] == ["mcast.aio", "mcast.aio.open_endpoint"]
+
+
+def test_examples_import_what_the_reference_has() -> None:
+    """Modules that pages and examples import from are in the reference, and so is each page in its index."""
+    pages = [ROOT / "README.md", ROOT / "lab/README.md", *(ROOT / "docs").rglob("*.md")]
+    text = "\n".join(page.read_text("utf-8") for page in [*pages, *(ROOT / "examples").rglob("*.py")])
+    imported = set(re.findall(r"^ *(?:from|import) ((?:mcast|rdma_lab)\b[\w.]*)", text, re.M))
+    shown = {module for page in REFERENCE for module in documented(page)}
+    assert sorted(imported - shown - {*INTERNAL}) == []
+    index = (ROOT / "docs/reference.md").read_text("utf-8")
+    assert [page.name for page in REFERENCE if f"](reference/{page.name})" not in index] == []
 
 
 @pytest.mark.parametrize("call", [*OPENERS, mcast.cast.send, mcast.cast.receive, mcast.cast.open_session])

@@ -111,6 +111,20 @@ def test_a_sigterm_ends_all_and_leaves_nothing(tmp_path: Path, program: Program)
     assert not Path(f"/proc/{pid}").exists()
 
 
+def test_a_signal_waits_until_its_process_is_known(
+    script: ModuleType,
+) -> None:
+    done: list[str] = []
+    before = signal.signal(signal.SIGTERM, lambda *_: done.append("signal"))
+    try:
+        with script.put_off(signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), signal.SIGTERM)
+            done.append("process")
+        assert done == ["process", "signal"]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_a_command_takes_the_place_of_make(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its Debian has neither Python nor make, as the containers of Debian have neither."""
     runs: list[object] = []

@@ -52,6 +52,18 @@ def test_alone_it_shows_its_help() -> None:
     assert done.stderr.startswith("Usage: rdma-lab [OPTIONS] COMMAND")
 
 
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [("run", "[OPTIONS] -- COMMAND..."), ("kernel", "[OPTIONS] VERSION"), ("break", "[OPTIONS] [FAULT...]")],
+)
+def test_help_shows_arguments_as_typed(command: str, usage: str) -> None:
+    """No type of Python and no braces stand beside the name of an argument."""
+    shown = rdma_lab(command, "--help").stdout
+    assert shown.startswith(f"Usage: rdma-lab {command} {usage}\n")
+    assert "<str>" not in shown
+    assert "<list[" not in shown
+
+
 def test_it_imports_nothing_of_mcast() -> None:
     """Not even where mcast is installed."""
     code = "import sys, rdma_lab.__main__, rdma_lab.cli; print(*sys.modules)"

@@ -17,7 +17,6 @@ from time import monotonic, sleep
 
 import pytest
 
-from ..rdma import test_wheel
 from ..udp import conftest as udp
 from .fresh import CLONE, HOME, SECONDS, UID, FreshRoot, fresh_root, needs_root
 
@@ -41,19 +40,17 @@ assert not [line for line in open("/proc/self/maps") if "ibverbs" in line or "rd
 DIRECTIONS = pytest.mark.parametrize("direction", [RELEASES, RELEASES[::-1]], ids="-to-".join)
 EACH = pytest.mark.parametrize("release", RELEASES)
 
-clone = test_wheel.clone
 hosts = udp.hosts
 
 
 @pytest.fixture(scope="module")
-def roots(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, FreshRoot]]:
+def roots(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, FreshRoot]]:
     """Both Debians with the wheel in /opt/mcast."""
     folder = tmp_path_factory.mktemp("roots")
     with ExitStack() as stack, ThreadPoolExecutor(len(RELEASES)) as pool:
         made = list(pool.map(lambda release: stack.enter_context(fresh_root(release, folder)), RELEASES))
         for root in made:
             assert_lacks_everything(root)
-        wheel = test_wheel.built(clone, MCAST_RDMA="1")
         for root in made:
             shutil.copy(wheel, root.root / "opt")
         install = (

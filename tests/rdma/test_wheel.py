@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,8 @@ import pytest
 
 from rdma_lab import LabMachine
 
-ROOT = Path(__file__).parents[2]
+from ..wheels import ROOT, built
+
 LIBRARIES = re.compile(r"=> (\S*/lib(?:rdmacm|ibverbs)\.so\.1)$", re.MULTILINE)
 HIDE = """
 mkdir -p layer && mount -t tmpfs tmpfs layer && mkdir layer/upper layer/work &&
@@ -43,39 +43,6 @@ OPTIONS = (
 def run(*command: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=500)
-
-
-@pytest.fixture(scope="module")
-def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the tree, its links included, without what is built in it."""
-    tree = tmp_path_factory.mktemp("wheel") / "mcast"
-    ignored = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "*.so")
-    return shutil.copytree(ROOT, tree, symlinks=True, ignore=ignored)
-
-
-def built(project: Path, **variables: str) -> Path:
-    """The project's wheel, built from its source distribution."""
-    for kind, made in (("sdist", "dist/*.tar.gz"), ("bdist_wheel", "dist/*.whl")):
-        program = (
-            ["setup.py"] if (project / "setup.py").exists() else ["-c", "import setuptools as s; s.setup()"]
-        )
-        command = [sys.executable, *program, "-q", kind]
-        env = os.environ | variables
-        subprocess.run(command, cwd=project, env=env, check=True, capture_output=True, timeout=500)
-        (found,) = project.glob(made)
-        if kind == "sdist":
-            shutil.unpack_archive(found, project / "dist", filter="data")
-            (project,) = (one for one in (project / "dist").iterdir() if one.is_dir())
-    return found
-
-
-@pytest.fixture(scope="module")
-def wheel(clone: Path, long: bool) -> Path:
-    """The wheel with C."""
-    # Only a long run runs the extension; without it, optimizing would take most of the build.
-    found = built(clone, MCAST_RDMA="1", **({} if long else {"CFLAGS": "-O0"}))
-    assert "-cp311-abi3-linux" in found.name
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +87,10 @@ def test_what_goes_to_pypi_is_audited_and_works(tmp_path: Path) -> None:
         done = run(python, "-W", "error", "-c", LEAVES_THE_GIL_OFF, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert_demo_works(python, "-W", "error::RuntimeWarning", "-m", "mcast", cwd=tmp_path)
+
+
+def test_the_wheel_is_for_each_python(wheel: Path) -> None:
+    assert "-cp311-abi3-linux" in wheel.name
 
 
 def test_the_suite_is_in_the_wheel_and_no_link(wheel: Path) -> None:

@@ -34,6 +34,7 @@ class Page(HTMLParser):
         self.text: list[str] = []
         self.titles: list[str] = []
         self.loaded: list[str] = []
+        self.srcdoc: list[str] = []
         self.marks: Counter[str] = Counter()
         self._open: list[str] = []
         self.feed(html)
@@ -45,6 +46,7 @@ class Page(HTMLParser):
             self._open.append(tag)
         values = {name: value or "" for name, value in attrs}
         self.loaded += [value for name, value in values.items() if name in ("src", "href")]
+        self.srcdoc += [value for name, value in values.items() if name == "srcdoc"]
         self.titles.append(values.get("title", ""))
         self.marks[values.get("class", "")] += 1
 
@@ -335,6 +337,13 @@ def test_ticks_are_round_and_apart() -> None:
 )
 def test_durations_read_well(ns: int, text: str) -> None:
     assert duration(ns) == text
+
+
+def test_a_notebook_shows_the_page_in_a_frame(simulated: ScenarioResult) -> None:
+    """The page has styles of its own, so that it neither takes those of the notebook nor changes them."""
+    frame = Page(simulated._repr_html_())
+    assert frame.marks.total() == 1
+    assert frame.srcdoc == [simulated.page()]
 
 
 # --- the command -------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from mcast.backends.udp.backend import UdpQueuePair
 from mcast.conformance.helpers import BOUND
 
 from ..own_network import needs_namespaces
-from ..waiting import until
+from ..waiting import Running, is_asleep, until
 from .test_offloads import LOOPBACK, joined
 
 Pair = tuple[UdpQueuePair, Destination]
@@ -130,6 +130,26 @@ def test_a_state_in_which_nothing_is_sent_is_respected(pair: Pair) -> None:
     for call in (lambda: qp.send_one(to, b"x"), lambda: qp.recv(), lambda: qp.recv_one(0)):
         with pytest.raises(Closed):
             call()
+
+
+def test_send_in_sqd_sleeps(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks again after a change alone, and goes on when the queue pair can send."""
+    qp, to = pair
+    looks, post = [], UdpQueuePair._post
+
+    def spy(*given: Any) -> tuple[int, int]:
+        looks.append(given)
+        return post(*given)
+
+    monkeypatch.setattr(UdpQueuePair, "_post", spy)
+    qp.modify(QpState.SQD)
+    with pytest.raises(TimedOut):
+        qp.send(to, [b"x"], timeout=0.1)
+    assert len(looks) < 5
+    running = Running(lambda: qp.send(to, [b"x"]))
+    until(lambda: len(looks) > 5 or is_asleep(running.threads[0]))
+    qp.modify(QpState.RTS)
+    assert running.results() == [1]
 
 
 @needs_namespaces

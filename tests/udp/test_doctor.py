@@ -111,6 +111,20 @@ def test_a_ping_that_nobody_answers_names_suspicions(hosts: tuple[Host, Host]) -
     assert [command for command in DECIDING if command not in asked] == []
 
 
+RECV = f"{MCAST} recv 239.1.1.1 -o /dev/null --backend udp -b 10.0.0.1 --wait 0.1 2>&1; true"
+
+
+@needs_namespaces
+def test_recv_that_hears_nobody_names_suspicions(hosts: tuple[Host, Host]) -> None:
+    """Of a port without a link that is all there is to say."""
+    said = hosts[0].run("sh", "-c", RECV)
+    assert [command for command in DECIDING if command not in said] == []
+    hosts[0].run("ip", "link", "set", "eth0", "down")
+    said = hosts[0].run("sh", "-c", RECV)
+    assert "eth0 has no link -> ip link set eth0 up" in said
+    assert "firewall" not in said
+
+
 @needs_namespaces
 @pytest.mark.parametrize("kind", ["docker", ""], ids=["inside", "outside"])
 def test_a_container_is_a_warning(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,11 +15,12 @@ from time import monotonic
 
 import pytest
 
-from mcast.api import McastError
+import mcast
+from mcast.api import BackendUnavailable, McastError
 from mcast.conformance.helpers import BOUND
 
 from ..own_network import needs_namespaces
-from ..waiting import until
+from ..waiting import descriptors, until
 from .test_calls import Pair
 from .test_calls import pair as pair
 from .test_offloads import GROUP
@@ -28,8 +29,8 @@ _SO_RCVBUFFORCE = 33
 
 
 @contextmanager
-def no_descriptors() -> Iterator[None]:
-    """Take all file descriptors that this process may have."""
+def no_descriptors(but: int = 0) -> Iterator[None]:
+    """Take all file descriptors that this process may have, but so many."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, limits[0]), limits[1]))
     taken = []
@@ -37,11 +38,31 @@ def no_descriptors() -> Iterator[None]:
         with suppress(OSError):
             while True:
                 taken.append(os.dup(0))
+        for _ in range(but):
+            os.close(taken.pop())
         yield
     finally:
         for one in taken:
             os.close(one)
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.parametrize("left", range(4))
+def test_opening_without_descriptors(pair: Pair, left: int) -> None:
+    """Opening takes four, and with fewer leaves none open."""
+    before = descriptors()
+    with no_descriptors(but=left), pytest.raises(BackendUnavailable, match="ulimit -n"):
+        mcast.open_backend("udp")
+    assert descriptors() <= before
+    with no_descriptors(but=4):
+        mcast.open_backend("udp").close()
+
+
+def test_groups_without_descriptors(pair: Pair) -> None:
+    """The table says what it could not read."""
+    with no_descriptors():
+        groups = pair[0]._owner.channel.backend.groups()
+    assert "joined: [Errno 24]" in groups.unseen[0]
 
 
 def test_event_channel_without_descriptors(pair: Pair) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ from mcast.conformance.helpers import BOUND
 
 from ..own_network import needs_namespaces
 from ..waiting import until
+from .conftest import Host
 
 pytestmark = needs_namespaces
 GROUP = "239.1.2.3"
@@ -67,3 +69,12 @@ def pair(bridge: Testbed) -> Iterator[tuple[Endpoint, Endpoint]]:
 def payload(group: Membership) -> bytes | None:
     message = group.recv(BOUND)
     return None if message is None else bytes(message.payload)
+
+
+def test_loopback_alone_is_a_warning(hosts: tuple[Host, Host]) -> None:
+    """Nothing else is up: an endpoint that was given no address says that it reaches no other host."""
+    opens = "import mcast; mcast.open_endpoint('udp').close()"
+    command = f'{sys.executable} -c "{opens}" 2>&1'
+    assert hosts[0].run("sh", "-c", command) == ""
+    hosts[0].run("ip", "link", "set", "eth0", "down")
+    assert "only loopback is usable" in hosts[0].run("sh", "-c", command)

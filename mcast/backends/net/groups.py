@@ -101,7 +101,12 @@ def group_table(
 
 
 def _read_igmp(ports: dict[str, str], table: _Table) -> None:
-    for netdev, groups in hostnet.igmp_memberships().items():
+    try:
+        memberships = hostnet.igmp_memberships()
+    except OSError as error:
+        table.unseen[f"what the kernel of this host has joined: {error}"] = None
+        return
+    for netdev, groups in memberships.items():
         for group in groups if netdev in ports else ():
             table.member(Gid(group), ports[netdev], GroupSource.HOST)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mcast.api import Backend, LinkLayer, Provider, Status
 from mcast.backends.model.port import Limits
 from mcast.backends.sim.backend import SimBackend
+from mcast.backends.sim.core.options import InfinibandOptions, RoceOptions
 from mcast.backends.sim.core.sa import Quirks
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.served.attach import (
@@ -35,8 +36,10 @@ __all__ = [
     "SHARED_ROCE",
     "SIM",
     "Fabric",
+    "InfinibandOptions",
     "Limits",
     "Quirks",
+    "RoceOptions",
     "open_fabric",
 ]
 
@@ -85,12 +88,18 @@ def _served(name: str, summary: str, make: Callable[..., Fabric], layer: LinkLay
 
 
 ROCE = _provider("sim-roce", "simulated RoCEv2 fabric: IGMP, no SA", Fabric.roce)
+"""Provider `sim-roce`: a RoCE fabric of one's own."""
+
 INFINIBAND = _provider("sim-ib", "simulated InfiniBand fabric: SA, MLIDs, partitions", Fabric.infiniband)
+"""Provider `sim-ib`: an InfiniBand fabric of one's own."""
 
 SIM = ROCE._replace(name="sim", open=partial(open_sim, ROCE.open, "sim"), shared=describe_from_environment)
-"""The served fabric that MCAST_SIM names, or else a RoCE fabric of one's own."""
+"""Provider `sim`: the served fabric that MCAST_SIM names, or else a RoCE fabric of one's own."""
 
 SHARED_ROCE = _served("sim-shared", "served RoCEv2 fabric of many processes", Fabric.roce, LinkLayer.ETHERNET)
+"""Provider `sim-shared`: a served RoCE fabric."""
+
 SHARED_INFINIBAND = _served(
     "sim-shared-ib", "served InfiniBand fabric of many processes", Fabric.infiniband, LinkLayer.INFINIBAND
 )
+"""Provider `sim-shared-ib`: a served InfiniBand fabric."""

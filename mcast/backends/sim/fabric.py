@@ -100,7 +100,7 @@ class Fabric:
         return cls(options)
 
     def close(self) -> None:
-        """Nothing that is still scheduled happens any more."""
+        """Stop the fabric: nothing that is still scheduled happens any more."""
         self.clock.guard.close(self.clock.close)
 
     def abort(self) -> None:

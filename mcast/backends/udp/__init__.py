@@ -29,12 +29,15 @@ def _status() -> Status:
 
 
 def _open() -> Backend:
-    from mcast.backends.udp.availability import require_available
+    from mcast.backends.udp.availability import no_socket, require_available, unavailable
 
     require_available()
     from mcast.backends.udp.backend import UdpBackend
 
-    return UdpBackend()
+    try:
+        return UdpBackend()
+    except OSError as error:
+        raise unavailable(no_socket(error)) from error
 
 
 def _checks(listen: float) -> tuple[Finding, ...]:

@@ -42,27 +42,33 @@ def status() -> Status:
 
     try:
         open_group().close()
+        interfaces = native.interfaces()
     except OSError as error:
         if error.errno != errno.EADDRINUSE:
-            return Status(
-                False,
-                f"no socket can be opened: {error}",
-                UnavailableReason.BROKEN,
-                "ulimit -n; dmesg | tail",
-            )
+            return no_socket(error)
         return Status(False, IN_USE, UnavailableReason.PORT_IN_USE, INSTEAD)
-    names = [name for name, _, flags, _, _, addresses in native.interfaces() if addresses and flags & 1]
+    names = [name for name, _, flags, _, _, addresses in interfaces if addresses and flags & 1]
     if not names:
         return Status(False, _NO_ADDRESS, UnavailableReason.NO_ADDRESS, _LO_UP)
     return Status(True, f"RoCEv2 over UDP sockets on {', '.join(names)}")
+
+
+def no_socket(error: OSError) -> Status:
+    """Return the status of a host, or a process, that has no socket to give."""
+    fix = "ulimit -n; dmesg | tail"
+    return Status(False, f"no socket can be opened: {error}", UnavailableReason.BROKEN, fix)
+
+
+def unavailable(found: Status) -> BackendUnavailable:
+    assert found.reason is not None
+    return BackendUnavailable("udp", found.reason, found.detail, found.fix)
 
 
 def require_available() -> None:
     """Raise BackendUnavailable with the reason and what to do."""
     found = status()
     if not found.available:
-        assert found.reason is not None
-        raise BackendUnavailable("udp", found.reason, found.detail, found.fix)
+        raise unavailable(found)
 
 
 def why_refused(failed: OSError) -> str:

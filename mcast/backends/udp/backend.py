@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
+from itertools import starmap
 from math import inf
 from time import monotonic
 from types import MappingProxyType
@@ -145,7 +146,8 @@ class UdpBackend(Backend):
         paths, now = list(self.network.queue_pairs.paths.values()), monotonic()
         if quiet and any(path.counts()[0] or now - path.opened < quiet for path in paths):
             return ()
-        return next(filter(None, map(suspicions, sorted({path.port.name for path in paths}))), ())
+        ports = sorted({(path.port.name, path.port.up) for path in paths})
+        return next(filter(None, starmap(suspicions, ports)), ())
 
     def groups(self) -> GroupTable:
         return group_table(self._change("groups", Phase.OPEN, self._devices), lambda device, port: (device,))
@@ -550,9 +552,7 @@ class UdpQueuePair(_native.Calls, QueuePair):
         end, posted = None, 0
         try:
             while True:
-                posted, failed, waiter = self._guard.run(
-                    "send", Phase.SEND, self._post, to, post, posted, imm, count
-                )
+                posted, failed = self._guard.run("send", Phase.SEND, self._post, to, post, posted, imm, count)
                 if not failed:
                     return
                 now = monotonic()
@@ -562,10 +562,10 @@ class UdpQueuePair(_native.Calls, QueuePair):
                     about = {"gid": to.gid, "messages": count}
                     raise mcast_error(errno.ETIMEDOUT, "send", Phase.SEND, about)
                 left = min(end - now, MAX_SLEEP)
-                if waiter is not None:
-                    Waiters.sleep(waiter, left)
-                else:
+                if self.core.state is not QpState.SQD:
                     _native.wait(self.path.own.fileno(), -1, True, left)
+                elif waiter := self._sqd_waiter():
+                    Waiters.sleep(waiter, left)
         except TimedOut as error:
             error.posted = posted
             raise
@@ -577,15 +577,15 @@ class UdpQueuePair(_native.Calls, QueuePair):
         begin: int,
         imm: int | None,
         count: int,
-    ) -> tuple[int, int, Any]:
-        """Post messages from `begin` on; return how many are posted, what hinders more, and a waiter."""
+    ) -> tuple[int, int]:
+        """Post messages from `begin` on; return how many are posted, and the errno that hinders more."""
         core = self.core
         if self._closed:
             self._refuse_closed("send", Phase.SEND)
         if refused := core.address_handle(to):
             self._fail_send(refused, to, begin, count)
         if core.state is QpState.SQD:
-            return begin, _AGAIN, self._owner.channel.backend.waiters.add()
+            return begin, _AGAIN
         if core.state is not QpState.RTS:
             if core.error is None:
                 self._fail_send(errno.EINVAL, to, begin, count)
@@ -612,7 +612,15 @@ class UdpQueuePair(_native.Calls, QueuePair):
             self._break(posted, to)
         if failed and failed != _AGAIN:
             self._fail_send(failed, to, posted, count)
-        return posted, failed, None
+        return posted, failed
+
+    def _sqd_waiter(self) -> Any:
+        """Return a waiter that the next change wakes; None if the queue pair is not in SQD any more.
+
+        Not a change itself, which would wake it.
+        """
+        with self._guard.lock:
+            return self._owner.channel.backend.waiters.add() if self.core.state is QpState.SQD else None
 
     def _break(self, posted: int, to: Destination) -> NoReturn:
         """The port cannot send: as a device does, the queue pair goes into ERR (K-DATA-16)."""

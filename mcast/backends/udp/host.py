@@ -112,15 +112,16 @@ class Host:
         self.netlink: socket.socket = socket.socket(
             socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_NONBLOCK, 0
         )
-        try:
-            self.netlink.bind((0, _RTMGRP_LINK | _RTMGRP_IPV4_IFADDR))
-        except BaseException:
-            self.netlink.close()
-            raise
         self._ports: dict[int, UdpPort] = {}
         self._made = 0
         self._unread: list[tuple[int, int]] = []
         self.loopback_up: bool = False
+        try:
+            self.netlink.bind((0, _RTMGRP_LINK | _RTMGRP_IPV4_IFADDR))
+            list(self.poll(at_once=True))
+        except BaseException:
+            self.netlink.close()
+            raise
 
     @property
     def ports(self) -> list[UdpPort]:

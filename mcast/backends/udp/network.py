@@ -196,7 +196,6 @@ class UdpNetwork:
         self.roce_sockets: dict[IPv4Address, socket.socket] = {}
         self.forward_counts: Counter[str] = Counter()
         self._warned = False
-        list(self.hosts.poll(at_once=True))
 
     def sa_client(self, port: Port) -> NoReturn:
         raise NotImplementedError("an Ethernet port has no SA")

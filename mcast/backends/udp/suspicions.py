@@ -11,8 +11,10 @@ from mcast.wire.packets import ROCE_UDP_PORT
 LOOPBACK = "lo"
 
 
-def suspicions(device: str) -> tuple[Cause, ...]:
-    """Return what may keep others from being heard by that interface; nothing for loopback."""
+def suspicions(device: str, has_link: bool) -> tuple[Cause, ...]:
+    """Return what keeps others from being heard by that interface, or may; nothing for loopback."""
+    if not has_link:
+        return (Cause(f"{device} has no link", f"ip link show {device}", f"ip link set {device} up"),)
     if device == LOOPBACK:
         return ()
     return (

@@ -24,6 +24,8 @@ from mcast.cast.io.files import STANDARD, ExistingFile, Sink, open_sink, require
 from mcast.cast.io.sinks import Offered
 from mcast.cast.protocol.packets import MAX_METADATA, UNKNOWN_SIZE
 
+__all__ = ["Bundle", "Content", "Folder", "Item", "Label", "OneFile", "bundle_of"]
+
 _MAGIC = b"mcL2"
 _HEADER = struct.Struct("!4sBIQq")
 _NO_TIME = -(1 << 63)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -88,6 +87,8 @@ class Chunks(Handle, Sink):
         return self
 
     async def __anext__(self) -> bytes:
+        import asyncio  # which takes long, and a program that blocks has no use for it
+
         more = asyncio.Event()
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, more.set)
         self._wakeups.add(wake)

@@ -24,6 +24,8 @@ from typing_extensions import Buffer
 
 from mcast.cast.io.partfile import PartFile
 
+__all__ = ["Sink", "Source"]
+
 STANDARD = "-"
 """Path that means stdin or stdout."""
 

@@ -33,7 +33,6 @@ from mcast.cast.protocol.sender import ReceiverReport
 from mcast.cast.protocol.strategy import all_receivers
 from mcast.endpoint.blocking import Membership, open_endpoint
 from mcast.endpoint.ports import LocalPort, active
-from mcast.endpoint.receive_buffer import copied
 from mcast.endpoint.settings import DEFAULTS, Settings
 from mcast.endpoint.waiting import Step
 from mcast.wire.addresses import ZERO_GID
@@ -72,12 +71,10 @@ class End(Generic[T]):
 
         Returns False if there was nothing to do.
         """
-        with self.group._endpoint.recv_batch(MAX_RX_BATCH, timeout) as batch:
-            received: Batch = batch
-            if not all(Peer(series.source, series.src_qp) in peers for series in batch.series()):
-                received = CopiedBatch(
-                    [copied(one) for one in batch if Peer(one.source, one.src_qp) in peers]
-                )
+        with (
+            self.group._endpoint.recv_batch(MAX_RX_BATCH, timeout) as batch,
+            _sent_by(peers, batch) as received,
+        ):
             if not received and self.idle:
                 return len(batch) > 0
             try:
@@ -88,6 +85,13 @@ class End(Generic[T]):
         for messages in self._step.post:
             send_all(self.group, messages)
         return True
+
+
+def _sent_by(peers: Container[Peer], batch: Batch) -> Batch:
+    """The messages of these peers; the batch itself if it has no other."""
+    if all(Peer(series.source, series.src_qp) in peers for series in batch.series()):
+        return batch
+    return CopiedBatch([one for one in batch if Peer(one.source, one.src_qp) in peers])
 
 
 class SendingEnd(End[ObjectReport]):

@@ -60,8 +60,10 @@ def metadata_of(metadata: bytes | BaseModel) -> bytes:
 
 
 ReceiveTarget = Target | Callable[[Offered], Target]
-"""Destination of objects: one for all, or a function that returns one for each object, and may raise OSError
-to refuse it."""
+"""Destination of objects: one for all, or a function that returns one for each object.
+
+The function may raise OSError to refuse the object.
+"""
 
 
 class GrowingMemorySink(Sink):

@@ -7,7 +7,6 @@ or a socket: it returns None, and is asked again in a later step.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import select
 import socket
@@ -18,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from io import BufferedRandom, BufferedReader, BufferedWriter, BytesIO, FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
 from typing_extensions import Buffer
 
@@ -33,6 +32,9 @@ from mcast.cast.protocol.packets import UNKNOWN_BLOCKS, UNKNOWN_SIZE, Describe
 from mcast.cast.protocol.repairs import SegmentRange
 from mcast.cast.protocol.sender import ObjectSender
 from mcast.endpoint.waiting import call_user
+
+if TYPE_CHECKING:
+    import asyncio
 
 _CPU_DEVICES = (1, 3)
 """DLPack device types of memory that the CPU can read: kDLCPU, and kDLCUDAHost (pinned host memory)."""
@@ -219,6 +221,8 @@ class AsyncIterableSource(_NothingToSuspend):
         self.size: int | None = None
         self._buffers = buffers
         self._ready = bytearray()
+        import asyncio  # which takes long, and a program that blocks has no use for it
+
         self._consumed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -231,6 +235,8 @@ class AsyncIterableSource(_NothingToSuspend):
 
     def read(self, size: int) -> bytes | None:
         if self._task is None:
+            import asyncio
+
             self._task = asyncio.get_running_loop().create_task(self._read_ahead())
         if not self._ready:
             if not self._task.done():

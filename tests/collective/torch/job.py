@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg
 
-from examples.torch_weights import train
+from examples.torch_weights.torch_weights import train
 from mcast import collective
 from mcast.cast.io.sinks import BufferSink
 from mcast.collective import Collective, RankFailed

@@ -65,7 +65,7 @@ def test_torch_is_not_imported_for_others(run: Run) -> None:
 
 
 def test_the_program_of_the_page_runs(run: Run, tmp_path: Path) -> None:
-    (program,) = (fence for fence in fences(ROOT / "docs/recipes.md") if fence.title == "torch_ranks.py")
+    (program,) = (fence for fence in fences(ROOT / "docs/patterns.md") if fence.title == "torch_ranks.py")
     checked = 'assert not ranks.reason and sums.tolist() == [1048576.0] * 4\nprint("a rank is done")\n'
     (tmp_path / program.title).write_text(program.text + checked)
     done = torchrun(run, 4, program.title)

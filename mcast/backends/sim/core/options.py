@@ -85,7 +85,7 @@ class InfinibandOptions(Options):
     Above 49 151 ports there are more than a subnet has unicast LIDs; nothing depends on them.
 
     partitions  P_Key -> the indices of the ports that have it (0x8001 full, 0x0001 limited); each P_Key gives
-                its ports an IPoIB interface 10.<n>.<port> beside the default partition's 10.0.<port>
+                its ports an IPoIB interface `10.<n>.<port>` beside the default partition's `10.0.<port>`
     ipoib       False: the IPoIB interfaces are down, so that no join finds its broadcast group
     quirks      where the SA differs from the specification; by default nowhere
     max_mlid    the last MLID that the switches can hold, 0xC000..0xFFFE

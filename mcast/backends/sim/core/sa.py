@@ -54,7 +54,7 @@ _SA_SIGNATURE = Signature.SA_ASSIGNED.value.to_bytes(2)
 
 @dataclass(frozen=True, slots=True)
 class Quirks:
-    """Where an SA differs from the specification, one switch for each difference.
+    """Differences of an SA from the specification, one switch for each difference.
 
     `Quirks()` is the specification.
     """

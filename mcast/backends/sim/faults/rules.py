@@ -106,9 +106,13 @@ class Refuse:
 
 
 DeliveryVerdict = Pass | Drop | Delay | Duplicate | Reorder | CorruptQkey
+"""Fate of a message."""
 SaVerdict = Pass | Drop | Delay | Refuse
+"""Fate of an SA request."""
 DeliveryRule = Callable[[Delivery], DeliveryVerdict | None]
+"""Function that judges each message to each queue pair; None leaves it to the next rule."""
 SaRule = Callable[[SaRequest], SaVerdict | None]
+"""Function that judges each SA request; None leaves it to the next rule."""
 
 # --- what a rule is for ----------------------------------------------------------------------
 
@@ -150,7 +154,7 @@ class Messages:
 
 @dataclass(frozen=True, slots=True)
 class Requests:
-    """Which SA requests a rule is for; a field that is left out fits all. Fields as in `Messages`.
+    """The SA requests that a rule is for; a field that is left out fits all. Fields as in `Messages`.
 
     port    the name of the port that asks, such as "ib0", or several
     method  SaMethod.SET for joins, SaMethod.DELETE for leaves

@@ -22,8 +22,10 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainSerializer,
     TypeAdapter,
     ValidationError,
+    WithJsonSchema,
     WrapValidator,
     model_validator,
 )
@@ -74,17 +76,21 @@ def _zero_or_interval(value: float) -> float:
     return value
 
 
+_NUMBER = {"type": "integer", "minimum": 1}
+_NUMBERS = {"anyOf": [_NUMBER, {"type": "array", "items": _NUMBER, "maxItems": 10_000}]}
+
 Numbers = Annotated[
     tuple[Positive, ...],
     Field(max_length=10_000, strict=False),
     BeforeValidator(lambda value: (value,) if isinstance(value, int) else value),
+    WithJsonSchema(_NUMBERS, mode="validation"),
 ]
 """Numbers from 1; a single one needs no list."""
 
 
 def _by_name(enum: type[SaStatus] | type[SaMethod] | type[WcStatus], value: object) -> object:
     """An enum member by its name, with the names there are when it is none."""
-    if isinstance(value, enum) or value is None:
+    if isinstance(value, enum):
         return value
     if not isinstance(value, str) or value not in enum.__members__:
         raise ValueError(f"{value!r} is not one of {', '.join(enum.__members__)}")
@@ -97,6 +103,25 @@ def _check_order(first: str, start: float, last: str, end: float | None) -> None
 
 
 # --- the model -------------------------------------------------------------------------------
+
+SaStatusName = Annotated[
+    SaStatus,
+    BeforeValidator(partial(_by_name, SaStatus)),
+    PlainSerializer(lambda status: status.name, when_used="json"),
+    WithJsonSchema({"type": "string", "enum": [*SaStatus.__members__]}),
+]
+SaMethodName = Annotated[
+    SaMethod,
+    BeforeValidator(partial(_by_name, SaMethod)),
+    PlainSerializer(lambda method: method.name, when_used="json"),
+    WithJsonSchema({"type": "string", "enum": [*SaMethod.__members__]}),
+]
+WcStatusName = Annotated[
+    WcStatus,
+    BeforeValidator(partial(_by_name, WcStatus)),
+    PlainSerializer(lambda status: status.name, when_used="json"),
+    WithJsonSchema({"type": "string", "enum": [*WcStatus.__members__]}),
+]
 
 Mtu = Literal[256, 512, 1024, 2048, 4096]
 
@@ -115,12 +140,17 @@ class ScenarioTopology(_Model):
     """The fabric: link layer, ports, leaf switches, and sizes as in `Fabric`."""
 
     link_layer: Literal["roce", "infiniband"] = "roce"
+    """RoCE, or InfiniBand with a subnet manager."""
     ports: int = Field(default=4, ge=1, le=MAX_FABRIC_PORTS)
+    """Number of ports."""
     switches: int = Field(default=1, ge=1, le=MAX_LEAVES)
+    """Number of switches: 1, or a root and leaves, to which the ports are connected in turn."""
     mtu: Annotated[Mtu | Annotated[tuple[Mtu, ...], Field(strict=False)], WrapValidator(_one_or_several)] = (
         1024
     )
+    """MTU in bytes: of every port, or a list with one for each."""
     max_mlid: int = Field(default=MLID_LAST, ge=0xC000, le=MLID_LAST)
+    """Last MLID that the SM may give to a group."""
 
     @model_validator(mode="after")
     def _each_port_has_an_mtu(self) -> Self:
@@ -137,25 +167,26 @@ class ScenarioTopology(_Model):
 
 
 class Members(_Model):
-    """Members of one group, one on each of `ports`.
-
-    join, leave  times; a member without `leave` leaves at the end
-    send_only    the members cannot receive
-    rejoin       a member leaves and joins again when its join failed or its membership was lost
-    receives     the length of the receive queue, in messages
-    read_every   seconds between two reads, a microsecond or more; 0 reads each message as it comes
-    max_read    the most messages that one read takes; 0: all there are
-    """
+    """Members of one group, one on each of `ports`."""
 
     group: GroupText
+    """The group."""
     ports: tuple[PortNumber, ...] = Field(min_length=1, max_length=MAX_FABRIC_PORTS, strict=False)
+    """Ports with a member each."""
     join: Seconds = 0.0
+    """Time at which they join."""
     leave: Seconds | None = None
+    """Time at which they leave; without it, at the end."""
     send_only: bool = False
+    """True: they cannot receive."""
     rejoin: bool = False
+    """True: a member leaves and joins again when its join failed or its membership was lost."""
     receives: int = Field(default=512, ge=1, le=1 << 20)
+    """Length of the receive queue, in messages."""
     read_every: Annotated[Seconds, AfterValidator(_zero_or_interval)] = 0.0
+    """Seconds between two reads, a microsecond or more; 0: each message is read as it comes."""
     max_read: int = Field(default=0, ge=0, le=1 << 20)
+    """Maximum number of messages that one read takes; 0: all there are."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -164,15 +195,22 @@ class Members(_Model):
 
 
 class Traffic(_Model):
-    """The member of `group` on `port` sends `burst` messages of `size` bytes every `every` s."""
+    """Messages that the member of a group on a port sends."""
 
     group: GroupText
+    """The group."""
     port: PortNumber
+    """Port of the sender."""
     start: Seconds = 0.0
+    """Time at which it begins."""
     stop: Seconds | None = None
+    """Time at which it ends; without it, at the end."""
     every: Interval = 0.01
+    """Seconds between two sends."""
     burst: int = Field(default=1, ge=1, le=10_000)
+    """Number of messages at once."""
     size: int = Field(default=64, ge=8, le=4096)
+    """Bytes of a message."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -182,12 +220,14 @@ class Traffic(_Model):
 
 class _Fault(_Model):
     at: Seconds = 0.0
+    """Time at which the fault begins."""
 
 
 class Lasting(_Fault):
     """From `at` until `until`, by default to the end."""
 
     until: Seconds | None = None
+    """Time at which the fault ends; without it, it lasts to the end."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -197,10 +237,15 @@ class Lasting(_Fault):
 
 class OnMessages(Lasting):
     group: GroupText | None = None
+    """Only messages of this group."""
     source: PortNumber | None = None
+    """Only messages that this port sends."""
     target: PortNumber | None = None
+    """Only the copies for this port."""
     nth: Numbers | None = None
+    """Only these messages, counted from 1 among those that fit."""
     rate: float = Field(default=1.0, gt=0, le=1)
+    """Share of them, drawn by the seed."""
 
 
 class DropMessages(OnMessages):
@@ -214,6 +259,7 @@ class DelayMessages(OnMessages):
 
     kind: Literal["delay"]
     seconds: Seconds
+    """Delay in seconds."""
 
 
 class DuplicateMessages(OnMessages):
@@ -221,6 +267,7 @@ class DuplicateMessages(OnMessages):
 
     kind: Literal["duplicate"]
     copies: int = Field(default=1, ge=1, le=1000)
+    """Number of further copies."""
 
 
 class ReorderMessages(OnMessages):
@@ -228,6 +275,7 @@ class ReorderMessages(OnMessages):
 
     kind: Literal["reorder"]
     after: int = Field(default=1, ge=1, le=1 << 20)
+    """Number of later messages."""
 
 
 class CorruptQkeys(OnMessages):
@@ -238,10 +286,15 @@ class CorruptQkeys(OnMessages):
 
 class OnRequests(Lasting):
     port: PortNumber | None = None
+    """Only requests of this port."""
     group: GroupText | None = None
-    method: Annotated[SaMethod | None, BeforeValidator(partial(_by_name, SaMethod))] = None
+    """Only requests of this group."""
+    method: SaMethodName | None = None
+    """Only requests of this kind."""
     nth: Numbers | None = None
+    """Only these requests, counted from 1 among those that fit."""
     rate: float = Field(default=1.0, gt=0, le=1)
+    """Share of them, drawn by the seed."""
 
 
 class SaSilent(OnRequests):
@@ -255,13 +308,15 @@ class SaSlow(OnRequests):
 
     kind: Literal["sa-slow"]
     seconds: Seconds
+    """Delay in seconds."""
 
 
 class SaRefuses(OnRequests):
     """The SA refuses with `status`, a name of SaStatus."""
 
     kind: Literal["sa-refuses"]
-    status: Annotated[SaStatus, BeforeValidator(partial(_by_name, SaStatus))] = SaStatus.REQ_INVALID
+    status: SaStatusName = SaStatus.REQ_INVALID
+    """Status that is answered, or reported."""
 
 
 class RestartSm(_Fault):
@@ -269,6 +324,7 @@ class RestartSm(_Fault):
 
     kind: Literal["restart-sm"]
     outage: Seconds = 0.0
+    """Time without an SM."""
 
 
 class LinkDown(Lasting):
@@ -276,6 +332,7 @@ class LinkDown(Lasting):
 
     kind: Literal["link-down"]
     port: PortNumber
+    """Number of the port."""
 
 
 class CutCable(Lasting):
@@ -283,6 +340,7 @@ class CutCable(Lasting):
 
     kind: Literal["cut-cable"]
     switch: int = Field(ge=0, le=MAX_LEAVES)
+    """Number of the leaf switch, from 1 (0 is the root)."""
 
 
 class LidChange(_Fault):
@@ -290,6 +348,7 @@ class LidChange(_Fault):
 
     kind: Literal["change-lid"]
     port: PortNumber
+    """Number of the port."""
 
 
 class PkeyChange(Lasting):
@@ -297,9 +356,11 @@ class PkeyChange(Lasting):
 
     kind: Literal["set-pkeys"]
     port: PortNumber
+    """Number of the port."""
     pkeys: tuple[Annotated[int, Field(ge=0, le=0xFFFF)], ...] = Field(
         default=(), max_length=0xFFFF, strict=False
     )
+    """P_Keys of the port."""
 
 
 class LateSwitches(Lasting):
@@ -307,6 +368,7 @@ class LateSwitches(Lasting):
 
     kind: Literal["program-late"]
     seconds: Seconds
+    """Delay in seconds."""
 
 
 class NoQuerier(Lasting):
@@ -320,6 +382,7 @@ class RemoveDevice(Lasting):
 
     kind: Literal["remove-device"]
     port: PortNumber
+    """Number of the port."""
 
 
 class BondFailover(_Fault):
@@ -327,6 +390,7 @@ class BondFailover(_Fault):
 
     kind: Literal["bond-failover"]
     port: PortNumber
+    """Number of the port."""
 
 
 class Starve(Lasting):
@@ -334,6 +398,7 @@ class Starve(Lasting):
 
     kind: Literal["starve"]
     port: PortNumber
+    """Number of the port."""
 
 
 class OverrunCq(_Fault):
@@ -341,6 +406,7 @@ class OverrunCq(_Fault):
 
     kind: Literal["overrun-cq"]
     port: PortNumber
+    """Number of the port."""
 
 
 class FailQp(_Fault):
@@ -348,7 +414,9 @@ class FailQp(_Fault):
 
     kind: Literal["fail-qp"]
     port: PortNumber
-    status: Annotated[WcStatus, BeforeValidator(partial(_by_name, WcStatus))] = WcStatus.LOC_QP_OP_ERR
+    """Number of the port."""
+    status: WcStatusName = WcStatus.LOC_QP_OP_ERR
+    """Status that is answered, or reported."""
 
 
 ScenarioFault = Annotated[
@@ -390,13 +458,21 @@ class Scenario(_Model):
     """A run with faults: the fabric, its members, the traffic, and the faults by time."""
 
     name: str = Field(min_length=1, max_length=200)
+    """Name of the run."""
     summary: str = Field(default="", max_length=10_000)
+    """A sentence about it."""
     seconds: float = Field(gt=0, le=1e6)
+    """Length of the run, in virtual time."""
     seed: int = Field(default=0, ge=0, lt=1 << 64)
+    """Seed of all that is left to chance."""
     fabric: ScenarioTopology = ScenarioTopology()
+    """The table `[fabric]`."""
     members: tuple[Members, ...] = Field(min_length=1, max_length=MAX_FABRIC_PORTS, strict=False)
+    """The tables `[[members]]`."""
     traffic: tuple[Traffic, ...] = Field(default=(), max_length=10_000, strict=False)
+    """The tables `[[traffic]]`."""
     faults: tuple[ScenarioFault, ...] = Field(default=(), max_length=10_000, strict=False)
+    """The tables `[[faults]]`."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

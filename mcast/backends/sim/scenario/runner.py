@@ -10,6 +10,7 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from html import escape
 from typing import Any, NamedTuple
 
 from mcast.api import (
@@ -131,6 +132,13 @@ class ScenarioResult(NamedTuple):
         by_qp = {m.qp: Count(m.sent, m.received, Counter(m.causes), m.expected) for m in self.members}
         counted = RunCounts(self.scenario.seconds, by_qp, self.table())
         return page(self.trace, self.scenario.name, counted)
+
+    def _repr_html_(self) -> str:
+        """Return the page in a frame of its own, which a notebook shows as the value of a cell."""
+        style = "width:100%;height:40rem;border:0;color-scheme:light dark"
+        fit = "this.style.height = this.contentDocument.documentElement.scrollHeight + 'px'"
+        frame = f'<iframe title="timeline" style="{style}" onload="{fit}"'
+        return f'{frame} srcdoc="{escape(self.page())}"></iframe>'
 
     def as_json(self) -> dict[str, Any]:
         """The result without its trace, as values for JSON."""

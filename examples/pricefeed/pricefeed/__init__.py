@@ -1,1 +1,0 @@
-"""Prices from one publisher to any number of subscribers, by multicast that may lose anything."""
