@@ -52,6 +52,9 @@ the fields of `Message`. `imm` is valid where `has_imm` is 1. `timestamp` is 0 u
 _RECORD = Struct("<QIII4xB1xH4x16s16sQ")
 """One row of `Batch.records`, laid out as RECORD_DTYPE says."""
 
+_PLACE, _REST = Struct("<QI"), Struct("<II4xB1xH4x16s16sQ")
+"""The same in two parts: where the payload is, and the fields of the message."""
+
 _SENDER = Struct("<12xI16x16s24x")
 """Of such a row: `src_qp` and `source`."""
 
@@ -265,6 +268,14 @@ class Batch(Handle, ABC):
             )
             for offset, length, message in zip(offsets, self.lengths, self, strict=False)
         )
+
+    @staticmethod
+    def _records_of(message: Message, places: Iterable[tuple[int, int]]) -> bytes:
+        """Return the records of messages that differ in offset and length alone."""
+        imm = message.imm
+        fields = message.src_qp, imm or 0, imm is not None, message.src_lid, message.source, message.group
+        rest = _REST.pack(*fields, message.timestamp or 0)
+        return b"".join([_PLACE.pack(*place) + rest for place in places])
 
     def _keep(self, view: memoryview) -> memoryview:
         """Note a view that has to end with the lease, and return it. The caller is in `_alone`."""

@@ -189,13 +189,13 @@ def _verified(jobs: Sequence[_Job], digest: Digest | None) -> list[memoryview | 
             one of the result; None if each block has a digest of its own
     """
     found: list[memoryview | None] = []
-    for ready, buffer in jobs:
+    for (info, segments), buffer in ((job.ready[2:], job.buffer) for job in jobs):
         data = None
         if buffer is not None and digest is None:
-            data = buffer.assemble_verified(ready.info, ready.segments)
+            data = buffer.assemble_verified(info, segments)
         elif buffer is not None and digest is not None:
-            data = buffer.assemble(ready.info, ready.segments)
-            if data is not None and not digest.update_if(data, ready.info.digest):
+            data = buffer.assemble(info, segments)
+            if data is not None and not digest.update_if(data, info.digest):
                 data = None
         found.append(data)
         if data is None and digest is not None:
@@ -449,9 +449,13 @@ class _Delivery:
         self._assembled.clear()
 
     def close(self) -> None:
+        with suppress(Exception):  # the object has ended
+            if self.busy and self.path is not None and not self.abandoned:
+                for _ in chain(self.check(wait=True), self.write()):
+                    pass  # a later run resumes from these blocks, too
         task, self._task = self._task, None
         if task is not None:
-            with suppress(Exception):  # the blocks are of no use any more
+            with suppress(Exception):
                 task[0].result()
         self._clear()
         if self.sink is not None:

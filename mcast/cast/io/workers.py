@@ -5,8 +5,9 @@ the task, and raises what the task has raised. A task touches only what it was g
 that alone until it has the result; so nothing needs a lock, and one thread keeps the order of tasks that
 depend on each other. Tasks last milliseconds and never wait.
 
-- The threads start with the first task, and end in `close`, when the `Workers` are dropped, or with the
-  interpreter, which must not end amid a task: they are joined in each case.
+- The threads start with the first task, and end in `close`, or with the interpreter, which must not go amid a
+  task: they are joined in both cases. If `Workers` are dropped without a `close`, their threads end within a
+  second. A finalizer would be sooner, and would drop the exception of a signal handler.
 - A fork has no threads. `result` refuses there, as all calls of an endpoint do.
 
 `concurrent.futures` does the same in ten times the time of a task's hand-over, which would be as long as the
@@ -16,11 +17,12 @@ digest of a block takes.
 from __future__ import annotations
 
 import os
+from atexit import register
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Lock, Thread, current_thread
 from typing import Any, Generic, TypeVar, cast
-from weakref import finalize
+from weakref import ref
 
 T = TypeVar("T")
 
@@ -29,6 +31,10 @@ DEFAULT_THREADS = 1 if len(os.sched_getaffinity(0)) > 1 else 0
 
 MAX_THREADS = 64
 """Maximum number of threads of a session."""
+
+
+_OWNER_INTERVAL = 1.0
+"""Seconds after which a thread without tasks looks whether its `Workers` are still there."""
 
 
 class Task(Generic[T]):
@@ -90,8 +96,7 @@ class Workers:
             raise ValueError(f"threads is {threads}: give 0 to {MAX_THREADS} threads for digests and parity")
         self.threads: int = threads
         self._queue = SimpleQueue[Task[Any] | None]()
-        self._started: list[Thread] = []
-        finalize(self, _end, self._queue, self._started)
+        self._started = 0
 
     def submit(self, call: Callable[[], T]) -> Task[T]:
         """Have a thread make the call as soon as one is free."""
@@ -99,27 +104,43 @@ class Workers:
             return Task(call, 0)
         task = Task(call, os.getpid())
         self._queue.put(task)
-        while len(self._started) < self.threads:
-            thread = Thread(target=_work, args=(self._queue,), name="mcast.cast", daemon=True)
-            self._started.append(thread)
+        while self._started < self.threads:
+            thread = Thread(target=_work, args=(self._queue, ref(self)), name="mcast.cast", daemon=True)
+            _queues[thread] = self._queue
             thread.start()
+            self._started += 1  # an interrupt before this leaves one more thread, and never one less
         return task
 
     def close(self) -> None:
         """End the threads, after the tasks that were submitted. Idempotent; later tasks need no thread."""
         self.threads = 0
-        _end(self._queue, self._started)
+        _end({thread: queue for thread, queue in _queues.copy().items() if queue is self._queue})
 
 
-def _work(queue: SimpleQueue[Task[Any] | None]) -> None:
-    while (task := queue.get()) is not None:
+_queues: dict[Thread, SimpleQueue[Task[Any] | None]] = {}
+"""Threads that run, and where their tasks come from."""
+
+
+def _work(queue: SimpleQueue[Task[Any] | None], owner: ref[Workers]) -> None:
+    while owner() is not None:
+        try:
+            task = queue.get(timeout=_OWNER_INTERVAL)
+        except Empty:
+            continue
+        if task is None:
+            break
         task.run()
         del task  # what it holds is free while this thread waits
+    _queues.pop(current_thread(), None)
 
 
-def _end(queue: SimpleQueue[Task[Any] | None], threads: list[Thread]) -> None:
-    for _ in threads:
+def _end(threads: dict[Thread, SimpleQueue[Task[Any] | None]]) -> None:
+    for queue in threads.values():
         queue.put(None)
     for thread in threads:
-        if thread.is_alive() and thread is not current_thread():  # where the collector runs in it
+        if thread.is_alive():
             thread.join()
+        _queues.pop(thread, None)
+
+
+register(lambda: _end(_queues.copy()))

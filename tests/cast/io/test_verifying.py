@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from typing_extensions import Buffer
@@ -18,7 +19,7 @@ from mcast.backends.sim.testbed import SimObserver
 from mcast.cast.io import receiving
 from mcast.cast.io.files import Sink
 from mcast.cast.protocol.blocks import Digest
-from mcast.cast.protocol.packets import Data, Flush, Seal
+from mcast.cast.protocol.packets import ALL_MEMBERS, Bye, Data, Flush, Seal
 
 from .alone import SESSION, Alone, cut, heard
 from .test_objects import BOUND, DATA, member, others
@@ -113,9 +114,9 @@ def test_an_interrupt_leaves_no_thread(fabric: Fabric, monkeypatch: pytest.Monke
     target += b"free"
 
 
-def receiver() -> Alone:
+def receiver(into: Path | None = None) -> Alone:
     """A receiver whose thread has begun to verify the object."""
-    alone = Alone(None, len(OBJECT), threads=1)
+    alone = Alone(into, len(OBJECT), threads=1)
     for number, block in enumerate(blocks := cut(OBJECT)):
         segments = [
             Data(SESSION, 0, number, esi, bytes(block.segment(esi))) for esi in range(block.info.segments)
@@ -171,3 +172,19 @@ def test_a_fork_closes() -> None:
 def test_impossible_numbers_are_refused(fabric: Fabric) -> None:
     with member(fabric, 1) as group, pytest.raises(ValueError, match="threads is -1: give 0 to 64"):
         next(cast.receive(group, threads=-1))
+
+
+def test_a_part_file_has_what_a_thread_verifies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The sender ends its session meanwhile; a later run resumes."""
+    free, whole = threading.Event(), Digest.update_if
+
+    def waits(digest: Digest, data: Buffer, expected: bytes) -> bool:
+        free.wait(BOUND)
+        return whole(digest, data, expected)
+
+    monkeypatch.setattr(Digest, "update_if", waits)
+    alone = receiver(tmp_path / "copy")
+    threading.Timer(0.05, free.set).start()
+    alone.on_packets(Bye(SESSION, ALL_MEMBERS, ""))
+    alone.receiving.close()
+    assert (tmp_path / ".copy.part").read_bytes() == OBJECT
