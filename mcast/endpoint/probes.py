@@ -177,10 +177,15 @@ def unanswered(
     """The error of `ready` when fewer than `members` have answered: it names those that have."""
     who = ", ".join(f"{peer.gid} QP {peer.qp_num}" for peer in sorted(pending.peers)) or "nobody"
     detail = f"{len(pending.peers)} of {members} members answered within {timeout} s: {who}"
-    if group.send_only:
+    if group.send_only and backend.name == "rdma":
         detail += (
             "; they answer a sender by unicast, which Soft-RoCE mostly loses within one network namespace: "
             "join as a Membership there, or use settle="
+        )
+    if backend.virtual_time:
+        detail += (
+            "; time on this fabric is virtual, and a call that waits leaves other threads none to answer in: "
+            'give a fabric for threads clock="wall"'
         )
     if why_isolated := backend.why_isolated():
         detail += f"; {why_isolated}"

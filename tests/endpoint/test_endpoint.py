@@ -1016,6 +1016,19 @@ def test_nobody_there_is_told(net: Net) -> None:
     assert net.opened[0]._core.probing.prober.pending == {}
 
 
+@pytest.mark.parametrize(("clock", "named"), [("virtual", True), ("wall", False)])
+def test_ready_names_virtual_time(clock: str, named: bool) -> None:
+    """Where time is virtual, a thread that could answer gets no time to."""
+    with (
+        mcast.open_backend("sim", clock=clock) as backend,
+        mcast.open_endpoint(backend, "10.0.0.1") as one,
+        pytest.raises(TimedOut) as caught,
+    ):
+        one.sender(GROUP).ready(timeout=0.05)
+    assert ('clock="wall"' in str(caught.value)) is named
+    assert "Soft-RoCE" not in str(caught.value)
+
+
 def test_probes_are_answered_and_not_delivered(net: Net) -> None:
     """Probes are answered by whoever receives and never delivered."""
     asker, answerer = net.open(0), net.open(1)

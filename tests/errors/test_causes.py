@@ -326,6 +326,13 @@ def alone() -> None:
         there.join(GROUP).ready(members=1, timeout=0.1)
 
 
+def unheeded() -> None:
+    with open_fabric(roce()) as backend:
+        one, other = (mcast.open_endpoint(backend, f"10.0.0.{number}") for number in (1, 2))
+        other.join(GROUP)
+        one.join(GROUP).ready(members=1, timeout=0.1)
+
+
 def away() -> None:
     fabric = roce()
     with mcast.open_endpoint(open_fabric(fabric), "10.0.0.1") as there:
@@ -478,6 +485,10 @@ SHOWN: dict[tuple[Phase | None, str], Callable[[], object]] = {
     ): endpoint_on_ipv6,
     (Phase.JOIN, "the device was removed, and the endpoint waits for the device to come back"): away,
     (Phase.RECV, "fewer members than asked for have joined yet"): alone,
+    (
+        Phase.RECV,
+        "the others are in no call: a member answers inside calls that receive, send or close",
+    ): unheeded,
     (Phase.RECV, "the fabric does not deliver the group to them, or their answers to this port"): alone,
     (
         Phase.EVENT,

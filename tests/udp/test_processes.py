@@ -292,6 +292,18 @@ def test_without_the_extension_a_command_builds_it(monkeypatch: pytest.MonkeyPat
         open_backend("udp")
 
 
+@pytest.mark.parametrize("clone", [True, False])
+def test_a_clone_without_the_extension_is_named(
+    clone: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Building again does not help where Python imports the clone in place of what is installed."""
+    if clone:
+        tmp_path.joinpath("setup.py").touch()
+    monkeypatch.setattr("mcast.backends.net.extension.ROOT", tmp_path)
+    monkeypatch.setitem(sys.modules, "mcast.backends.udp._native", None)
+    assert (f"work outside of {tmp_path}" in backend_status("udp").fix) is clone
+
+
 def test_no_thread_and_no_descriptor_is_left() -> None:
     before = {one.name for one in threading.enumerate()}
     folder = Path("/proc/self/fd")

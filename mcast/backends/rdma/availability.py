@@ -20,6 +20,7 @@ from mcast.api import (
     UnavailableReason,
     UnusableDevice,
 )
+from mcast.backends.net.extension import how_to_build
 from mcast.backends.rdma import memlock, native, slab
 from mcast.backends.rdma.devices import survey
 from mcast.backends.rdma.kernel_devices import DEVICE_FILES, OF_THE_PROCESS, why_closed
@@ -28,7 +29,7 @@ _ROCE_MAX_MTU = 4096
 _MORE_FILES = "close files that the process does not need, or raise its limit: ulimit -n"
 
 FIXES = {
-    UnavailableReason.NOT_BUILT: (
+    UnavailableReason.NOT_BUILT: how_to_build(
         "install the headers and build it again: apt-get install gcc librdmacm-dev libibverbs-dev && "
         "in a clone: MCAST_RDMA=1 pip install --force-reinstall --no-deps ."
     ),

@@ -6,6 +6,7 @@ import errno
 from importlib import import_module
 
 from mcast.api import BackendUnavailable, Status, UnavailableReason
+from mcast.backends.net.extension import how_to_build
 from mcast.wire.packets import ROCE_UDP_PORT
 
 BUILD = (
@@ -37,7 +38,7 @@ def status() -> Status:
         if error.name == LIBRARY:
             return Status(False, str(error), UnavailableReason.NO_LIBRARY, f"apt-get install {PACKAGE}")
         detail = f"the extension mcast.backends.udp._native is not built ({error})"
-        return Status(False, detail, UnavailableReason.NOT_BUILT, BUILD)
+        return Status(False, detail, UnavailableReason.NOT_BUILT, how_to_build(BUILD))
     from mcast.backends.udp.sockets import open_group
 
     try:
