@@ -1,6 +1,6 @@
 """Extensions made with AddressSanitizer and UndefinedBehaviorSanitizer, and a pytest plugin that loads one.
 
-The plugin loads the extension that MCAST_SANITIZED names, as `module=path`, in place of the installed one.
+The plugin loads the extension that SANITIZED_EXTENSION names, as `module=path`, in place of the installed one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from .card.build import ROOT
 from .card.run_sanitized import LIBRARIES, OPTIONS
 
-EXTENSION = "MCAST_SANITIZED"
+EXTENSION = "SANITIZED_EXTENSION"
 _FLAGS = [
     "-std=gnu11",
     "-O1",
