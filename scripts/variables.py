@@ -120,13 +120,6 @@ BUILD = (
         "the scripted card",
     ),
     Variable(
-        "MCAST_UDP_EXTENSION",
-        "file of the extension of `udp`",
-        "the installed one",
-        "the extension to test, made with sanitizers",
-        "the tests of `udp`",
-    ),
-    Variable(
         "MCAST_TEST_CRC_BY",
         "`zlib`",
         "`ISA-L`",
