@@ -566,7 +566,11 @@ class _Watch:
         text = self.console.decode(errors="replace")
         if panic := re.search(r"Kernel panic - not syncing: ([^\r\n]*)", text):
             lines = self.lines()
-            fault = next((at for at, line in enumerate(lines) if _FAULT.search(line)), len(lines))
+            if "panic_on_warn" in panic[1]:  # the last warning: an earlier one has not stopped the kernel
+                warnings = [at for at, line in enumerate(lines) if "WARNING: " in line]
+                fault = warnings[-1] if warnings else len(lines)
+            else:
+                fault = next((at for at, line in enumerate(lines) if _FAULT.search(line)), len(lines))
             shown = lines[min(fault, len(lines) - CONSOLE_LINES) :]  # with the place, if that was told
             raise GuestPanicError(f"the guest's kernel panicked: {panic[1]}", tuple(shown))
         if self.failure is not None:

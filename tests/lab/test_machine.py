@@ -129,6 +129,17 @@ def test_a_panic_is_told_from_where_the_kernel_fell(pretend: Pretend) -> None:
     assert raised.value.console == tuple(fell)
 
 
+def test_panic_on_a_warning_begins_with_it(pretend: Pretend) -> None:
+    """The console is shown from the warning that ended the kernel, not from an earlier one."""
+    trace = [f"[ 2.0] caller {number}" for number in range(20)]
+    last = ["[ 2.0] WARNING: CPU: 0 at b.c:1", *trace, "[ 2.1] Kernel panic - not syncing: panic_on_warn set"]
+    console = "\n".join(["[ 1.0] WARNING: CPU: 0 at a.c:1", "[ 1.1] between", *last])
+    pretend(f"echo ready >$ctl; echo '{console}' >&2")
+    with pytest.raises(GuestPanicError) as raised:
+        lab().run(["true"])
+    assert raised.value.console == tuple(last)
+
+
 def test_a_guest_that_cannot_be_set_up_says_why(pretend: Pretend) -> None:
     pretend("echo fail the bridge cannot be made >$ctl")
     with pytest.raises(GuestStoppedError, match="could not be set up: the bridge cannot be made"):
