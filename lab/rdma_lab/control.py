@@ -360,6 +360,11 @@ def connect(name: str | None = None) -> Guest:
     """
     found = guests()
     if not found:
+        if "RDMA_LAB" in os.environ:
+            raise LabUnavailableError(
+                "this is the guest, and a fabric is broken or captured from outside: run it in another "
+                "terminal of the host, or use the guest's own tools (ip link, /sys/kernel/debug/softib)"
+            )
         raise LabUnavailableError(
             "no guest of yours is running and ready: start one in another terminal with "
             "`rdma-lab run -- COMMAND`"

@@ -61,6 +61,12 @@ def test_no_guest_is_one_sentence() -> None:
         connect()
 
 
+def test_in_the_guest_one_is_sent_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RDMA_LAB", "1")
+    with pytest.raises(LabUnavailableError, match=r"this is the guest, .* from outside"):
+        connect()
+
+
 def test_answers_reach_their_clients() -> None:
     """In whatever order they come; the answer to a client that has gone is dropped."""
     with guest() as end, connect() as one, connect() as other:
