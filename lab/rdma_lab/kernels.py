@@ -140,9 +140,10 @@ def find(wanted: str | None = None, roots: Sequence[Path] | None = None) -> Kern
     if wanted is not None:
         kernels = [kernel for kernel in kernels if matches(kernel.version, wanted)]
         if not kernels:
-            raise LabUnavailableError(
-                f"no kernel {wanted} here, only {names}: fetch it with `rdma-lab kernel {wanted}`"
-            )
+            advice = f"fetch it with `rdma-lab kernel {wanted}`"
+            if Path(wanted).is_dir():
+                advice = f"for the directory, write ./{wanted}"
+            raise LabUnavailableError(f"no kernel {wanted} here, only {names}: {advice}")
     lacking = []
     for kernel in kernels:
         try:

@@ -101,6 +101,14 @@ def test_unknown_version_names_the_known_ones(tmp_path: Path) -> None:
         kernels.find("6.13", roots=[tmp_path])
 
 
+def test_directory_without_a_slash_gets_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unpacked(tmp_path, "6.1.0-56-amd64")
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LabUnavailableError, match=r"no kernel mine here, .* write \./mine"):
+        kernels.find("mine", roots=[tmp_path])
+
+
 def test_no_kernel_names_the_package(tmp_path: Path) -> None:
     with pytest.raises(LabUnavailableError, match="apt-get install linux-image-amd64"):
         kernels.find(roots=[tmp_path])
