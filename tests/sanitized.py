@@ -1,6 +1,7 @@
 """Extensions made with AddressSanitizer and UndefinedBehaviorSanitizer, and a pytest plugin that loads one.
 
-The plugin loads the extension that SANITIZED_EXTENSION names, as `module=path`, in place of the installed one.
+The plugin loads the extension that SANITIZED_EXTENSION names, as `module=path`, in place of the installed
+one.
 """
 
 from __future__ import annotations
