@@ -153,9 +153,15 @@ class Demux:
 
         The batch is not empty; its payloads have these lengths.
         """
-        if self.sequenced or not PROBE_SIZES.isdisjoint(lengths):
+        if self.sequenced:
             return True
-        return self.filtering and (batch[0].from_self or not _has_one(batch))
+        if not PROBE_SIZES.isdisjoint(lengths):
+            places = (place for place, length in enumerate(lengths) if length in PROBE_SIZES)
+            if any(probe.parse(batch[place].payload) is not None for place in places):
+                return True
+        if not self.filtering:
+            return False
+        return batch[0].from_self or not (_has_one(batch) or self._prober.sent_none_of(batch))
 
     def check_headers(self, message: Message) -> None:
         """Say once that a sender has sequence headers, which an endpoint without them delivers as payload."""
