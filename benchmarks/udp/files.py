@@ -3,7 +3,7 @@
 python -m benchmarks.udp.files [--size 256] [--mtu 1500,9000] [--loss 0,1] [--rounds 15] [--json FILE]
 
 Each is a whole program with its receivers, all by UDP sockets, each in a network namespace on one bridge.
-The receivers are there before the clock starts. It starts with the sender's process, and stops at its end,
+The receivers wait before the clock starts. It starts with the sender's process, and stops at its end,
 when all receivers have said that they have the file; the CPU time is that of all ends, from their start to
 their end. Each copy is compared with the file: a transfer that leaves another one is told, and has no time.
 A round has one transfer by each program, ours twice, in an order that turns. Printed are the medians of the
@@ -118,6 +118,7 @@ def shows(host: Namespace, table: str, mark: str) -> bool:
 def receivers(
     program: Program, found: Sequence[Namespace], folders: Sequence[Path], log: Path
 ) -> Iterator[None]:
+    ends: list[int] = []
     with ExitStack() as stack, log.open("ab") as said:
         for number, folder in enumerate(folders, 1):
             folder.mkdir(parents=True)
@@ -125,9 +126,19 @@ def receivers(
             one = subprocess.Popen(command, stdout=said, stderr=said, stdin=subprocess.DEVNULL)
             stack.callback(one.wait)
             stack.callback(one.terminate)
+            ends.append(one.pid)
         if not until(lambda: all(shows(one, program.table, program.mark) for one in found[1:])):
             raise SystemExit(f"the receivers are not there:\n{log.read_text()[-2000:]}")
+        until(lambda: not any(map(works, ends)))
         yield
+
+
+def works(pid: int) -> bool:
+    """Return True if the process uses the processor within a moment, as one does that is still starting."""
+    schedule = Path(f"/proc/{pid}/schedstat")
+    before = schedule.read_text().split()[0]
+    time.sleep(0.2)
+    return schedule.read_text().split()[0] != before
 
 
 def transfer(name: str, file: Path, mtu: int, found: Sequence[Namespace], room: Path) -> Cost | None:
