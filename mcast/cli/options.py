@@ -292,6 +292,16 @@ def port_of(device: str | None) -> tuple[str | None, int]:
     return name or None, int(port or 1)
 
 
+def network_hint(endpoint: Endpoint, was_silent: bool) -> str:
+    """Return a line about the network for who has lost its peer; "" where no network is between them."""
+    if not was_silent or not endpoint.backend.suspicions():
+        return ""
+    return (
+        "\n  if the other end still runs: a firewall, or a switch without a querier\n"
+        f"    check: as root, at both ends: mcast doctor --backend {endpoint.backend.name} --listen 130"
+    )
+
+
 @contextmanager
 def endpoint_at(
     backend: str | Backend | None,

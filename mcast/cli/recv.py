@@ -18,6 +18,7 @@ from mcast.cli.options import (
     GroupArgument,
     Json,
     endpoint_at,
+    network_hint,
     refuse_in_process,
     with_settings,
 )
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from mcast.cast.io.bundle import Folder, OneFile
     from mcast.cast.io.files import Sink
     from mcast.cli.outputs import RecvOutput
-    from mcast.endpoint.blocking import Membership
+    from mcast.endpoint.blocking import Endpoint, Membership
     from mcast.endpoint.settings import Settings
 
 _NAMED = 3
@@ -80,6 +81,7 @@ def recv(
     """
     from mcast.cast import receive
     from mcast.cast.io.driver import IO_TIMEOUT
+    from mcast.cast.protocol.receiver import SENDER_SILENT
 
     apart = json_output.on_stderr = output == STANDARD
     refuse_in_process(backend, "send")
@@ -109,21 +111,27 @@ def recv(
                 if came.ended:
                     break
         if came.sender is None:
-            late = (
-                "; one that began earlier is under way, which cannot be joined: wait for its end"
-                if came.late
-                else ""
-            )
-            suspected = () if came.late else endpoint.backend.suspicions()
-            likely = "".join(f"\n{cause.shown('likely')}" for cause in suspected)
-            raise Failure(f"no transfer began on {where} within {wait:g} s{late}{likely}")
+            raise Failure(f"no transfer began on {where} within {wait:g} s{_why_none(endpoint, came.late)}")
+        hint = network_hint(endpoint, any(one.reason.startswith(SENDER_SILENT) for one in came.lacks))
         outcome = outcome_of(member, group, output, came, came.sender, watch)
     if as_json:
         json_output.result(outcome)
     elif outcome["verified"] and (not apart or console(stderr=True).is_terminal):
         _show(outcome, apart)
     if not outcome["verified"]:
-        raise Failure(outcome["failure"])
+        raise Failure(f"{outcome['failure']}{hint}")
+
+
+def _why_none(endpoint: Endpoint, late: bool) -> str:
+    """Return why no transfer has begun, as the end of a sentence and lines of causes."""
+    if late:
+        return "; one that began earlier is under way, which cannot be joined: wait for its end"
+    if endpoint.stats().received:
+        return (
+            ", but messages arrived: their sender waits for more receivers, has another key, or is not heard "
+            "any more"
+        )
+    return "".join(f"\n{cause.shown('likely')}" for cause in endpoint.backend.suspicions())
 
 
 def _target(stack: ExitStack, output: str, overwrite: bool) -> Folder | OneFile:

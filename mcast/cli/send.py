@@ -17,6 +17,7 @@ from mcast.cli.options import (
     GroupArgument,
     Json,
     endpoint_at,
+    network_hint,
     refuse_in_process,
     with_settings,
 )
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 _LINGER = 1.0
 """Seconds after the first receiver in which others may join, where no number is given."""
+
+_HINT = "start `mcast recv` at the others, give a longer --wait, or run `mcast doctor` there"
 
 _NAMED = 3
 """Maximum number of files missed by a receiver that are named; JSON has all."""
@@ -83,6 +86,7 @@ def send(
     """
     from mcast.cast import open_session
     from mcast.cast.io.driver import IO_TIMEOUT
+    from mcast.cast.protocol.members import MemberStatus
 
     refuse_in_process(backend, "receive")
     with ExitStack() as stack:
@@ -106,10 +110,14 @@ def send(
                 reports = [*sent(session, bundle, strategy, watch)]
             seconds = watch.seconds
         outcome = outcome_of(member, group, bundle, reports, seconds)
+        silent = MemberStatus.SILENT.value
+        hint = network_hint(endpoint, any(one["outcome"] == silent for one in outcome["receivers"]))
     if as_json:
         json_output.result(outcome)
     else:
         _show(outcome, strategy.carousel)
+    if hint:
+        say(f"mcast: a receiver was silent for {peer_timeout:g} s{hint}", err=True)
     if signals:
         raise Failure("interrupted", by_signal(signals[0]))
     if not outcome["strategy_met"]:
@@ -154,7 +162,7 @@ def _wait_for_receivers(session: ObjectSession, receivers: int | None, wait: flo
         here = [f"{address} ({', '.join(names)})" for address, names in session.addresses.items()]
         few = f"{session.receivers} of {receivers or 1} receivers joined within {wait:g} s"
         found = ": ".join(filter(None, [few, ", ".join(here)]))
-        raise Failure(f"{found}; start `mcast recv` at the others, or give a longer --wait") from error
+        raise Failure(f"{found}; {_HINT}") from error
     if receivers is None:
         session.wait_for_receivers(timeout=_LINGER)
 

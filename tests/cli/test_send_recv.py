@@ -371,7 +371,7 @@ def test_group_with_a_key_refuses_others(with_others: Run, tmp_path: Path) -> No
     done = with_others("send", "file", "239.1.1.1", "--wait", 0.5, "--key-file", "key")
     assert (done.returncode, done.stdout) == (1, "")
     few = "mcast: 0 of 1 receivers joined within 0.5 s"
-    hint = "start `mcast recv` at the others, or give a longer --wait"
+    hint = "start `mcast recv` at the others, give a longer --wait, or run `mcast doctor` there"
     assert done.stderr.splitlines()[-1] == f"{few}; {hint}"
     script = tmp_path / "script.py"
     script.write_text(OTHER_END.replace("one_session=True", "one_session=True, key=Path('key').read_bytes()"))

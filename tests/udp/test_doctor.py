@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -59,6 +60,16 @@ def test_a_missing_querier_is_a_warning(hosts: tuple[Host, Host]) -> None:
     (querier,) = [one for one in found if one["check"] == "querier"]
     assert (querier["subject"], querier["level"]) == ("eth0", "warning")
     assert "without a querier" in querier["seen"]
+
+
+def test_who_may_not_listen_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(names: list[str], seconds: float) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("mcast.backends.udp.doctor.hear_queriers", refuse)
+    for one in examine(0.1):
+        if one.check == "querier":
+            assert (one.level, one.seen) == (Level.WARNING, "not listened: only root may")
 
 
 DECIDING = (
@@ -123,6 +134,32 @@ def test_recv_that_hears_nobody_names_suspicions(hosts: tuple[Host, Host]) -> No
     said = hosts[0].run("sh", "-c", RECV)
     assert "eth0 has no link -> ip link set eth0 up" in said
     assert "firewall" not in said
+
+
+@needs_namespaces
+def test_recv_that_heard_a_sender_suspects_no_network(hosts: tuple[Host, Host]) -> None:
+    """The sender waits for a second receiver."""
+    recv = RECV.replace("--wait 0.1", "--wait 8 --peer-timeout 1")
+    send = f"nsenter -t {hosts[1].pid} -n {MCAST} send {MCAST} 239.1.1.1 --backend udp -n 2 --wait 4"
+    said = hosts[0].run("sh", "-c", f"({recv}) & {send} >/dev/null 2>&1; wait")
+    assert "but messages arrived" in said
+    assert "firewall" not in said
+
+
+@needs_namespaces
+def test_lost_network_is_suspected_at_both_ends(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    """Hint where the other end falls silent amid a transfer."""
+    recv = RECV.replace("--wait 0.1", "--wait 20 --peer-timeout 2")
+    send = f"nsenter -t {hosts[1].pid} -n {MCAST} send {tmp_path}/file 239.1.1.1 --backend udp"
+    (tmp_path / "file").write_bytes(bytes(12_000_000))
+    chain = "add table ip t; add chain ip t in { type filter hook input priority 0; }"
+    drop = f"nft '{chain}; add rule ip t in udp dport 4791 drop'"
+    said = hosts[0].run(
+        "sh", "-c", f"({recv}) & {send} --rate 8M --peer-timeout 2 2>&1 & sleep 6; {drop}; wait; true"
+    )
+    assert "the sender was silent for 2 s" in said
+    assert "a receiver was silent for 2 s" in said
+    assert said.count("check: as root, at both ends: mcast doctor --backend udp --listen 130") == 2
 
 
 @needs_namespaces

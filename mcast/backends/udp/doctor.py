@@ -64,8 +64,13 @@ def _queriers(listen: float) -> list[Finding]:
     found = []
     for name in names:
         if heard is None:
-            seen = "what the switch does cannot be seen: --listen 130, as root, detects a querier"
-            found.append(Finding("querier", name, Level.OK, seen))
+            if listen:
+                seen = "not listened: only root may"
+                fix = f"run this as root: mcast doctor --backend udp --listen {listen:g}"
+                found.append(Finding("querier", name, Level.WARNING, seen, fix))
+            else:
+                seen = "what the switch does cannot be seen: --listen 130, as root, detects a querier"
+                found.append(Finding("querier", name, Level.OK, seen))
         elif name in heard:
             found.append(Finding("querier", name, Level.OK, f"{heard[name]} asks"))
         else:

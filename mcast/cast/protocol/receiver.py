@@ -62,6 +62,9 @@ from mcast.cast.protocol.packets import (
     printable,
 )
 
+SENDER_SILENT = "the sender was silent"
+"""Beginning of the reason of an object whose sender was not heard for `peer_timeout` seconds."""
+
 MAX_PARTIAL_OBJECTS = 32
 """Maximum objects of a carousel that are incomplete at a time; each has a file or memory of its own."""
 
@@ -397,7 +400,7 @@ class ObjectReceiver:
         if self.finished or now < self.due:
             return []
         if now >= self._clock.heard + self.config.peer_timeout:
-            self.leave(f"the sender was silent for {self.config.peer_timeout:g} s")
+            self.leave(f"{SENDER_SILENT} for {self.config.peer_timeout:g} s")
             self.silent = True
             return []
         if now >= self._stalls_at:

@@ -5,16 +5,18 @@ receiver slows down all others. The strategy `all` means that. `deadline` and `q
 slow ones, which then have a budget of time to cost the others:
 
 deadline  an eighth of its time. After that, a receiver is left behind if it would miss the deadline at its
-          speed so far, not counting the time in which others held it up
+          speed so far, not counting the time in which others held it up. When another is left behind, whose
+          pace it had, no more than the budget of the time before counts
 quorum    a quarter of the time that the object takes without them, and MIN_DELAY at least
 
 Only a receiver that holds up others is slow. If all are slow, or too few would be left for the quorum, nobody
 is left behind.
 
 `Stragglers.check` runs while the sender is held up, by a full window, by awaited answers, or by losses. One
-late answer does not make a receiver slow: it must be behind in two checks in a row. Nor does a lost answer:
-before a receiver is left behind, the caller probes it with a FLUSH, up to _MAX_PROBES times. The state of
-each receiver is in its `Member`; this class writes `behind_since`, `probes`, `probed_at` and `held_up` alone.
+late answer does not make a receiver slow: it must be behind in two checks in a row, an interval apart. Nor
+does a lost answer: before a receiver is left behind, the caller probes it with a FLUSH, up to _MAX_PROBES
+times. The state of each receiver is in its `Member`; this class writes `behind_since`, `probes`, `probed_at`
+and `held_up` alone.
 """
 
 from __future__ import annotations
@@ -96,9 +98,11 @@ class Stragglers:
         if not (self._watches and held_up):
             self.at = inf
             return []
-        if now < self.at < inf:
-            return []
         interval = max(_MIN_INTERVAL, self._budget(now) / _CHECKS)
+        # The interval holds from one stall to the next, too: two late answers at once are no slow receiver.
+        self.at = max(now, self._checked_at + interval)
+        if now < self.at:
+            return []
         passed = min(now - self._checked_at, interval * 2)  # do not count time in which nothing held it up
         self._checked_at, self.at = now, now + interval
         pending = [member for member in members if member.pending]
@@ -129,7 +133,12 @@ class Stragglers:
             member.probes += 1
             member.probed_at = now
         probed = {member.number for member in self.to_probe}
-        return [member for member in behind if member.number not in probed]
+        left = [member for member in behind if member.number not in probed]
+        if left:
+            for member in pending:
+                if member.number not in slow:  # its pace was that of those who are left behind now
+                    member.held_up = max(member.held_up, now - member.joined - self._budget(now))
+        return left
 
     def _slow(
         self,

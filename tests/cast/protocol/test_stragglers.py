@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from math import inf
 from random import Random
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,6 +28,7 @@ from mcast.cast.protocol.packets import (
 )
 from mcast.cast.protocol.receiver import ObjectReceiver, ReceiverConfig
 from mcast.cast.protocol.sender import ObjectResult, ObjectSender
+from mcast.cast.protocol.stragglers import Stragglers
 from mcast.cast.protocol.strategy import Strategy, all_receivers, deadline, quorum
 from mcast.testing.transfer import SimulatedTransfer, TransferSetup
 
@@ -98,6 +99,54 @@ def test_losses_do_not_make_a_receiver_slow(seed: int) -> None:
     network.run()
     (result,) = network.sender.results
     assert [one.name for one in result.receivers if not one.complete] == ["r1"]
+
+
+def test_late_answers_after_a_slow_receiver_do_not_make_another_slow() -> None:
+    """The pace of the others was that of the slow one, and two late answers at once are one check."""
+    watch: Any = Stragglers(deadline(30), 0.0)
+    about: Any = SimpleNamespace(full=False, all_sent=False, window=264, sent=10, blocks=230)
+    slow, late, fast = members = [
+        SimpleNamespace(
+            number=number,
+            base=0,
+            loss=0.0,
+            loss_at=-inf,
+            pending=True,
+            behind_since=inf,
+            probes=0,
+            probed_at=-inf,
+            held_up=0.0,
+            joined=0.0,
+            last_heard=0.0,
+        )
+        for number in range(3)
+    ]
+
+    def check(now: float, *awaited: SimpleNamespace) -> list[SimpleNamespace]:
+        for member in members:
+            member.last_heard = now - 0.01
+        numbers = [member.number for member in awaited]
+        found: list[SimpleNamespace] = watch.check(now, about, 0, members, numbers, False)
+        return found
+
+    now = 8.0  # a slow rate without recent losses is not counted as time in which others were held up
+    left: list[SimpleNamespace] = []
+    while not left:
+        assert now < 20
+        now += 0.5
+        slow.base, late.base, fast.base = int(now), int(now) + 4, int(now) + 4
+        left = check(now, slow)
+        assert check(now + 0.25) == []
+    assert left == [slow]
+    members.remove(slow)
+    for _ in range(20):
+        now += 0.05
+        assert check(now, late) == []
+        assert check(now + 0.01) == []
+    while not (left := check(now, late)):
+        assert now < 30, "a slow one is left behind, too"
+        now += 0.5
+    assert left == [late]
 
 
 def test_stragglers_take_part_in_the_next_object() -> None:
