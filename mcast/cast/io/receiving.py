@@ -450,7 +450,7 @@ class _Delivery:
 
     def close(self) -> None:
         with suppress(Exception):  # the object has ended
-            if self.busy and self.path is not None and not self.abandoned:
+            while self.path is not None and not self.abandoned and (self.busy or self._next_jobs()):
                 for _ in chain(self.check(wait=True), self.write()):
                     pass  # a later run resumes from these blocks, too
         task, self._task = self._task, None
@@ -956,6 +956,7 @@ class ReceivingSession:
                     break
                 session.core.checked(stored.block, delivery.verify_stored(stored.info), now)
                 self._assemble_ready(session, delivery, now)
+            self._store(session, delivery, now)  # received blocks may have waited for the last stored one
         except OSError as error:
             self._fail(session, error_text(error), now)
         if self._progress is not None:
