@@ -44,10 +44,10 @@ def test_a_play_says_how_far_it_is(here: Run, monkeypatch: pytest.MonkeyPatch) -
     """Progress is counted from the first bytes that are sent, not from the first that all have."""
     monkeypatch.setattr(progress, "_FIRST", 0.0)
     monkeypatch.setattr(progress, "_LONGEST", 0.0)
-    done = here("sim", "cast", "--receivers", "2", "--size", "4M", "--loss", "0.01")
+    done = here("sim", "cast", "--receivers", "2", "--size", "8M", "--loss", "0.01")
     shown = [int(line.split()[1].replace(",", "")) for line in done.stderr.splitlines()]
     assert shown == sorted(shown)
-    assert shown[-1] == 4 << 20
+    assert shown[-1] == 8 << 20
     assert len({*shown}) > 3
 
 

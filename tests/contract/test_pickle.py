@@ -226,6 +226,7 @@ def values_of_cast() -> list[object]:
         cast.Object(memoryview(b"data"), "a name"),
         cast.ObjectReport("a name", 4, bytes(32), True, 0.5, 1, 0, True, (account,), {}, 0, 0),
         cast.Progress("a name", 4, 2, 1),
+        cast.ReceiverVersion("one", "10.0.0.2", 1, 3),
         cast.Strategy.of("quorum:3"),
         api.Identity({"libibverbs": "1.14"}, {"mlx5_0": api.DeviceIdentity("mlx5_core", firmware="20.1")}),
         api.DeviceIdentity("mlx5_core"),

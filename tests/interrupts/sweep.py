@@ -133,8 +133,9 @@ def _interrupt(
         with _unraisable() as lost, _handled(kind), _stacks_after(BOUND):
             seen, error = _run(lambda: call(world), at, kind.value[0], opcodes, folder)
         where = _place(kind, "bytecode" if opcodes else "line", at, error)
-        assert not lost, f"{where}: {lost}"
-        if seen == at:
+        swallowed = bool(lost) and all(_THREADS in one for one in lost)
+        assert swallowed or not lost, f"{where}: {lost}"
+        if seen == at and not swallowed:
             assert isinstance(error, kind.error), f"{where} became {error!r}"
     except BaseException:
         bounded(lambda: after(world, None), "cleaning up")
@@ -290,6 +291,10 @@ def _handled(kind: Kind) -> Iterator[None]:
         yield
     finally:
         signal.signal(kind.value[0], before)
+
+
+_THREADS = "WeakSet.__init__.<locals>._remove"
+"""Callback of Python's own set of threads, when one has ended: what is raised in there, Python drops."""
 
 
 @contextmanager
