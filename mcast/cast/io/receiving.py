@@ -450,7 +450,8 @@ class _Delivery:
 
     def close(self) -> None:
         with suppress(Exception):  # the object has ended
-            while self.path is not None and not self.abandoned and (self.busy or self._next_jobs()):
+            keeps = self.sink is not None and not self.sink.streams and not self.abandoned
+            while keeps and (self.busy or self._next_jobs()):
                 for _ in chain(self.check(wait=True), self.write()):
                     pass  # a later run resumes from these blocks, too
         task, self._task = self._task, None
