@@ -54,6 +54,7 @@ from mcast.cast.protocol.packets import (
     Rejected,
     segment_size,
 )
+from mcast.cast.protocol.rate import MAX_BURST
 from mcast.cast.protocol.repairs import SegmentRange
 from mcast.cast.protocol.sender import ObjectInfo, ObjectResult, ObjectSender, ReceiverReport, Timers
 from mcast.cast.protocol.strategy import Strategy, all_receivers, deadline
@@ -185,6 +186,8 @@ class SendingSession:
         timers = Timers(peer_timeout=check_seconds(peer_timeout, "peer_timeout"))
         limit = rate / context.max_message
         nonce = randbits(64)
+        self._max_burst = max(1, min(MAX_BURST, context.queue // 2)) if context.queue else MAX_BURST
+        """Maximum segments in a step: their copies come back, and may not fill the receive queue."""
         self.core: ObjectSender = ObjectSender(
             context.number, context.name, max_message, context.now(), timers, limit, nonce
         )
@@ -441,7 +444,7 @@ class SendingSession:
 
     def _step(self, until: float) -> SessionSteps[None]:
         core = self.core
-        batches = self._batches(core.messages(self._context.now()))
+        batches = self._batches(core.messages(self._context.now(), self._max_burst))
         # Do not wait after the end: no receiver may have anything to send any more.
         ended = core.finished or core.results
         received = yield Step(self._context.now() if ended else min(until, core.due), MAX_RX_BATCH, batches)
