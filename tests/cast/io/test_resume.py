@@ -19,7 +19,7 @@ from mcast.cast.io.bundle import Folder
 from mcast.cast.io.files import FileSink
 from mcast.cast.io.sinks import Offered
 from mcast.cast.protocol.blocks import Digest
-from mcast.cast.protocol.packets import UNKNOWN_SIZE, Flush, Seal
+from mcast.cast.protocol.packets import UNKNOWN_SIZE, Data, Flush, Seal
 
 from ...waiting import until
 from .alone import SEGMENT, SESSION, Alone, K, cut
@@ -130,6 +130,18 @@ def test_the_differing_block_is_not_disclosed(
     digest = bytes(Digest(b"".join(guess)))
     alone.on_packets(Flush(SESSION, 0, 2, 2, 0, 1, 1, 1000, 1, digest, 0, 0))
     assert [one.message.rpartition(": ")[2] for one in caplog.records] == ["File exists"]
+
+
+def test_received_blocks_wait_for_stored_ones(tmp_path: Path) -> None:
+    """A block that is whole before the stored blocks are compared is verified after them, at once."""
+    data = DATA[: 3 * SEGMENT * K]
+    leaves(tmp_path / ".copy.part", data[: 2 * SEGMENT * K])
+    blocks = cut(data)
+    alone = Alone(tmp_path / "copy", len(data))
+    alone.on_packets(*(Data(SESSION, 0, 2, index, blocks[2].segment(index)) for index in range(K)))
+    alone.on_packets(Seal(SESSION, 0, 2, 0, 0, 1, 1000, tuple(one.info for one in reversed(blocks))))
+    alone.on_packets()
+    assert alone.blocks == 3
 
 
 def test_transfer_resumes_with_another_sender(fabric: Fabric, tmp_path: Path) -> None:
