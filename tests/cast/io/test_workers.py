@@ -178,9 +178,10 @@ def test_a_carousel_has_the_same_blocks_in_each_cycle(fabric: Fabric, threads: i
     with (
         others(lambda: gets(fabric, 1, 2)) as ends,
         member(fabric, 0) as group,
-        cast.open_session(group, rate=20e6, threads=threads) as session,
     ):
-        reports = session.send_carousel(objects, cast.carousel(cycles=4))
+        group.ready(1, timeout=BOUND)  # a carousel waits for nobody
+        with cast.open_session(group, rate=20e6, threads=threads) as session:
+            reports = session.send_carousel(objects, cast.carousel(cycles=4))
         assert [body(one) for one in ends[0].result(BOUND)] == [DATA, DATA[::-1]]
     assert [report.cycles for report in reports] == [4, 4]
 
