@@ -147,6 +147,7 @@ def _interrupt(
     if not _descriptors() <= before[0] or not set(threading.enumerate()) <= before[1]:
         gc.collect()
         until(lambda: set(threading.enumerate()) <= before[1])
+        gc.collect()  # of what such a thread still had
         assert _descriptors() <= before[0], f"{where}: descriptors are left"
     return seen, outcome
 
