@@ -27,6 +27,7 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from itertools import count
 from pathlib import Path
+from time import monotonic
 from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
@@ -147,8 +148,10 @@ def _interrupt(
     if not _descriptors() <= before[0] or not set(threading.enumerate()) <= before[1]:
         gc.collect()
         until(lambda: set(threading.enumerate()) <= before[1])
-        gc.collect()  # of what such a thread still had
-        assert _descriptors() <= before[0], f"{where}: descriptors are left"
+        end = monotonic() + _SETTLING
+        while not _descriptors() <= before[0]:  # an ending thread may have had the last reference
+            assert monotonic() < end, f"{where}: descriptors are left: {_descriptors() - before[0]}"
+            gc.collect()
     return seen, outcome
 
 
@@ -293,6 +296,9 @@ def _handled(kind: Kind) -> Iterator[None]:
     finally:
         signal.signal(kind.value[0], before)
 
+
+_SETTLING = 10.0
+"""Seconds in which what threads had must be closed."""
 
 _THREADS = "WeakSet.__init__.<locals>._remove"
 """Callback of Python's own set of threads, when one has ended: what is raised in there, Python drops."""
