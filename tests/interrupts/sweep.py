@@ -149,8 +149,7 @@ def _interrupt(
         gc.collect()
         until(lambda: set(threading.enumerate()) <= before[1])
         end = monotonic() + _SETTLING
-        # An ending thread may have had the last reference; and the listing's own number may be new.
-        while left := [one for one in _descriptors() - before[0] if Path("/proc/self/fd", one).is_symlink()]:
+        while left := _descriptors() - before[0]:  # an ending thread may have had the last reference
             assert monotonic() < end, f"{where}: descriptors are left: {left}"
             gc.collect()
     return seen, outcome
@@ -199,8 +198,8 @@ def _outcome(call: Callable[[], object]) -> object:
 
 
 def _descriptors() -> set[str]:
-    """Return the numbers of this process's descriptors, and that of the listing itself."""
-    return set(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a tenth of the time
+    """Return the numbers of this process's descriptors, without that of the listing itself, now closed."""
+    return {one for one in os.listdir("/proc/self/fd") if os.path.lexists(f"/proc/self/fd/{one}")}  # noqa: PTH208 - a tenth of the time
 
 
 def _place(kind: Kind, unit: str, at: int, error: BaseException | None) -> _Place:
