@@ -232,6 +232,8 @@ class _Delivery:
         self._assembled: dict[int, memoryview] = {}
         """Verified blocks to be written, or the rest of one."""
         self._is_partly_written = False
+        self.committing = False
+        """True while the sink replaces the destination, which may take a disk some time."""
         self._in_place = False
         """True if blocks are assembled in the sink's own memory, so that `write` has nothing to copy."""
         self.stored_block: ReadyBlock | None = None
@@ -901,7 +903,7 @@ class ReceivingSession:
             if self._latest:
                 require_whole(sink)
                 if type(sink) is BufferSink:
-                    sink = StagedBufferSink(sink, delivery.offered.size)
+                    sink = StagedBufferSink(sink, delivery.offered.size or 0)  # a version has a known size
             delivery.sink = sink
             if isinstance(target, os.PathLike):
                 delivery.path = Path(native(target))
@@ -923,7 +925,7 @@ class ReceivingSession:
 
     def _require_free(self, target: Target) -> None:
         """Raise OSError if another object is being received into the same target."""
-        if self._latest:  # each object has memory of its own until it is complete
+        if self._latest and not isinstance(target, Sink):  # a version has its own memory until it is complete
             return
         if any(each.delivery is not None and each.delivery.target is target for each in self._all_objects()):
             raise OSError("another object is being received into the same buffer")
@@ -1001,14 +1003,25 @@ class ReceivingSession:
             try:
                 if bytes(delivery.digest) != core.digest:
                     self._fail(session, sink.mismatch or "the object differs from its digest", now)
-                elif sink.commit():
-                    core.stored(now)
+                elif self._may_commit(session):
+                    delivery.committing = True
+                    if sink.commit():
+                        core.stored(now)
             except OSError as error:
                 self._fail(session, error_text(error), now)
         self._finish_objects(session)
         if not core.ack_pending:  # the sender knows: the program may take its time with the object
             self._complete += session.complete
             session.complete.clear()
+
+    def _may_commit(self, session: _SenderSession) -> bool:
+        """Return False while the destination has another object that the program did not take yet."""
+        if self._into is None or (callable(self._into) and not self._latest):
+            return True  # each object has a destination of its own
+        return not self._complete and not any(
+            each.complete or (each is not session and each.delivery is not None and each.delivery.committing)
+            for each in self._all_objects()
+        )
 
     def _finish_objects(self, session: _SenderSession) -> None:
         """Turn the core's results into complete and missed objects."""

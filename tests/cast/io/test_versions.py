@@ -11,15 +11,17 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from typing_extensions import Buffer
 
 import mcast
 from mcast import cast
 from mcast.aio import open_endpoint
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.cast.io.driver import SessionSteps
+from mcast.cast.io.files import Sink
 from mcast.cast.io.receiving import Missed, ReceivingSession
 from mcast.cast.io.sending import ObjectReport, SendingSession
-from mcast.cast.io.sinks import Offered
+from mcast.cast.io.sinks import Offered, ReceiveTarget
 from mcast.cast.protocol.strategy import Strategy, all_receivers, best_effort, deadline, quorum
 
 from .world import End, World, drawn
@@ -305,6 +307,58 @@ def test_a_late_replica_waits_for_nobody() -> None:
         late = Replica(world, f"10.0.0.{end}", 1, whole)
         world.run(world.now + 0.3)
         assert late.newest == 0
+
+
+@pytest.mark.parametrize("kind", ["buffer", "file", "chosen", "sink"])
+def test_two_publishers_do_not_mix(kind: str, tmp_path: Path) -> None:
+    """What the program is given is in its buffer or file then, and not yet what the other one published."""
+    buffer, file, written = bytearray(SIZE), tmp_path / "weights", list[bytes]()
+
+    class OwnSink(Sink):
+        name = "my sink"
+
+        def open(self) -> None:
+            written.clear()
+
+        def write(self, data: Buffer) -> None:
+            written.append(bytes(data))
+
+    with drawn(0):
+        world, whole = World(0, 0.02, 0.002), dict[tuple[str, int | None], bytes]()
+        for address in ("10.0.0.1", "10.0.0.9"):
+            end = End(world, address)
+            out = SendingSession(end.context, 1 << 20, 2e6, PEER_TIMEOUT, None)
+
+            def publishes(address: str, out: SendingSession) -> SessionSteps[None]:
+                yield from out.wait_for_receivers(1, None)
+                for version in range(40):
+                    whole[address, version] = world.random.randbytes(SIZE)
+                    yield from out.publish(whole[address, version], version, deadline(PAUSE), "", b"")
+                    yield from out.wait_for_receivers(None, 0.05)
+
+            end.start(publishes(address, out))
+        taker, seen = End(world, "10.0.0.2"), set[str]()
+        targets: dict[str, ReceiveTarget] = {
+            "buffer": buffer,
+            "file": file,
+            "chosen": lambda _: buffer,
+            "sink": OwnSink(),
+        }
+        inn = ReceivingSession(
+            taker.context, targets[kind], bool, 1 << 20, 1 << 20, PEER_TIMEOUT, None, None, latest=True
+        )
+
+        def takes() -> SessionSteps[None]:
+            while (received := (yield from inn.next(None))) is not None:
+                found = {"file": file.exists() and file.read_bytes(), "sink": b"".join(written)}
+                offered = received.offered
+                assert found.get(kind, buffer) == whole[offered.address, offered.version]
+                seen.add(offered.address)
+
+        taker.start(takes())
+        world.run(8.0)
+        inn.close()
+    assert seen == {"10.0.0.1", "10.0.0.9"}
 
 
 def test_an_object_without_a_version_is_refused() -> None:
