@@ -8,7 +8,7 @@ depend on each other. Tasks last milliseconds and never wait.
 - The threads start with the first task, and end in `close`, or with the interpreter, which must not go amid a
   task: they are joined in both cases. If `Workers` are dropped without a `close`, their threads end within a
   second. A finalizer would be sooner, and would drop the exception of a signal handler.
-- A fork has no threads. `result` refuses there, as all calls of an endpoint do.
+- A fork has no threads. `submit` and `result` refuse there, as all calls of an endpoint do.
 
 `concurrent.futures` does the same in ten times the time of a task's hand-over, which would be as long as the
 digest of a block takes.
@@ -72,10 +72,8 @@ class Task(Generic[T]):
         if not self._pid:
             assert self._call is not None
             return self._call()
-        if self._done.locked() and self._pid != os.getpid():
-            raise RuntimeError(
-                f"this transfer began in process {self._pid}: open an endpoint in its fork {os.getpid()}"
-            )
+        if self._done.locked():
+            _require_process(self._pid)
         self._done.acquire()
         if self._error is not None:
             try:
@@ -83,6 +81,14 @@ class Task(Generic[T]):
             finally:
                 self._error = None  # it refers to frames that refer to this task
         return cast(T, self._result)
+
+
+def _require_process(pid: int) -> None:
+    """Raise RuntimeError in a fork of the process, which has none of its threads."""
+    if pid != os.getpid():
+        raise RuntimeError(
+            f"this transfer began in process {pid}: open an endpoint in its fork {os.getpid()}"
+        )
 
 
 class Workers:
@@ -95,6 +101,7 @@ class Workers:
         if not 0 <= threads <= MAX_THREADS:
             raise ValueError(f"threads is {threads}: give 0 to {MAX_THREADS} threads for digests and parity")
         self.threads: int = threads
+        self._pid = os.getpid()
         self._queue = SimpleQueue[Task[Any] | None]()
         self._started = 0
 
@@ -102,7 +109,8 @@ class Workers:
         """Have a thread make the call as soon as one is free."""
         if not self.threads:
             return Task(call, 0)
-        task = Task(call, os.getpid())
+        _require_process(self._pid)
+        task = Task(call, self._pid)
         self._queue.put(task)
         while self._started < self.threads:
             thread = Thread(target=_work, args=(self._queue, ref(self)), name="mcast.cast", daemon=True)

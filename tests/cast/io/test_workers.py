@@ -132,6 +132,22 @@ def test_a_fork_is_refused_and_closes(workers: Workers) -> None:
     os.close(writer)
 
 
+def test_a_fork_takes_no_tasks(workers: Workers) -> None:
+    """No thread is there to carry them out, and their result would be waited for without end."""
+    workers.submit(lambda: None).result()
+    if not (child := os.fork()):
+        status = 1
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        try:
+            workers.submit(lambda: None).result()
+        except RuntimeError:
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 @pytest.mark.parametrize("threads", [-1, MAX_THREADS + 1])
 def test_impossible_numbers_are_refused(threads: int) -> None:
     with pytest.raises(ValueError, match="give 0 to 64 threads"):
