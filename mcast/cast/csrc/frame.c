@@ -21,7 +21,7 @@ static int is_bounded(const struct run *run)
 	if (run->size < 0 || run->size > MAX_SEGMENT || run->block < 0 || run->block >= MAX_BLOCKS)
 		return 0;
 	if (run->first >= run->k)
-		return run->first + run->count <= MAX_K + MAX_PARITY;
+		return run->first <= MAX_K + MAX_PARITY - run->count;
 	return run->block + (run->first + run->count - 1) / run->k < MAX_BLOCKS;
 }
 

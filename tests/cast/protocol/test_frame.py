@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -107,6 +108,7 @@ def test_c_and_python_do_and_refuse_the_same(numbers: dict[str, int], header: in
         {"block": MAX_BLOCKS - 1},
         {"first": -1},
         {"first": MAX_K + MAX_PARITY - 1},
+        {"first": sys.maxsize},
         {"count": -1},
         {"count": 3},
         {"begin": 1},
