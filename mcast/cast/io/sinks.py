@@ -127,8 +127,8 @@ class StagedBufferSink(BufferSink):
     The copy is one call, which no exception interrupts: the buffer has the old object, or the new one.
     """
 
-    def __init__(self, buffer: BufferSink, size: int | None) -> None:
-        super().__init__(_allocate(len(buffer.view) if size is None else size))
+    def __init__(self, buffer: BufferSink, size: int) -> None:
+        super().__init__(_allocate(size))
         self._buffer = buffer.view
 
     def commit(self) -> bool:

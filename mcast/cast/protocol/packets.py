@@ -482,7 +482,7 @@ _BOUNDS: dict[type[Packet], Callable[[Any], bool]] = {
         and it.parity <= MAX_PARITY
         and it.carousel <= MAX_CAROUSEL * (it.size != UNKNOWN_SIZE)
         and it.version >= NO_VERSION
-        and (it.version == NO_VERSION or not it.carousel)
+        and (it.version == NO_VERSION or not (it.carousel or it.size == UNKNOWN_SIZE))
         and it.position <= min(it.object, max(0, it.carousel - 1))
         and (it.size == UNKNOWN_SIZE or it.size <= MAX_BLOCKS * it.k * it.segment)
     ),
