@@ -11,7 +11,7 @@ object, or `stop` was called, and gives the blocks back in any case.
 - Threads: `workers` compute digests of blocks that were read ahead, parity and tags. They touch blocks and
   authenticator only until a step has asked for their result; the owner of the session closes them.
 - Memory: the window bounds the blocks that are kept. A receiver that announces more is held to the window.
-- An error of a source leaves the object unfinished in the core; the next `send` or `close` ends it there.
+- An error of a source leaves the object unfinished in the core; the next call ends it there.
 - `publish` keeps the object. While the program waits for receivers, `_repeat` sends the object again, under
   another number, to those that lack it; the others know its version, and do not receive it twice.
 """
@@ -235,6 +235,7 @@ class SendingSession:
             timeout = check_seconds(timeout)
         end = inf if timeout is None else self._context.now() + timeout
         core = self.core
+        self._abandon()
         while (active := core.members.active) < (
             inf if receivers is None else receivers
         ) or core.has_admissions:
@@ -353,8 +354,7 @@ class SendingSession:
     ) -> SessionSteps[tuple[ObjectReport, ...]]:
         """Send objects from open sources; `digest` is that of a version which was sent before."""
         core, begun = self.core, self._context.now()
-        core.abandon(begun)  # an earlier object that an error has ended
-        core.results.clear()
+        self._abandon()
         with ExitStack() as stack:
             stack.callback(self._reset)
             several = len(objects) > 1
@@ -382,6 +382,11 @@ class SendingSession:
             results, core.results = core.results, []
             seconds = self._context.now() - begun
         return tuple(self._report(*both, seconds) for both in zip(buffers, results, strict=True))
+
+    def _abandon(self) -> None:
+        """End an earlier object in the core, if an error has ended its call."""
+        self.core.abandon(self._context.now())
+        self.core.results.clear()
 
     def _open_source(self, stack: ExitStack, data: Sendable, carousel: bool, suspend: bool) -> ByteSource:
         """Open the source of an object, which the stack closes; suspend it until the object's first turn."""

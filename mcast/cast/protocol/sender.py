@@ -460,10 +460,10 @@ class ObjectSender:
     @property
     def due(self) -> float:
         """When to call `messages` next; a packet or an offered block may change it."""
-        found = self._queue.at if self._queue.checked else self._queue.now
         outgoing = self.outgoing
         if outgoing is None:
-            return found if self._queue.closed else min(found, self._queue.offer)
+            return self._queue.at if self._queue.closed else min(self._queue.at, self._queue.offer)
+        found = self._queue.at if self._queue.checked else self._queue.now
         paced = min(outgoing.repairs.at, self._flush_timer.at)
         ready = min(self._window.due, self.rate.next(self._queue.now) if self._window.credit else inf)
         found = min(found, max(paced, ready), self._queue.offer)

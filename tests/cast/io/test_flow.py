@@ -6,7 +6,8 @@ import asyncio
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,12 +18,15 @@ from typing_extensions import Buffer
 from mcast import Membership, TimedOut, aio, cast
 from mcast.api import McastError, Phase, mcast_error
 from mcast.backends.sim import Fabric
-from mcast.cast.io.driver import error_text
+from mcast.cast.io.driver import SessionSteps, error_text
 from mcast.cast.io.files import NullSink, Sink, Source, StreamSink
+from mcast.cast.io.sending import SendingSession
 from mcast.cast.io.sinks import ReceiveTarget
 from mcast.cast.protocol.packets import MAX_K, segment_size
+from mcast.cast.protocol.strategy import deadline
 
 from .test_objects import BOUND, DATA, amember, body, member, others
+from .world import End, Receiving, World
 
 BLOCK = MAX_K * segment_size(1024)
 
@@ -307,6 +311,43 @@ def test_complete_object_survives_the_session_end() -> None:
         ended.set()
         got = ends[0].result(BOUND)
     assert [one.size for one in got] == [len(DATA)]
+
+
+@pytest.mark.parametrize("how", ["fails", "stops", "meets a deadline"])
+def test_a_session_that_waits_is_idle(how: str) -> None:
+    """After an object that an error or `stop` has ended, which ends at its receiver, too."""
+    world = World()
+    end, receiver = End(world, "10.0.0.1"), Receiving(world, "10.0.0.2")
+    session = SendingSession(end.context, 1 << 20, 2e6, 10.0, None)
+    steps = 0
+
+    def source() -> Iterator[bytes]:
+        yield bytes(100)
+        if how == "fails":
+            raise OSError("no more")
+        while True:
+            yield bytes(100_000)
+
+    def waits() -> SessionSteps[None]:
+        nonlocal steps
+        yield from session.wait_for_receivers(1, None)
+        if how == "stops":
+            world.at(world.now + 0.5, session.stop)
+        with suppress(OSError):
+            yield from session.send(source(), deadline(1.0), "it", b"")
+        waiting = session.wait_for_receivers(None, 10.0)
+        step = next(waiting)
+        while True:
+            steps += 1
+            try:
+                step = waiting.send((yield step))
+            except StopIteration:
+                return
+
+    end.start(waits())
+    world.run(20.0)
+    assert 50 < steps < 300, "an invitation in a tenth of a second"
+    assert receiver.missed.keys() == {"it"}
 
 
 @pytest.mark.parametrize(
