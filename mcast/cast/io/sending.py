@@ -236,9 +236,8 @@ class SendingSession:
         end = inf if timeout is None else self._context.now() + timeout
         core = self.core
         self._abandon()
-        while (active := core.members.active) < (
-            inf if receivers is None else receivers
-        ) or core.has_admissions:
+        wanted = inf if receivers is None else receivers
+        while (active := core.members.active) < wanted or core.admit_at < inf:
             if self._context.now() >= end and receivers is None:
                 break
             if self._context.now() >= end and active < (receivers or 0):
@@ -252,7 +251,10 @@ class SendingSession:
             if self._repeats:
                 yield from self._repeat(end)
             else:
-                yield from self._step(min(end, self._repeat_at) if core.members.lacking else end)
+                until = (
+                    end if active < wanted else core.admit_at
+                )  # the last step sends the ADMIT, and does not wait
+                yield from self._step(min(until, self._repeat_at) if core.members.lacking else until)
         return core.members.active
 
     def _key_hint(self) -> str:
@@ -335,7 +337,7 @@ class SendingSession:
         return (
             bool(core.members.lacking)
             and self._published is not None
-            and not (core.has_admissions or self._stopped)
+            and not (core.admit_at < inf or self._stopped)
             and (self._context.now() >= self._repeat_at or not core.members.lacking <= self._tried)
         )
 

@@ -296,9 +296,9 @@ class ObjectSender:
         return abouts
 
     @property
-    def has_admissions(self) -> bool:
-        """True while an ADMIT is scheduled; its receivers ignore segments until it arrives."""
-        return self._queue.has_admissions
+    def admit_at(self) -> float:
+        """When an ADMIT is due, or inf; its receivers ignore segments until it arrives."""
+        return self._queue.admit_at
 
     @property
     def blocks_wanted(self) -> int:
@@ -770,18 +770,14 @@ class _SendQueue:
         self._scheduled: list[tuple[float, int, bytes]] = []
         self._admitted: dict[int, tuple[int, int]] = {}
         self._order = 0
-        self._admit_at = inf
+        self.admit_at = inf
+        """When the ADMIT of `_admitted` is due."""
         self._byes: dict[int, bytes] = {}
-
-    @property
-    def has_admissions(self) -> bool:
-        """True while an ADMIT is scheduled."""
-        return self._admit_at < inf
 
     @property
     def at(self) -> float:
         """When the next packet is due; inf if none is scheduled."""
-        due = self.now if self._byes else self._admit_at
+        due = self.now if self._byes else self.admit_at
         return min(due, self._scheduled[0][0]) if self._scheduled else due
 
     def send_at(self, at: float, message: bytes) -> None:
@@ -802,18 +798,18 @@ class _SendQueue:
     def admit(self, member: Member, now: float) -> None:
         """Schedule an ADMIT for the receivers of the next _ADMIT_DELAY seconds, with a DESCRIBE."""
         self._admitted[member.number] = member.index, member.nonce
-        self._admit_at = min(self._admit_at, now + _ADMIT_DELAY)
+        self.admit_at = min(self.admit_at, now + _ADMIT_DELAY)
 
     def pop(self, now: float, session: int, about: bytes) -> list[bytes]:
         """Remove and return the packets that are due. `about` is the DESCRIBE to go with an ADMIT."""
         out = list(self._byes.values())
         self._byes = {}
-        if now >= self._admit_at:
+        if now >= self.admit_at:
             rows = list(self._admitted.items())
             starts = range(0, len(rows), MAX_ADMITTED)
             out += [encode(Admit(session, dict(rows[at : at + MAX_ADMITTED]))) for at in starts]
             out += [about] if about else []
-            self._admitted, self._admit_at = {}, inf
+            self._admitted, self.admit_at = {}, inf
         while self._scheduled and self._scheduled[0][0] <= now:
             out.append(heappop(self._scheduled)[2])
         return out

@@ -313,6 +313,24 @@ def test_complete_object_survives_the_session_end() -> None:
     assert [one.size for one in got] == [len(DATA)]
 
 
+def test_waiting_ends_with_the_admission() -> None:
+    """Not with the next invitation, a tenth of a second later."""
+    world = World()
+    end = End(world, "10.0.0.1")
+    Receiving(world, "10.0.0.2")
+    session = SendingSession(end.context, 1 << 20, 2e6, 10.0, None)
+    ended = 0.0
+
+    def waits() -> SessionSteps[None]:
+        nonlocal ended
+        yield from session.wait_for_receivers(1, None)
+        ended = world.now
+
+    end.start(waits())
+    world.run(1.0)
+    assert 0 < ended < 0.09
+
+
 @pytest.mark.parametrize("how", ["fails", "stops", "meets a deadline"])
 def test_a_session_that_waits_is_idle(how: str) -> None:
     """After an object that an error or `stop` has ended, which ends at its receiver, too."""
