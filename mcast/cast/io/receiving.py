@@ -39,7 +39,6 @@ from random import SystemRandom
 from secrets import randbits
 from typing import TYPE_CHECKING, NamedTuple
 
-from pydantic import BaseModel
 from typing_extensions import Buffer
 
 from mcast.api import Batch, Series
@@ -101,8 +100,10 @@ from mcast.cast.protocol.packets import (
 from mcast.cast.protocol.receiver import MAX_PARTIAL_OBJECTS, ObjectReceiver, ReceiverConfig
 from mcast.endpoint.waiting import Step, call_user
 
-if TYPE_CHECKING:  # it may not be built
-    from mcast.cast._plane import Placer
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from mcast.cast._plane import Placer  # it may not be built
 
 logger: logging.Logger = logging.getLogger("mcast")
 

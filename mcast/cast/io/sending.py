@@ -27,9 +27,8 @@ from itertools import accumulate
 from math import inf
 from operator import index
 from secrets import randbits
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from pydantic import BaseModel
 from typing_extensions import Buffer
 
 from mcast.api import HeaderBodyBatch, Phase, TimedOut
@@ -59,6 +58,9 @@ from mcast.cast.protocol.repairs import SegmentRange
 from mcast.cast.protocol.sender import ObjectInfo, ObjectResult, ObjectSender, ReceiverReport, Timers
 from mcast.cast.protocol.strategy import Strategy, all_receivers, deadline
 from mcast.endpoint.waiting import Step, call_user
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 _POLL_INTERVAL = 0.01
 """Interval to poll a source that had no bytes, in seconds."""

@@ -30,9 +30,7 @@ from contextlib import ExitStack, suppress
 from math import inf
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, overload
 
 from mcast.api import Closed, Guard, Handle, McastError
 from mcast.cast.io.driver import (
@@ -52,6 +50,9 @@ from mcast.cast.io.sources import Sendable
 from mcast.cast.io.workers import DEFAULT_THREADS
 from mcast.cast.protocol.strategy import Strategy, all_receivers, carousel
 from mcast.endpoint import awaiting, blocking
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 T = TypeVar("T")
 
