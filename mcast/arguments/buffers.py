@@ -17,7 +17,7 @@ import sys
 from pickle import PickleBuffer
 from typing import Any
 
-from typing_extensions import Buffer
+from mcast.arguments import Buffer
 
 FREE_THREADED: bool = not getattr(sys, "_is_gil_enabled", lambda: True)()
 """True if threads run at once, because Python has no GIL.

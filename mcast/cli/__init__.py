@@ -153,6 +153,10 @@ class _Command(_Plain):
 class _Commands(_Group):
     """The commands, of which the help and the shell's completion need names and summaries alone."""
 
+    def __init__(self, **options: Any) -> None:
+        options["commands"] = {name: TyperCommand(name, help=text) for name, text in SUMMARIES.items()}
+        super().__init__(**options)
+
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         name, found, rest = super().resolve_command(ctx, args)
         return name, load(name) if name else found, rest
@@ -189,10 +193,6 @@ def load(name: str) -> Command:
     return get_group(whole).commands[name]
 
 
-def _named() -> None:
-    """Stand for a command in the table until it is loaded."""
-
-
 app: typer.Typer = typer.Typer(
     name="mcast",
     cls=_Commands,
@@ -203,8 +203,6 @@ app: typer.Typer = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _name, _summary in SUMMARIES.items():
-    app.command(_name, help=_summary)(_named)
 
 
 def _version(wanted: bool) -> None:

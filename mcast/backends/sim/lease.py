@@ -10,9 +10,8 @@ from itertools import accumulate, groupby, pairwise
 from pickle import PickleBuffer
 from typing import overload
 
-from typing_extensions import Buffer
-
 from mcast.api import Batch, Gid, Leases, Message, Series
+from mcast.arguments import Buffer
 from mcast.arguments.buffers import FREE_THREADED
 from mcast.backends.model.qp import Burst, Header
 from mcast.backends.sim.region import SimDeviceRegion

@@ -29,14 +29,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import inf
-from secrets import randbelow
+from random import SystemRandom
 from threading import RLock
 from typing import TypeVar
 from weakref import ref
 
-from typing_extensions import Buffer
-
 from mcast.api import Batch, Guard, McastError, Phase, Refused, Series, TimedOut
+from mcast.arguments import Buffer
 from mcast.cast.io.sources import Lend, lend_nothing
 from mcast.cast.protocol.blocks import keep_freed_memory
 from mcast.cast.protocol.packets import MAX_TEXT, number_at
@@ -100,7 +99,7 @@ class SessionContext:
 
 
 def _number_at(address: str) -> int:
-    return number_at(address, 1 + randbelow((1 << 32) - 1))
+    return number_at(address, SystemRandom().randrange(1, 1 << 32))
 
 
 _EXCLUSIVE_LOCK = RLock()

@@ -36,12 +36,10 @@ from itertools import chain, islice
 from math import inf
 from pathlib import Path
 from random import SystemRandom
-from secrets import randbits
 from typing import TYPE_CHECKING, NamedTuple
 
-from typing_extensions import Buffer
-
 from mcast.api import Batch, Series
+from mcast.arguments import Buffer
 from mcast.arguments.copies import reduce_with_copies
 from mcast.arguments.seconds import check_seconds
 from mcast.cast.io.driver import (
@@ -839,7 +837,7 @@ class ReceivingSession:
         if len(self.sessions) >= MAX_SESSIONS or at_address >= MAX_SESSIONS_PER_ADDRESS:
             self.rejected["an invitation to one session too many"] += 1
             return
-        nonce = randbits(64)
+        nonce = SystemRandom().getrandbits(64)
         if session is None:
             config = self._config._replace(nonce=nonce)
             core = ObjectReceiver(offer.session, config, SystemRandom(), now)

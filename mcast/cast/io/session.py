@@ -43,16 +43,17 @@ from mcast.cast.io.driver import (
     exclusive,
     open_context,
 )
-from mcast.cast.io.receiving import Missed, Received, ReceivingSession
-from mcast.cast.io.sending import Object, ObjectReport, Progress, ReceiverVersion, SendingSession
-from mcast.cast.io.sinks import Offered, ReceiveTarget
-from mcast.cast.io.sources import Sendable
 from mcast.cast.io.workers import DEFAULT_THREADS
 from mcast.cast.protocol.strategy import Strategy, all_receivers, carousel
 from mcast.endpoint import awaiting, blocking
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a process that sends or receives loads half of it
     from pydantic import BaseModel
+
+    from mcast.cast.io.receiving import Missed, Received
+    from mcast.cast.io.sending import Object, ObjectReport, Progress, ReceiverVersion
+    from mcast.cast.io.sinks import Offered, ReceiveTarget
+    from mcast.cast.io.sources import Sendable
 
 T = TypeVar("T")
 
@@ -78,6 +79,8 @@ class _ObjectSession(Handle):
         threads: int,
         call: str,
     ) -> None:
+        from mcast.cast.io.sending import SendingSession
+
         self._closed = False
         self._call = call
         self._guard = Guard("session")
@@ -599,6 +602,8 @@ class _Reception:
     """Steps of a `receive` call, and the reason that the senders get when it ends."""
 
     def __init__(self, context: SessionContext, timeout: float | None, options: tuple[Any, ...]) -> None:
+        from mcast.cast.io.receiving import ReceivingSession
+
         self.guard: Guard = Guard("receiver", "receive anew")
         self._receiving = ReceivingSession(context, *options)
         self._timeout, self._reason = timeout, ""

@@ -10,8 +10,7 @@ from functools import cache, partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
-from typing_extensions import Buffer
-
+from mcast.arguments import Buffer
 from mcast.arguments.buffers import writable_bytes
 from mcast.arguments.file_objects import FileWriter, SupportsWrite
 from mcast.cast.io.files import Sink, StreamSink, native, sink_of_path
@@ -59,12 +58,6 @@ class Offered(NamedTuple):
         except ValidationError as error:
             reason = describe_validation_error(dict(error.errors()[0]))
             raise ValueError(f"the metadata is no {model.__name__}: {reason}") from None
-
-
-def metadata_of(metadata: bytes | BaseModel) -> bytes:
-    """Return metadata as bytes; a model is encoded as JSON."""
-    dump: Callable[[], str] | None = getattr(metadata, "model_dump_json", None)
-    return cast(bytes, metadata) if dump is None else dump().encode()
 
 
 ReceiveTarget = Target | Callable[[Offered], Target]
