@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import sys
-from pickle import PickleBuffer
+from _pickle import PickleBuffer  # `pickle` takes long to load
 from typing import Any
 
 from mcast.arguments import Buffer

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from _pickle import PickleBuffer  # `pickle` takes long to load
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, groupby, pairwise
-from pickle import PickleBuffer
 from typing import overload
 
 from mcast.api import Batch, Gid, Leases, Message, Series

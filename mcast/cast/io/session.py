@@ -41,11 +41,11 @@ from mcast.cast.io.driver import (
     drive_blocking,
     error_text,
     exclusive,
+    is_awaiting,
     open_context,
 )
 from mcast.cast.io.workers import DEFAULT_THREADS
 from mcast.cast.protocol.strategy import Strategy, all_receivers, carousel
-from mcast.endpoint import awaiting, blocking
 
 if TYPE_CHECKING:  # a process that sends or receives loads half of it
     from pydantic import BaseModel
@@ -54,6 +54,7 @@ if TYPE_CHECKING:  # a process that sends or receives loads half of it
     from mcast.cast.io.sending import Object, ObjectReport, Progress, ReceiverVersion
     from mcast.cast.io.sinks import Offered, ReceiveTarget
     from mcast.cast.io.sources import Sendable
+    from mcast.endpoint import awaiting, blocking
 
 T = TypeVar("T")
 
@@ -415,7 +416,7 @@ def open_session(
     already, and ValueError for a rate, a key or a number of threads that is not valid.
     """
     options = memory, rate, peer_timeout, key, progress, threads, "cast.open_session"
-    if isinstance(group, awaiting.Membership):
+    if is_awaiting(group):
         return AsyncObjectSession(group, *options)
     return ObjectSession(group, *options)
 
@@ -480,7 +481,7 @@ def send(
     if receivers is None:
         receivers = 0 if strategy.carousel else 1
     options: dict[str, Any] = {"name": name, "metadata": metadata, "strategy": strategy}
-    if isinstance(group, awaiting.Membership):
+    if is_awaiting(group):
         return _send_awaiting(group, data, receivers, timeout, session_options, options)
     opened = ObjectSession(group, *session_options)
     try:
@@ -593,7 +594,7 @@ def receive(
     """
     selection = one_session, progress, name, threads, latest
     options = into, missed, max_size, memory, peer_timeout, key, model, *selection
-    if isinstance(group, awaiting.Membership):
+    if is_awaiting(group):
         return _receive_awaiting(group, timeout, *options)
     return _receive_blocking(group, timeout, *options)
 
