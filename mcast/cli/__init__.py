@@ -10,12 +10,13 @@ import errno as E
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from io import RawIOBase, TextIOWrapper
 from itertools import islice
-from typing import TYPE_CHECKING, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
@@ -53,18 +54,44 @@ The file of a command, which has its name, is imported when the command is used.
 """
 
 
-class _Group(TyperGroup):
-    """Commands whose help cuts no summary short, and needs no pydantic.
+class _Reader:
+    """Reads the value of an option by a function.
 
-    Typer would load pydantic to read a flag that is None.
+    Typer would make a type of pydantic for each option of the command, also for those that are not given;
+    that takes as long as all else until the command runs.
     """
 
-    def get_params(self, ctx: Context) -> list[Parameter]:
-        found = super().get_params(ctx)
-        for one in found:
-            if one.default is None and getattr(one, "is_flag", False):
+    def __init__(self, read: Callable[[Any], object]) -> None:
+        self._read = read
+
+    def coerce(self, value: Any, param: TyperArgument | TyperOption, ctx: Context) -> object:
+        """Return the value of what the command line, the environment or the default has."""
+        try:
+            if param.multiple or param.nargs == -1:
+                return [self._read(one) for one in value or ()]
+            return None if value is None else self._read(value)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), ctx=ctx, param=param) from error
+
+
+def _without_pydantic(params: list[Parameter]) -> list[Parameter]:
+    """Let the parameters be read by their own parsers alone; typer itself reads all but text and flags."""
+    for one in params:
+        if isinstance(one, TyperArgument | TyperOption) and "get_runtime_param" not in vars(one):
+            kind = one.type_descriptor
+            read = kind.parameter_info.parser or (str if kind.annotation in (str, list[str]) else None)
+            if read is not None:
+                vars(one)["get_runtime_param"] = partial(_Reader, read)
+            elif one.default is None and getattr(one, "is_flag", False):
                 one.default = False
-        return found
+    return params
+
+
+class _Group(TyperGroup):
+    """Commands whose help cuts no summary short."""
+
+    def get_params(self, ctx: Context) -> list[Parameter]:
+        return _without_pydantic(super().get_params(ctx))
 
     def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -79,6 +106,9 @@ def help_record(one: Parameter, ctx: Context) -> tuple[str, str] | None:
 
 class _Plain(TyperCommand):
     """A command whose arguments are shown as manual pages show them: FILE, [FILE] or FILE..."""
+
+    def get_params(self, ctx: Context) -> list[Parameter]:
+        return _without_pydantic(super().get_params(ctx))
 
     def collect_usage_pieces(self, ctx: Context) -> list[str]:
         pieces = [self.options_metavar or ""]
@@ -123,6 +153,10 @@ class _Command(_Plain):
 class _Commands(_Group):
     """The commands, of which the help and the shell's completion need names and summaries alone."""
 
+    def __init__(self, **options: Any) -> None:
+        options["commands"] = {name: TyperCommand(name, help=text) for name, text in SUMMARIES.items()}
+        super().__init__(**options)
+
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         name, found, rest = super().resolve_command(ctx, args)
         return name, load(name) if name else found, rest
@@ -159,10 +193,6 @@ def load(name: str) -> Command:
     return get_group(whole).commands[name]
 
 
-def _named() -> None:
-    """Stand for a command in the table until it is loaded."""
-
-
 app: typer.Typer = typer.Typer(
     name="mcast",
     cls=_Commands,
@@ -173,8 +203,6 @@ app: typer.Typer = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _name, _summary in SUMMARIES.items():
-    app.command(_name, help=_summary)(_named)
 
 
 def _version(wanted: bool) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import errno as E
-import json
 import os
 import re
 import shutil
 import sys
-import tempfile
 import textwrap
 import threading
 from collections.abc import Iterator, Mapping
@@ -97,16 +95,20 @@ class JsonOutput:
 
     def result(self, found: Mapping[str, Any]) -> None:
         """Print the result."""
-        self.is_printed = True
-        say(json.dumps(found, indent=1), err=self.on_stderr)
+        self._print(found, indent=1)
 
     def error(self, sentence: str, status: int) -> bool:
         """Print the error on one line, unless the result is printed; return True if the error was printed."""
         if not self.wanted or self.is_printed:
             return False
-        self.is_printed = True
-        say(json.dumps({"error": sentence, "status": status}), err=self.on_stderr)
+        self._print({"error": sentence, "status": status})
         return True
+
+    def _print(self, found: Mapping[str, Any], indent: int | None = None) -> None:
+        import json
+
+        self.is_printed = True
+        say(json.dumps(found, indent=indent), err=self.on_stderr)
 
 
 json_output: JsonOutput = JsonOutput()
@@ -319,6 +321,8 @@ def stdin_as_file(name: str, ending: str = "", most: int | None = None) -> Itera
     `most` is how many bytes of stdin are read at the most; None: all. A Failure of the block says STANDARD
     where it names the temporary file.
     """
+    import tempfile
+
     from mcast.arguments.file_objects import read_exactly
 
     if name != STANDARD:

@@ -19,8 +19,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from typing_extensions import Buffer
-
+from mcast.arguments import Buffer
 from mcast.collective.communicator import wait_for
 
 _GRACE = 0.5

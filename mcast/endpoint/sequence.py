@@ -11,10 +11,12 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from enum import Enum
 from struct import Struct
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from mcast.endpoint.stats import SourceStats
 from mcast.wire.addresses import Gid
+
+if TYPE_CHECKING:
+    from mcast.endpoint.stats import SourceStats
 
 _MAGIC = b"mSeq"
 _VERSION = 1
@@ -248,6 +250,8 @@ class Sources:
         return self.forgotten[field] + sum(counts)
 
     def snapshot(self) -> tuple[SourceStats, ...]:
+        from mcast.endpoint.stats import SourceStats
+
         return tuple(
             SourceStats(
                 source=source,

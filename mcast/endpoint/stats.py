@@ -1,20 +1,18 @@
-"""Statistics of an endpoint and of its groups: frozen snapshots."""
+"""Statistics of an endpoint and of its groups: frozen snapshots.
+
+`dataclasses.asdict` makes a dictionary of one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
-
-from pydantic import BaseModel, ConfigDict
+from dataclasses import dataclass
 
 from mcast.wire.addresses import Gid
 
 
-class _Snapshot(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, arbitrary_types_allowed=True, extra="forbid")
-
-
-class SourceStats(_Snapshot):
+@dataclass(frozen=True, kw_only=True)
+class SourceStats:
     """Counters of one stream, by its sequence headers. A sender starts a new stream with each join.
 
     source      the sender's GID
@@ -36,7 +34,8 @@ class SourceStats(_Snapshot):
     duplicates: int
 
 
-class GroupStats(_Snapshot):
+@dataclass(frozen=True, kw_only=True)
+class GroupStats:
     """Counters of one group since it was joined. Bytes are payload bytes, without sequence headers.
 
     group      the address that was joined
@@ -73,7 +72,8 @@ class GroupStats(_Snapshot):
     forgotten_sources: int
 
 
-class EndpointStats(_Snapshot):
+@dataclass(frozen=True, kw_only=True)
+class EndpointStats:
     """Counters of an endpoint since it was opened, over all its queue pairs. None: the provider cannot know.
 
     backend, device, port_num, qp_num  where the endpoint is; qp_num is None once it is closed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -31,10 +32,10 @@ class CardBackend(RdmaBackend):
     def _with_addresses(self, device: DeviceInfo) -> DeviceInfo:
         number = self._card.numbers[device.name]
         ports = tuple(
-            port.model_copy(update={"addresses": addresses_of(self._card.port(number, port.port_num))})
+            replace(port, addresses=addresses_of(self._card.port(number, port.port_num)))
             for port in device.ports
         )
-        return device.model_copy(update={"ports": ports})
+        return replace(device, ports=ports)
 
 
 @contextmanager

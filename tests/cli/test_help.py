@@ -150,6 +150,25 @@ def test_help_and_version_load_nothing_that_works(run: Run, words: str) -> None:
     assert loaded - LIGHT - OWN[words] == set()
 
 
+NOT_TO_START = {"pydantic", "rich", "asyncio", "email", "typer.rich_utils"}
+"""Modules that take long to import, and that no command for objects needs before its first message."""
+
+
+@pytest.mark.parametrize(
+    "words", [["send", "/etc/passwd", "239.7.7.7", "-n", "1"], ["recv", "239.7.7.7", "-o", "/dev/null"]]
+)
+def test_send_and_recv_start_light(run: Run, words: list[str]) -> None:
+    """The wait for the other end is over at once, and ends the command."""
+    line = ["mcast", *words, "--backend", "udp", "-b", "127.0.0.1", "--wait", "0.1"]
+    shown = f"import sys; sys.argv = {line!r}\ntry: from mcast.cli import main; main()\n"
+    shown += "except SystemExit: print(*sys.modules, sep='\\n')"
+    done = run(MCAST.with_name("python"), "-c", shown)
+    loaded = set(done.stdout.splitlines())
+    assert "within 0.1 s" in done.stderr
+    assert "mcast.cast.io.session" in loaded
+    assert loaded & NOT_TO_START == set()
+
+
 def test_ctrl_c_works_before_large_imports(run: Run) -> None:
     """Ctrl-C is minded before anything large is loaded."""
     loaded = "import sys; before = set(sys.modules); import mcast.__main__; print(*set(sys.modules) - before)"

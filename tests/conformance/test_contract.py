@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -881,7 +882,7 @@ def test_counters_count(bed: Testbed) -> None:
 @needs(Feature.DROP_COUNTERS)
 def test_every_reason_to_drop_has_a_counter(bed: Testbed) -> None:
     sender, outward, receiver = pair(bed, QpInit(max_recv_wr=4, max_recv_size=64))
-    sender.send(outward.model_copy(update={"qkey": outward.qkey ^ 1}), *numbered(2))
+    sender.send(replace(outward, qkey=outward.qkey ^ 1), *numbered(2))
     sender.send(outward, *numbered(4))
     held = received(receiver, 4)
     sender.send(outward, *numbered(3))

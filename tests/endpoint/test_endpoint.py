@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 import mcast
 from mcast import Endpoint, LoopbackPolicy, Lost, Membership, ReceiveQueueLow, Rejoined, open_endpoint
@@ -1058,8 +1057,8 @@ def test_statistics_are_a_frozen_snapshot(sim: SimNet) -> None:
     assert len(drain(receiver)) == 8
     stats = receiver.stats()
     assert isinstance(stats, EndpointStats)
-    with pytest.raises((ValidationError, FrozenInstanceError)):
-        stats.received = 1
+    with pytest.raises(FrozenInstanceError):
+        stats.received = 1  # type: ignore[misc]
     assert (stats.backend, stats.device) == (sim.backend.name, receiver.device.name)
     assert (stats.port_num, stats.qp_num) == (1, receiver.qp_num)
     assert (stats.received, stats.received_bytes, stats.received_batches) == (8, 24, 1)

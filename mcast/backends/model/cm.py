@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from mcast.api import (
     JOIN_MASK,
@@ -45,7 +45,6 @@ from mcast.api import (
     QpType,
     UdParam,
 )
-from mcast.backends.model.log import EventQueued, JoinAccepted, Leave, Log
 from mcast.backends.model.port import Interface, Port
 from mcast.backends.model.qp import Qp
 from mcast.backends.model.queue_pairs import QueuePairs
@@ -60,6 +59,9 @@ from mcast.wire.mapping import infiniband_group, infiniband_mgid, ipoib_broadcas
 from mcast.wire.mcmember import JoinState, McMemberRecord, SaStatus
 from mcast.wire.partition import FULL_MEMBER, find_pkey
 from mcast.wire.units import MTU, RATE
+
+if TYPE_CHECKING:
+    from mcast.backends.model.log import Log
 
 ADDR_RESOLUTION_NS = 10_000
 """A multicast address needs a route, no ARP: the event comes almost at once."""
@@ -436,6 +438,8 @@ class CmaId:
         self, port: Port, address: McastAddress, context: object, bits: int, mgid: Gid
     ) -> CmaMembership:
         if self.network.log.is_enabled:
+            from mcast.backends.model.log import JoinAccepted
+
             self.network.log.note(
                 JoinAccepted,
                 port=port.name,
@@ -450,6 +454,8 @@ class CmaId:
 
     def note_event(self, event: QueuedEvent) -> None:
         """Record an event of this id in the trace."""
+        from mcast.backends.model.log import EventQueued
+
         self.network.log.note(
             EventQueued,
             port=None if self.interface is None else self.interface.port.name,
@@ -542,6 +548,8 @@ class CmaId:
         assert self.interface is not None
         port = self.interface.port
         if self.network.log.is_enabled:
+            from mcast.backends.model.log import Leave
+
             self.network.log.note(Leave, port=port.name, id=self.number, group=membership.mgid)
         if port.is_infiniband:
             membership.group.client.leave(membership)

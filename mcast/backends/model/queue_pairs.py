@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from mcast.api import PortEvent, QpInit, QpState, QpType
-from mcast.backends.model.log import Attach, Detach, Log
 from mcast.backends.model.port import Port
 from mcast.backends.model.qp import Qp
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import MLID_FIRST, MLID_LAST
+
+if TYPE_CHECKING:
+    from mcast.backends.model.log import Log
 
 _UD = QpType.UD
 Attached = dict[Gid, tuple[Qp, ...]]
@@ -108,6 +110,8 @@ class QueuePairs:
                 table[gid] = (*members, qp) if members else qp.alone
         self._routes.forget(lid if port.is_infiniband else gid)
         if self._log.is_enabled:
+            from mcast.backends.model.log import Attach
+
             self._log.note(Attach, port=port.name, qp=qp.number, group=gid, lid=lid, errno=result)
         return result
 
@@ -125,6 +129,8 @@ class QueuePairs:
             del qp.attached[gid]
         self._routes.forget(lid if port.is_infiniband else gid)
         if self._log.is_enabled:
+            from mcast.backends.model.log import Detach
+
             self._log.note(Detach, port=port.name, qp=qp.number, group=gid, lid=lid, errno=result)
         return result
 

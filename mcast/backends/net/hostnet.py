@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -56,6 +55,8 @@ def run(*command: str) -> str:
 
 def ask(*command: str) -> Any:
     """The JSON output of a command; None if it prints nothing."""
+    import json
+
     return json.loads(run(*command) or "null")
 
 

@@ -8,10 +8,9 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address
-from typing import NoReturn, ParamSpec
+from typing import TYPE_CHECKING, NoReturn, ParamSpec
 
 from mcast.api import Gid, PortEvent, QpInit
-from mcast.backends.model.log import ModelEvent
 from mcast.backends.model.port import Port
 from mcast.backends.model.qp import Qp
 from mcast.backends.model.queue_pairs import QueuePairs
@@ -19,6 +18,9 @@ from mcast.backends.udp import _native, sockets
 from mcast.backends.udp.availability import LOOPBACK_DOWN
 from mcast.backends.udp.datapath import DataPath
 from mcast.backends.udp.host import Change, Host, UdpPort
+
+if TYPE_CHECKING:
+    from mcast.backends.model.log import ModelEvent
 
 logger: logging.Logger = logging.getLogger("mcast")
 P = ParamSpec("P")

@@ -18,13 +18,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from mcast.cast.io.files import STANDARD, ExistingFile, Sink, open_sink, require_access, sink_of_path
-from mcast.cast.io.sinks import Offered
 from mcast.cast.protocol.packets import MAX_METADATA, UNKNOWN_SIZE
 
 __all__ = ["Bundle", "Content", "Folder", "Item", "Label", "OneFile", "bundle_of"]
+
+if TYPE_CHECKING:
+    from mcast.cast.io.sinks import Offered
 
 _MAGIC = b"mcL2"
 _HEADER = struct.Struct("!4sBIQq")

@@ -29,22 +29,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import inf
-from secrets import randbelow
+from random import SystemRandom
 from threading import RLock
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from weakref import ref
 
-from typing_extensions import Buffer
-
 from mcast.api import Batch, Guard, McastError, Phase, Refused, Series, TimedOut
+from mcast.arguments import Buffer
 from mcast.cast.io.sources import Lend, lend_nothing
 from mcast.cast.protocol.blocks import keep_freed_memory
 from mcast.cast.protocol.packets import MAX_TEXT, number_at
 from mcast.cast.protocol.rate import MAX_BURST
-from mcast.endpoint import awaiting, blocking
+from mcast.endpoint import blocking
 from mcast.endpoint.base import SenderBase
 from mcast.endpoint.waiting import Box, Done, Proceed, Step, Steps, resume, run_async, run_blocking
 from mcast.wire.addresses import Gid
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeIs
+
+    from mcast.endpoint import awaiting
 
 T = TypeVar("T")
 
@@ -100,7 +104,7 @@ class SessionContext:
 
 
 def _number_at(address: str) -> int:
-    return number_at(address, 1 + randbelow((1 << 32) - 1))
+    return number_at(address, SystemRandom().randrange(1, 1 << 32))
 
 
 _EXCLUSIVE_LOCK = RLock()
@@ -153,7 +157,7 @@ def open_context(group: SenderBase, call: str, use: ExclusiveUse) -> SessionCont
     Raises TypeError if `group` is not a membership, ValueError if its messages are too small, and
     RuntimeError if another session uses it.
     """
-    if not isinstance(group, blocking.Membership | awaiting.Membership):
+    if not (isinstance(group, blocking.Membership) or is_awaiting(group)):
         raise TypeError(
             f"{call}: {type(group).__name__} is not a membership and cannot receive: use Endpoint.join"
         )
@@ -212,6 +216,15 @@ def payloads_of(received: Iterable[tuple[Series, str]]) -> Iterator[tuple[bytes,
 def copied(series: Series) -> Series:
     """Return the messages in memory of their own, valid after the step."""
     return series._replace(memory=memoryview(bytes(series.memory)))
+
+
+def is_awaiting(group: object) -> TypeIs[awaiting.Membership]:
+    """Return True if the calls of the membership are awaited."""
+    if isinstance(group, blocking.Membership):  # the other kind need not be loaded
+        return False
+    from mcast.endpoint import awaiting
+
+    return isinstance(group, awaiting.Membership)
 
 
 def drive_blocking(

@@ -8,7 +8,6 @@ and the next run resumes from it.
 from __future__ import annotations
 
 import errno as E
-import filecmp
 import os
 import re
 import select
@@ -16,13 +15,15 @@ import signal
 import stat
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from typing_extensions import Buffer
-
+from mcast.arguments import Buffer
 from mcast.cast.io.partfile import PartFile
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 __all__ = ["Sink", "Source"]
 
@@ -286,6 +287,8 @@ class FileSink(Sink):
         self._part: PartFile | None = None
         self._keep_part = False
         self._part_path: Path | None = None
+        from concurrent.futures import ThreadPoolExecutor
+
         self._publisher = ThreadPoolExecutor(1)
         self._publishing: Future[None] | None = None
 
@@ -369,6 +372,8 @@ class FileSink(Sink):
 
     def _equals_target(self, part: Path) -> bool:
         """Return True if the target has the same bytes: another run may have received the same object."""
+        import filecmp
+
         return not self._target.is_symlink() and filecmp.cmp(part, self._target, shallow=False)
 
     def close(self) -> None:
@@ -382,6 +387,8 @@ class FileSink(Sink):
         # Wait for the future, not for the thread: a join in a finalizer that runs while that thread starts
         # would never return.
         if self._publishing is not None:
+            from concurrent.futures import wait
+
             wait([self._publishing])
         self._publisher.shutdown(wait=False)
         if (part := self._part) is not None:

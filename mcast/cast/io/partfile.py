@@ -16,14 +16,12 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-import tempfile
 from codecs import utf_8_decode
 from contextlib import suppress
-from hashlib import blake2b
 from io import FileIO
 from pathlib import Path
 
-from typing_extensions import Buffer
+from mcast.arguments import Buffer
 
 _NAME_BYTES = 100
 """Maximum length in bytes of the target's name within the hidden name; most file systems allow 255 in all."""
@@ -48,11 +46,15 @@ class PartFile:
             # Cut between two characters of UTF-8: some file systems refuse names with half a character.
             cut, _ = utf_8_decode(name[:_NAME_BYTES], "surrogateescape", False)
             beginning = os.fsdecode(cut.encode("utf-8", "surrogateescape"))
+            from hashlib import blake2b
+
             beginning += "." + blake2b(name, digest_size=8).hexdigest()
         self.path: Path = target.parent / f".{beginning}.part"
         fd = _open_exclusively(self.path)
         self.resumable: bool = fd is not None
         if fd is None:
+            import tempfile
+
             fd, made = tempfile.mkstemp(prefix=f".{beginning}.", suffix=".part", dir=target.parent)
             self.path = Path(made)
         self.file: FileIO = FileIO(fd, "r+b")

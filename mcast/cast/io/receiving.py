@@ -36,13 +36,10 @@ from itertools import chain, islice
 from math import inf
 from pathlib import Path
 from random import SystemRandom
-from secrets import randbits
 from typing import TYPE_CHECKING, NamedTuple
 
-from pydantic import BaseModel
-from typing_extensions import Buffer
-
 from mcast.api import Batch, Series
+from mcast.arguments import Buffer
 from mcast.arguments.copies import reduce_with_copies
 from mcast.arguments.seconds import check_seconds
 from mcast.cast.io.driver import (
@@ -101,8 +98,10 @@ from mcast.cast.protocol.packets import (
 from mcast.cast.protocol.receiver import MAX_PARTIAL_OBJECTS, ObjectReceiver, ReceiverConfig
 from mcast.endpoint.waiting import Step, call_user
 
-if TYPE_CHECKING:  # it may not be built
-    from mcast.cast._plane import Placer
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+    from mcast.cast._plane import Placer  # it may not be built
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -840,7 +839,7 @@ class ReceivingSession:
         if len(self.sessions) >= MAX_SESSIONS or at_address >= MAX_SESSIONS_PER_ADDRESS:
             self.rejected["an invitation to one session too many"] += 1
             return
-        nonce = randbits(64)
+        nonce = SystemRandom().getrandbits(64)
         if session is None:
             config = self._config._replace(nonce=nonce)
             core = ObjectReceiver(offer.session, config, SystemRandom(), now)

@@ -26,17 +26,14 @@ from functools import partial
 from itertools import accumulate
 from math import inf
 from operator import index
-from secrets import randbits
-from typing import NamedTuple
-
-from pydantic import BaseModel
-from typing_extensions import Buffer
+from random import SystemRandom
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from mcast.api import HeaderBodyBatch, Phase, TimedOut
+from mcast.arguments import Buffer
 from mcast.arguments.copies import reduce_with_copies
 from mcast.arguments.seconds import check_seconds
 from mcast.cast.io.driver import MAX_RX_BATCH, SessionContext, SessionSteps, from_others, payloads_of
-from mcast.cast.io.sinks import metadata_of
 from mcast.cast.io.sources import ByteSource, MemorySource, Sendable, SendBuffer, memory_of, source_of
 from mcast.cast.io.workers import Workers
 from mcast.cast.protocol import fec
@@ -59,6 +56,9 @@ from mcast.cast.protocol.repairs import SegmentRange
 from mcast.cast.protocol.sender import ObjectInfo, ObjectResult, ObjectSender, ReceiverReport, Timers
 from mcast.cast.protocol.strategy import Strategy, all_receivers, deadline
 from mcast.endpoint.waiting import Step, call_user
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 _POLL_INTERVAL = 0.01
 """Interval to poll a source that had no bytes, in seconds."""
@@ -185,7 +185,7 @@ class SendingSession:
         self._window = max(4, memory // block)
         timers = Timers(peer_timeout=check_seconds(peer_timeout, "peer_timeout"))
         limit = rate / context.max_message
-        nonce = randbits(64)
+        nonce = SystemRandom().getrandbits(64)
         self._max_burst = max(1, min(MAX_BURST, context.queue // 2)) if context.queue else MAX_BURST
         """Maximum segments in a step: their copies come back, and may not fill the receive queue."""
         self.core: ObjectSender = ObjectSender(
@@ -361,7 +361,7 @@ class SendingSession:
             stack.callback(self._reset)
             several = len(objects) > 1
             infos = [
-                ObjectInfo(source.size, one.name, metadata_of(one.metadata), version)
+                ObjectInfo(source.size, one.name, _metadata_of(one.metadata), version)
                 for source, one in zip(sources, objects, strict=True)
             ]
             parity = MAX_PARITY if fec.available() else 0
@@ -531,3 +531,9 @@ def _lasting_source(data: Sendable) -> ByteSource:
             "be read again: give a buffer, a tensor or the path of a regular file"
         )
     return source
+
+
+def _metadata_of(metadata: bytes | BaseModel) -> bytes:
+    """Return metadata as bytes; a model is encoded as JSON."""
+    dump: Callable[[], str] | None = getattr(metadata, "model_dump_json", None)
+    return cast(bytes, metadata) if dump is None else dump().encode()

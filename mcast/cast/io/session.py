@@ -30,9 +30,7 @@ from contextlib import ExitStack, suppress
 from math import inf
 from threading import Lock
 from types import TracebackType
-from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
-
-from pydantic import BaseModel
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, overload
 
 from mcast.api import Closed, Guard, Handle, McastError
 from mcast.cast.io.driver import (
@@ -43,15 +41,20 @@ from mcast.cast.io.driver import (
     drive_blocking,
     error_text,
     exclusive,
+    is_awaiting,
     open_context,
 )
-from mcast.cast.io.receiving import Missed, Received, ReceivingSession
-from mcast.cast.io.sending import Object, ObjectReport, Progress, ReceiverVersion, SendingSession
-from mcast.cast.io.sinks import Offered, ReceiveTarget
-from mcast.cast.io.sources import Sendable
 from mcast.cast.io.workers import DEFAULT_THREADS
 from mcast.cast.protocol.strategy import Strategy, all_receivers, carousel
-from mcast.endpoint import awaiting, blocking
+
+if TYPE_CHECKING:  # a process that sends or receives loads half of it
+    from pydantic import BaseModel
+
+    from mcast.cast.io.receiving import Missed, Received
+    from mcast.cast.io.sending import Object, ObjectReport, Progress, ReceiverVersion
+    from mcast.cast.io.sinks import Offered, ReceiveTarget
+    from mcast.cast.io.sources import Sendable
+    from mcast.endpoint import awaiting, blocking
 
 T = TypeVar("T")
 
@@ -77,6 +80,8 @@ class _ObjectSession(Handle):
         threads: int,
         call: str,
     ) -> None:
+        from mcast.cast.io.sending import SendingSession
+
         self._closed = False
         self._call = call
         self._guard = Guard("session")
@@ -411,7 +416,7 @@ def open_session(
     already, and ValueError for a rate, a key or a number of threads that is not valid.
     """
     options = memory, rate, peer_timeout, key, progress, threads, "cast.open_session"
-    if isinstance(group, awaiting.Membership):
+    if is_awaiting(group):
         return AsyncObjectSession(group, *options)
     return ObjectSession(group, *options)
 
@@ -476,7 +481,7 @@ def send(
     if receivers is None:
         receivers = 0 if strategy.carousel else 1
     options: dict[str, Any] = {"name": name, "metadata": metadata, "strategy": strategy}
-    if isinstance(group, awaiting.Membership):
+    if is_awaiting(group):
         return _send_awaiting(group, data, receivers, timeout, session_options, options)
     opened = ObjectSession(group, *session_options)
     try:
@@ -589,7 +594,7 @@ def receive(
     """
     selection = one_session, progress, name, threads, latest
     options = into, missed, max_size, memory, peer_timeout, key, model, *selection
-    if isinstance(group, awaiting.Membership):
+    if is_awaiting(group):
         return _receive_awaiting(group, timeout, *options)
     return _receive_blocking(group, timeout, *options)
 
@@ -598,6 +603,8 @@ class _Reception:
     """Steps of a `receive` call, and the reason that the senders get when it ends."""
 
     def __init__(self, context: SessionContext, timeout: float | None, options: tuple[Any, ...]) -> None:
+        from mcast.cast.io.receiving import ReceivingSession
+
         self.guard: Guard = Guard("receiver", "receive anew")
         self._receiving = ReceivingSession(context, *options)
         self._timeout, self._reason = timeout, ""

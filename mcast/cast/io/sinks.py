@@ -8,23 +8,23 @@ import select
 from collections.abc import Callable
 from functools import cache, partial
 from time import monotonic
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
-from pydantic import BaseModel, ValidationError
-from typing_extensions import Buffer
-
+from mcast.arguments import Buffer
 from mcast.arguments.buffers import writable_bytes
 from mcast.arguments.file_objects import FileWriter, SupportsWrite
 from mcast.cast.io.files import Sink, StreamSink, native, sink_of_path
 from mcast.cast.io.sources import Tensor, memory_of, poll_of
 from mcast.endpoint.waiting import call_user
-from mcast.errors.validation import describe_validation_error
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
 
 Target = Buffer | Tensor | os.PathLike[str] | SupportsWrite | Sink | None
 """Destination of one object: a writable buffer or CPU tensor, the path of a file, an object with `write`, a
 `mcast.cast.io.files.Sink`, or None for new memory."""
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model", bound="BaseModel")
 
 
 class Offered(NamedTuple):
@@ -49,16 +49,15 @@ class Offered(NamedTuple):
 
     def read(self, model: type[Model]) -> Model:
         """Parse the metadata as that model. Raises ValueError, which names the field that is wrong."""
+        from pydantic import ValidationError
+
+        from mcast.errors.validation import describe_validation_error
+
         try:
             return model.model_validate_json(self.metadata)
         except ValidationError as error:
             reason = describe_validation_error(dict(error.errors()[0]))
             raise ValueError(f"the metadata is no {model.__name__}: {reason}") from None
-
-
-def metadata_of(metadata: bytes | BaseModel) -> bytes:
-    """Return metadata as bytes; a model is encoded as JSON."""
-    return metadata.model_dump_json().encode() if isinstance(metadata, BaseModel) else metadata
 
 
 ReceiveTarget = Target | Callable[[Offered], Target]

@@ -19,9 +19,8 @@ from io import BufferedRandom, BufferedReader, BufferedWriter, BytesIO, FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
 
-from typing_extensions import Buffer
-
 from mcast.api import HeaderBodyBatch, McastError, Region
+from mcast.arguments import Buffer
 from mcast.arguments.buffers import flat_bytes, is_buffer
 from mcast.arguments.file_objects import SupportsRead, read_some
 from mcast.cast.io.files import Source, native

@@ -7,7 +7,7 @@ in virtual time, as `mcast sim cast` does).
 
 An object is cut into segments, and these into blocks of at most `MAX_K` source segments, to which the sender
 can add parity segments. Any k segments of a block give its k source segments. All packets go to the group. A
-packet is a header (magic `mcC3`, whose last byte is the protocol's version; kind; session) and a body in
+packet is a header (magic `mcC4`, whose last byte is the protocol's version; kind; session) and a body in
 network order, as `packets` defines it. Packets of another version are rejected, and counted as such.
 
 ```

@@ -22,13 +22,12 @@ Not handled: a member that misuses the key, which can speak as any other member.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from hmac import compare_digest
+from collections.abc import Callable, Sequence
 
 from blake3 import blake3
-from typing_extensions import Buffer
 
 from mcast.api import HeaderBodyBatch, list_rows
+from mcast.arguments import Buffer
 from mcast.cast.protocol.packets import (
     HEADER,
     MAGIC,
@@ -45,7 +44,7 @@ from mcast.cast.protocol.packets import (
 
 MIN_KEY = 16
 """Minimum bytes of a key."""
-KEYED_MAGIC = b"mcK3"
+KEYED_MAGIC = b"mcK4"
 WRONG_KEY = "without the key of this group"
 REPLAYED = "replayed"
 NEEDS_KEY = "of a closed group: this end has no key"
@@ -168,6 +167,9 @@ class KeyedAuthenticator(Authenticator):
                 f"a key of {len(key)} bytes: at least {MIN_KEY} are needed; use 32 bytes from /dev/urandom"
             )
         self._key = blake3(key, derive_key_context=_CONTEXT).digest()
+        from hmac import compare_digest  # which loads OpenSSL, and most groups have no key
+
+        self._equals: Callable[[bytes, bytes], bool] = compare_digest
         self._count = 0
         self._sessions: dict[int, _Session] = {}
         self._suspended: dict[tuple[int, int], _Session] = {}
@@ -219,7 +221,7 @@ class KeyedAuthenticator(Authenticator):
             nonce = session.nonce
         else:
             raise Rejected(UNKNOWN_SESSION)
-        if not compare_digest(tag, self._tag(body, nonce)):
+        if not self._equals(tag, self._tag(body, nonce)):
             raise Rejected(WRONG_KEY)
         count: int = _COUNT.unpack(body[-_COUNT.size :])[0]
         if session is not None and (nonce != session.nonce or not session.accept(packet, count)):

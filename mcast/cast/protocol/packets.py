@@ -10,11 +10,11 @@ import struct
 from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
-from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from typing_extensions import Buffer
+from blake3 import blake3
 
+from mcast.arguments import Buffer
 from mcast.arguments.rows import copy_rows
 
 MAX_TEXT = 64
@@ -38,7 +38,7 @@ def number_at(address: str, salt: int) -> int:
 
     The lower half is a digest of salt and address, so that an end at another address cannot use the number.
     """
-    digest = blake2b(f"{salt} {address}".encode(), digest_size=4).digest()
+    digest = blake3(f"{salt} {address}".encode()).digest(length=4)
     return salt << 32 | int.from_bytes(digest)
 
 
@@ -50,7 +50,7 @@ def printable(text: str) -> str:
     return clean.encode()[:MAX_TEXT].decode(errors="ignore")
 
 
-MAGIC = b"mcC3"
+MAGIC = b"mcC4"
 """Magic of a packet; the last byte is the protocol's version, and ends accept their own version alone."""
 MAX_K = 128
 """Maximum source segments of a block (k of RFC 5052)."""

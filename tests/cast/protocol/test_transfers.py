@@ -71,7 +71,7 @@ def recorded(random: Random, heard: bytes) -> list[bytes]:
     again = random.choice(_RECORD)
     changed = bytearray(again)
     changed[random.randrange(len(changed))] ^= 1 << random.randrange(8)
-    bare = b"mcC3" + heard[4:-24]
+    bare = b"mcC4" + heard[4:-24]
     lies = [heard, again, bytes(changed), bare, *anything(random, bare)]
     return random.sample(lies, 1) if random.random() < 0.5 else []
 
