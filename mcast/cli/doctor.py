@@ -174,14 +174,17 @@ def _as_json(found: Diagnosis) -> dict[str, object]:
     return {
         "problems": count[Level.PROBLEM],
         "warnings": count[Level.WARNING],
-        "providers": {
-            name: [finding._asdict() | {"level": finding.level.value} for finding in findings]
-            for name, findings in found.items()
-        },
+        "providers": found,
     }
 
 
-_COLOURS = {Level.OK: "green", Level.INFO: "dim", Level.WARNING: "yellow", Level.PROBLEM: "red"}
+_COLOURS = {
+    Level.OK: "green",
+    Level.NOTE: "cyan",
+    Level.INFO: "dim",
+    Level.WARNING: "yellow",
+    Level.PROBLEM: "red",
+}
 
 
 def _show(found: Diagnosis, absent: Sequence[str]) -> None:

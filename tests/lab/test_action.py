@@ -100,11 +100,30 @@ def test_inputs_become_options(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     command = 'echo "it\'s $HOME"\nls | cat'
     done = run_here(
-        tmp_path, run=command, fabric="infiniband", ports="4", switches="3", share="results\nmore results\n"
+        tmp_path,
+        run=command,
+        fabric="infiniband",
+        ports="4",
+        switches="3",
+        share="results\nmore results\n",
+        timeout="10 min",
     )
     assert done.returncode == 0, done.stderr
     words = ["run", "--verbose", "--fabric", "infiniband", "--ports", "4", "--switches", "3"]
-    words += ["--share", "results", "--share", "more results", "--", "bash", "-eo", "pipefail", "-c", command]
+    words += [
+        "--share",
+        "results",
+        "--share",
+        "more results",
+        "--timeout",
+        "10 min",
+        "--",
+        "bash",
+        "-eo",
+        "pipefail",
+        "-c",
+        command,
+    ]
     assert done.stdout.partition("\n")[2].startswith("".join(f"<{word}>" for word in words))
 
 
@@ -155,6 +174,31 @@ def test_missing_packages_have_a_fix(tmp_path: Path) -> None:
     )
 
 
+def test_install_shows_its_help(tmp_path: Path) -> None:
+    """It makes no folder of that name."""
+    done = subprocess.run([LAB / "install.sh", "--help"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: install.sh VENV [roce|infiniband]\n")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "name the folder to install into"),
+        (["--verbose"], "--verbose is not a folder"),
+        (["venv", "ethernet"], "ethernet is not a fabric"),
+        (["venv", "roce", "now"], "now is one word too many"),
+    ],
+)
+def test_install_refuses_other_words(tmp_path: Path, words: list[str], why: str) -> None:
+    done = subprocess.run([LAB / "install.sh", *words], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"rdma-lab: install.sh: {why}: {LAB / 'install.sh'} VENV [roce|infiniband]\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- the key of the cache ---------------------------------------------------
 
 
@@ -182,8 +226,27 @@ def test_cache_key_changes_with_what_is_kept(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_cache_key_of_an_unknown_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_output", lambda *_: "")
-    with pytest.raises(LabUnavailableError, match="the package sources have no kernel 9"):
+    with pytest.raises(LabUnavailableError, match=r"the package sources have no kernel 9: .* apt-get update"):
         cache_key(LabMachine(kernel="9"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fix"),
+    [
+        ("9", "run apt-get update, or add the security or the backports source of your release"),
+        ("6.9", "name one of these"),
+        ("newest", "name one of these"),
+    ],
+)
+def test_unknown_kernel_has_a_fix_that_helps(monkeypatch: pytest.MonkeyPatch, wanted: str, fix: str) -> None:
+    """Another package source has newer kernels than these, and no older ones."""
+    listed = "".join(
+        f"linux-image-{one}-amd64 - Linux\n" for one in ("6.12.90+deb12", "6.1.0-50", "6.1.0-47")
+    )
+    monkeypatch.setattr(kernels, "_output", lambda *_: listed)
+    with pytest.raises(LabUnavailableError) as error:
+        cache_key(LabMachine(kernel=wanted))
+    assert str(error.value) == f"the package sources have no kernel {wanted}: they have 6.1, 6.12: {fix}"
 
 
 # --- in a fresh Debian ------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mcast.api import CmEvent, CmId, Destination, EventChannel, JoinAttrEx, LinkLayer
-from mcast.backends.model.log import Attach
+from mcast.backends.model.log_events import Attach
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Drop
 from mcast.backends.sim.trace import pcapng

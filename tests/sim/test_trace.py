@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from mcast.api import CmId, Destination, EventChannel, JoinAttrEx, QpError, QpInit, QpState, QueuePair
-from mcast.backends.model.log import EventQueued, JoinAccepted, Leave
+from mcast.backends.model.log_events import EventQueued, JoinAccepted, Leave
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.core.sa_exchange import SA_TIMEOUT_NS
 from mcast.backends.sim.faults import Delay, Drop

@@ -438,7 +438,7 @@ class CmaId:
         self, port: Port, address: McastAddress, context: object, bits: int, mgid: Gid
     ) -> CmaMembership:
         if self.network.log.is_enabled:
-            from mcast.backends.model.log import JoinAccepted
+            from mcast.backends.model.log_events import JoinAccepted
 
             self.network.log.note(
                 JoinAccepted,
@@ -454,7 +454,7 @@ class CmaId:
 
     def note_event(self, event: QueuedEvent) -> None:
         """Record an event of this id in the trace."""
-        from mcast.backends.model.log import EventQueued
+        from mcast.backends.model.log_events import EventQueued
 
         self.network.log.note(
             EventQueued,
@@ -548,7 +548,7 @@ class CmaId:
         assert self.interface is not None
         port = self.interface.port
         if self.network.log.is_enabled:
-            from mcast.backends.model.log import Leave
+            from mcast.backends.model.log_events import Leave
 
             self.network.log.note(Leave, port=port.name, id=self.number, group=membership.mgid)
         if port.is_infiniband:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from mcast.api import PortEvent, QpInit, QpState, QpType
+from mcast.backends.model.log import Log, NoLog
 from mcast.backends.model.port import Port
 from mcast.backends.model.qp import Qp
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import MLID_FIRST, MLID_LAST
-
-if TYPE_CHECKING:
-    from mcast.backends.model.log import Log
 
 _UD = QpType.UD
 Attached = dict[Gid, tuple[Qp, ...]]
@@ -30,11 +28,22 @@ class Routes(Protocol):
         """Forget what depends on no group."""
 
 
+class NoRoutes:
+    """A provider without such a cache."""
+
+    def forget(self, route: int | Gid) -> None:
+        """Do nothing."""
+
+    def changed(self) -> None:
+        """Do nothing."""
+
+
 class QueuePairs:
     """All QPs by number; and which of them are attached to a group on a port."""
 
-    def __init__(self, ports: Sequence[Port], routes: Routes, log: Log) -> None:
-        self._routes, self._log = routes, log
+    def __init__(self, ports: Sequence[Port], routes: Routes | None = None, log: Log | None = None) -> None:
+        self._routes: Routes = NoRoutes() if routes is None else routes
+        self._log: Log = NoLog() if log is None else log
         self._attached: list[Attached] = [{} for _ in ports]
         self._by_number: dict[int, Qp] = {}
         self._next = 16
@@ -110,7 +119,7 @@ class QueuePairs:
                 table[gid] = (*members, qp) if members else qp.alone
         self._routes.forget(lid if port.is_infiniband else gid)
         if self._log.is_enabled:
-            from mcast.backends.model.log import Attach
+            from mcast.backends.model.log_events import Attach
 
             self._log.note(Attach, port=port.name, qp=qp.number, group=gid, lid=lid, errno=result)
         return result
@@ -129,7 +138,7 @@ class QueuePairs:
             del qp.attached[gid]
         self._routes.forget(lid if port.is_infiniband else gid)
         if self._log.is_enabled:
-            from mcast.backends.model.log import Detach
+            from mcast.backends.model.log_events import Detach
 
             self._log.note(Detach, port=port.name, qp=qp.number, group=gid, lid=lid, errno=result)
         return result

@@ -25,7 +25,7 @@ from pydantic import (
     TypeAdapter,
 )
 
-from mcast.backends.model.log import U16, U24, U63, LogEvent, ModelEvent
+from mcast.backends.model.log_events import U16, U24, U63, LogEvent, ModelEvent
 from mcast.wire.addresses import Gid
 from mcast.wire.mcmember import McMemberRecord
 

@@ -11,7 +11,7 @@ from enum import Enum
 from errno import errorcode
 from typing import Any, NamedTuple
 
-from mcast.backends.model.log import Attach, Detach, EventQueued, JoinAccepted, Leave
+from mcast.backends.model.log_events import Attach, Detach, EventQueued, JoinAccepted, Leave
 from mcast.backends.sim.trace.events import (
     Deliver,
     DeviceRemoval,
