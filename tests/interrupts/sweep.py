@@ -151,6 +151,7 @@ def _interrupt(
         end = monotonic() + _SETTLING
         while left := _descriptors() - before[0]:  # an ending thread may have had the last reference
             assert monotonic() < end, f"{where}: descriptors are left: {left}"
+            threading.Event().wait(0.001)
             gc.collect()
     return seen, outcome
 
