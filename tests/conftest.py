@@ -63,13 +63,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 # A slow machine is no failure.
-settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow], stateful_step_count=40
+)
 settings.load_profile("unhurried")
 # For a guest without hardware virtualisation, where each step takes long (`--hypothesis-profile lab`). What
 # fails there is shown as it was drawn: the search for less is silent, and longer than a test may take.
-for name, examples in {"lab": 4, "lab-short": 2}.items():
+for name, examples, steps in (("lab", 4, 40), ("lab-short", 2, 20)):
     settings.register_profile(
-        name, settings.get_profile("unhurried"), max_examples=examples, phases=[Phase.reuse, Phase.generate]
+        name,
+        settings.get_profile("unhurried"),
+        max_examples=examples,
+        stateful_step_count=steps,
+        phases=[Phase.reuse, Phase.generate],
     )
 # For `make mutants`: the same each time, and what fails there needs not be made small.
 settings.register_profile(
@@ -145,6 +151,15 @@ def pytest_collection_finish() -> None:
     """Thousands of tests stay to the end: no garbage collection looks through them again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, None, None]:
+    """Nor does what a file's tests have left: those of other files that collect often would pay for it."""
+    yield
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,9 +1,9 @@
 """Two threads, one object, each pair of calls: the first stops at each of its lines, the second runs then.
 
 The first stops in the files of `STOPS`. The simulator's cores are left out: they run under the fabric's lock,
-so the second call would wait at the lock, wherever the first one stands. Every seventh line is tried, of each
-pair another seventh; on InfiniBand what differs there, on the card no endpoints, on a served fabric and on
-sockets every twenty-first line. In a long run it is all.
+so the second call would wait at the lock, wherever the first one stands. Every 13th line is tried, of each
+pair another one; on InfiniBand what differs there, on the card no endpoints, on a served fabric and on
+sockets every 39th line. In a long run it is all.
 """
 
 from __future__ import annotations

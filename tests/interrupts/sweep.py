@@ -39,8 +39,8 @@ from ..waiting import until
 HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build" / "tracer"
 FOLDER = str(Path(mcast.__file__).parent) + os.sep
-EVERY = 1 if os.environ.get("MCAST_TESTS") == "long" else 29
-"""Which lines are tried: each in a long run, else every 29th, from another one on in each test."""
+EVERY = 1 if os.environ.get("MCAST_TESTS") == "long" else 59
+"""Which lines are tried: each in a long run, else every 59th, from another one on in each test."""
 BOUND = 60.0
 """Seconds after which a check counts as a hang; never a delay."""
 
@@ -151,6 +151,7 @@ def _interrupt(
         end = monotonic() + _SETTLING
         while left := _descriptors() - before[0]:  # an ending thread may have had the last reference
             assert monotonic() < end, f"{where}: descriptors are left: {left}"
+            threading.Event().wait(0.001)
             gc.collect()
     return seen, outcome
 

@@ -93,7 +93,8 @@ def test_hang_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
         sweep(lambda: world, lambda _: None, after, every=1, folder=HERE)
 
 
-def test_what_is_left_open_is_a_failure() -> None:
+def test_what_is_left_open_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(harness, "_SETTLING", 0.1)
     opened = []
 
     def leak(world: World) -> None:

@@ -8,22 +8,28 @@ step finds them new.
 
 from __future__ import annotations
 
+import asyncio  # noqa: F401  (this and others: for those who come after)
 import gc
 import json
 import os
 import sys
 import traceback
+import unittest.mock  # noqa: F401
 from collections.abc import Callable
 
-import hypothesis  # noqa: F401  (imported for those who come after)
+import hypothesis  # noqa: F401
 import pytest
+import pytest_timeout  # noqa: F401
 
 import mcast.backends.rdma.backend
 import mcast.backends.rdma.channel
 import mcast.backends.rdma.qp
 import mcast.backends.rdma.testbed
 import mcast.cli
+import mcast.conformance.facts
+import mcast.conformance.log
 import mcast.endpoint.blocking
+import rdma_lab.machine  # noqa: F401
 
 
 def run_pytest(*arguments: str) -> int:

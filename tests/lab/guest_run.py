@@ -27,7 +27,8 @@ PYTEST = (
     *("-q", "--tb=short", "--require-backend", "rdma"),
     *("-o", "faulthandler_timeout=100"),  # where each thread is, whatever it hangs in
     *("-W", "ignore::pytest.PytestAssertRewriteWarning"),  # of what forking.py has imported
-    *("-p", "no:cacheprovider", "-p", "no:benchmark", "-p", "no:xdist", "-p", "no:anyio"),
+    *("-p", "no:cacheprovider", "-p", "no:benchmark", "-p", "no:anyio"),
+    *("-p", "no:xdist", "-p", "no:xdist.looponfail"),
 )
 """Without plugins that are of no use there and slow to load."""
 

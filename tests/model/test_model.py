@@ -251,5 +251,5 @@ class Model(RuleBasedStateMachine):
 
 def test_the_provider_does_what_the_model_says(bed: Testbed) -> None:
     """Fewer examples where a step is slow: `--hypothesis-profile=lab`."""
-    bounds = settings(stateful_step_count=40, suppress_health_check=list(HealthCheck))
+    bounds = settings(suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(partial(Model, bed), settings=bounds)  # type: ignore[arg-type]  # any factory

@@ -43,18 +43,16 @@ def clauses(report: Path, *options: str, prefix: Sequence[str] = ()) -> Counter[
 
 
 @needs_namespaces
-def test_the_suite_passes_on_a_snooping_bridge(tmp_path: Path) -> None:
-    found = clauses(tmp_path / "report.json", "tests/model")  # which takes three ports
+def test_the_suite_passes_on_a_snooping_bridge(tmp_path: Path, long: bool) -> None:
+    options = [] if long else ["--sample", "--hypothesis-profile", "lab"]
+    found = clauses(tmp_path / "report.json", *options, "tests/model")  # which takes three ports
     assert found["passed", ""] > 100
     assert not found[ONE_PORT]
 
 
 @pytest.mark.skipif(shutil.which("setpriv") is None, reason="no setpriv: apt-get install util-linux")
 def test_the_suite_passes_on_loopback_unprivileged(tmp_path: Path, long: bool) -> None:
-    """Without any capability no namespace can be made, so loopback is taken unasked.
-
-    The bridge has shown what depends on parameters alone.
-    """
+    """Without any capability no namespace can be made, so loopback is taken unasked."""
     options = [] if long else ["--sample"]
     found = clauses(tmp_path / "report.json", *options, prefix=NO_CAPABILITIES)
     assert found["passed", ""] > 80

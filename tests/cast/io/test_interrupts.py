@@ -74,7 +74,7 @@ def after(world: World, error: BaseException | None) -> str:
 @pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.name)
 @pytest.mark.parametrize("call", [sends, hashes, opens, publishes, receives])
 def test_interrupted_call(call: Callable[[World], None], kind: Kind) -> None:
-    outcomes = sweep(World, call, after, kind, every=1 if EVERY == 1 else 41)
+    outcomes = sweep(World, call, after, kind, every=1 if EVERY == 1 else 83)
     print(call.__name__, kind.name, dict(states(outcomes)))
     assert outcomes
 

@@ -136,7 +136,12 @@ def test_a_healthy_host_has_no_complaint() -> None:
         assert {(check, name) for name in ALL} <= seen
 
 
-@pytest.mark.parametrize("name", DEFECTS)
+SLOW = {"the link is down", "no IPv4 address", "the MTUs differ", "the switch's MTU is small"}
+"""Those that an emulated guest takes longest to mend; `tests/rdma/test_checks.py` has their checks, too."""
+EACH_DEFECT = [pytest.param(name, marks=[pytest.mark.long] if name in SLOW else []) for name in DEFECTS]
+
+
+@pytest.mark.parametrize("name", EACH_DEFECT)
 def test_a_planted_defect_is_found_and_its_fix_mends_it(name: str) -> None:
     defect = DEFECTS[name]
     with planted(defect):

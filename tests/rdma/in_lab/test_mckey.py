@@ -76,7 +76,16 @@ def wait_for_member(bed: Testbed, address: IPv4Address) -> None:
         sleep(0.1)
 
 
-@pytest.mark.parametrize("options", [(), ("-o",)], ids=["full member", "send-only"])
+FULL_MEMBER = pytest.param((), id="full member", marks=pytest.mark.long)  # as in test_ping.py
+SEND_ONLY = pytest.param(("-o",), id="send-only")
+OUR_FLAGS = [
+    pytest.param(flag, id=flag.name, marks=[pytest.mark.long] if flag is JoinFlag.FULLMEMBER else [])
+    for flag in JoinFlag
+]
+"""The flags of our joins; as full members we send to mckey in test_ping.py, too."""
+
+
+@pytest.mark.parametrize("options", [FULL_MEMBER, SEND_ONLY])
 def test_mckey_sends_to_us(lab_bed: Testbed, options: tuple[str, ...]) -> None:
     ours, theirs, *_ = lab_bed.ports
     _, _, qp, _ = joined(lab_bed.backend, ours, JoinFlag.FULLMEMBER)
@@ -91,7 +100,7 @@ def test_mckey_sends_to_us(lab_bed: Testbed, options: tuple[str, ...]) -> None:
                 got += len(batch)
 
 
-@pytest.mark.parametrize("flag", list(JoinFlag), ids=lambda flag: flag.name)
+@pytest.mark.parametrize("flag", OUR_FLAGS)
 def test_mckey_receives_from_us(lab_bed: Testbed, flag: JoinFlag) -> None:
     ours, theirs, *_ = lab_bed.ports
     _, _, qp, group = joined(lab_bed.backend, ours, flag)
