@@ -161,8 +161,8 @@ static void copy_segment(struct block *block, uint32_t esi, const uint8_t *data,
 		size = room;
 	if (!size)
 		return;
-	for (size_t line = 0; line < FIRST_LINES && room >= 2 * size; line += LINE) /* of the next segment */
-		__builtin_prefetch((uint8_t *)memory->buf + at + size + line, 1);
+	for (size_t line = size; line < 2 * size && line < room; line += LINE) /* of the next segment */
+		__builtin_prefetch((uint8_t *)memory->buf + at + line, 1);
 	memcpy((uint8_t *)memory->buf + at, data, size);
 	if (esi >= block->k) /* the code needs whole segments */
 		memset((uint8_t *)memory->buf + at + size, 0, block->segment - size);
