@@ -272,9 +272,9 @@ class _Delivery:
         self.forget([*self._blocks])
 
     def close_sealed(self, seal: Seal) -> None:
-        """Have blocks of a stream opened anew: their number of segments is known from now on."""
-        if self._layout.size is None:
-            for block in range(seal.block, seal.block - len(seal.blocks), -1):
+        """Have blocks opened anew: from now on it is known when they are ready to verify."""
+        for block in range(seal.block, seal.block - len(seal.blocks), -1):
+            if block in self._blocks:
                 self._close(block)
 
     def _take(self, block: int) -> BlockBuffer | None:
@@ -497,10 +497,11 @@ class _SenderSession:
                 target.delivery.put(packet, new)
             return (target,)
         self.core.on_packet(packet, now)
-        if isinstance(packet, Seal) and self.delivery is not None:
-            self.delivery.close_sealed(packet)
         if isinstance(packet, Seal | Flush):
-            return (self.others.get(packet.object, self),)
+            target = self.others.get(packet.object, self)
+            if isinstance(packet, Seal) and target.delivery is not None:
+                target.delivery.close_sealed(packet)
+            return (target,)
         if self.others.keys() != self.core.others.keys():
             self._update_others()
         return self.all_objects()
