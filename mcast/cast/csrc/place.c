@@ -2,9 +2,9 @@
  *
  * Python opens a block when `place` first meets a segment of it, with the segments that are wanted and the memory for them,
  * and closes it when it assembles or drops the block. `place` handles the messages of a batch in order, and stops wherever
- * Python has something to decide before the next one: when a block has enough segments, before a segment of a block that is
- * not open, and behind messages that are no segments. So the receiver's state is at each message what it would be if Python
- * handled all of them.
+ * Python has something to decide before the next one: when a block whose SEAL is there has enough segments, before a segment
+ * of a block that is not open, and behind messages that are no segments. So the receiver's state is at each message what it
+ * would be if Python handled all of them.
  *
  * The placer belongs to one thread at a time; `busy` refuses calls of others while `place` runs without the GIL.
  */
@@ -41,7 +41,7 @@ struct block {
 	uint8_t source[GID_BYTES]; /* of its peer */
 	uint64_t wanted[WORDS], placed[WORDS];
 	uint32_t messages; /* that have arrived in this call */
-	uint32_t need;     /* segments with which the block can be assembled; 0 if that is not known */
+	uint32_t need;     /* segments with which Python can verify the block; 0 before its SEAL */
 	uint32_t segment, k;
 	Py_buffer memory, parity;
 };
@@ -161,8 +161,8 @@ static void copy_segment(struct block *block, uint32_t esi, const uint8_t *data,
 		size = room;
 	if (!size)
 		return;
-	for (size_t line = 0; line < FIRST_LINES && room >= 2 * size; line += LINE) /* of the next segment */
-		__builtin_prefetch((uint8_t *)memory->buf + at + size + line, 1);
+	for (size_t line = size; line < 2 * size && line < room; line += LINE) /* of the next segment */
+		__builtin_prefetch((uint8_t *)memory->buf + at + line, 1);
 	memcpy((uint8_t *)memory->buf + at, data, size);
 	if (esi >= block->k) /* the code needs whole segments */
 		memset((uint8_t *)memory->buf + at + size, 0, block->segment - size);

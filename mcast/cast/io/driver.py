@@ -61,10 +61,11 @@ DEFAULT_RECEIVE_DEPTH = 1024
 MIN_MAX_MESSAGE = 1024
 """Minimum message size that a group must allow, in bytes."""
 
-MAX_RX_BATCH = MAX_BURST
+MAX_RX_BATCH = MAX_BURST + 16
 """Maximum number of messages received in one step, so that a flood of them does not stop the sending.
 
-Their memory is not free for others meanwhile: half of the default receive queue.
+It is a burst and the packets behind it, which would take one more step. Their memory is not free for others
+meanwhile: half of the default receive queue.
 """
 
 

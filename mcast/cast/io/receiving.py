@@ -1,18 +1,16 @@
 """Receiving session: takes part in the sessions of all senders of a group, and assembles their objects.
 
 Theory of operation. `ReceivingSession` owns a `_SenderSession` for each sender, which owns the protocol's
-`ObjectReceiver` (`core`) and a `_Delivery`: the blocks and the sink of the object in transfer. For a carousel
+`ObjectReceiver` (`core`) and a `Delivery`: the blocks and the sink of the object in transfer. For a carousel
 of several objects a `_SenderSession` has one more of its kind for each other object (`others`).
 
 - A step sends what the cores have to send, waits for messages or the earliest timer, parses the messages into
   runs of segments and other packets, passes them to the core, and stores segments that the core calls new.
 - Segments: `_on_batch` has the placer put segments of open blocks into place (`placing`), and opens those
   blocks that it meets and the core wants.
-- Blocks: when the core has enough segments of a block, `check` has a thread restore and verify it, one task
-  of an object at a time, because the digest continues that of the block before. `write` writes verified
-  blocks in order while the sink is ready; then `core.checked` confirms them to the sender, so that a slow
-  sink slows the sender down. Blocks of an earlier run are compared a few at a time (`_verify_stored`).
-  While a thread works and nothing arrives, the step waits for the thread.
+- Blocks: when the core has enough segments of a block, the object's `Delivery` verifies and writes it; then
+  `core.checked` confirms it to the sender, so that a slow sink slows the sender down. While a thread verifies
+  and nothing arrives, the step waits for the thread.
 - Objects: when all blocks are written and the digest is right, `sink.commit` publishes the object, polled
   every `_POLL_INTERVAL` because a disk may be slow. `_finish_objects` turns the core's results into
   `Received` or `Missed`. An object is handed to the program after the sender knows about it, because the
@@ -31,8 +29,6 @@ import os
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
-from itertools import chain, islice
 from math import inf
 from pathlib import Path
 from random import SystemRandom
@@ -42,6 +38,7 @@ from mcast.api import Batch, Series
 from mcast.arguments import Buffer
 from mcast.arguments.copies import reduce_with_copies
 from mcast.arguments.seconds import check_seconds
+from mcast.cast.io.delivery import MAX_READ_BACK, Delivery
 from mcast.cast.io.driver import (
     MAX_RX_BATCH,
     SessionContext,
@@ -52,18 +49,9 @@ from mcast.cast.io.driver import (
     payloads_of,
 )
 from mcast.cast.io.files import Sink, native
-from mcast.cast.io.placing import (
-    DataRun,
-    coalesced,
-    encode_bitmap,
-    gid_of,
-    placer_for,
-    run_of,
-)
+from mcast.cast.io.placing import DataRun, coalesced, gid_of, placer_for, run_of
 from mcast.cast.io.sinks import (
     BufferSink,
-    GrowingMemorySink,
-    NewMemorySink,
     Offered,
     ReceiveTarget,
     StagedBufferSink,
@@ -72,12 +60,9 @@ from mcast.cast.io.sinks import (
     sink_at,
     sink_of,
 )
-from mcast.cast.io.workers import Task, Workers
+from mcast.cast.io.workers import Workers
 from mcast.cast.protocol import fec
 from mcast.cast.protocol.auth import NEEDS_KEY, WRONG_KEY, authenticator_for
-from mcast.cast.protocol.blocks import BlockBuffer, Digest
-from mcast.cast.protocol.incoming import ReadyBlock
-from mcast.cast.protocol.layout import ObjectLayout
 from mcast.cast.protocol.packets import (
     MAX_K,
     MAX_TEXT,
@@ -85,7 +70,6 @@ from mcast.cast.protocol.packets import (
     NO_VERSION,
     UNKNOWN_SIZE,
     VERSION,
-    BlockInfo,
     Bye,
     Describe,
     Flush,
@@ -100,8 +84,6 @@ from mcast.endpoint.waiting import Step, call_user
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
-
-    from mcast.cast._plane import Placer  # it may not be built
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -119,13 +101,6 @@ last one is enough.
 """
 _REJOIN_INTERVAL = 1.0
 """Time to wait before this receiver joins a session again that has dismissed it, in seconds."""
-_MAX_VERIFIED_PER_STEP = 8
-"""Maximum number of stored blocks that are verified in one step."""
-_MAX_TASK = 8
-"""Maximum number of blocks that are verified in one task of a thread."""
-_MIN_TASK = 1 << 16
-"""Minimum size of a task, in bytes: to hand over a smaller one takes longer than to carry it out."""
-_NO_THREADS = Workers(0)
 _POLL_INTERVAL = 0.01
 """Interval to poll a disk or a sink that is not ready, in seconds."""
 _LEAVE_REPEATS = 3
@@ -174,296 +149,9 @@ class Missed(NamedTuple):
     part_file: Path | None = None
 
 
-class _Job(NamedTuple):
-    """A block to verify, and its segments; `buffer` is None if there are none."""
-
-    ready: ReadyBlock
-    buffer: BlockBuffer | None
-
-
-def _verified(jobs: Sequence[_Job], digest: Digest | None) -> list[memoryview | None]:
-    """Return the bytes of blocks; None for one that differs from its digest, or that cannot be restored.
-
-    digest  of the bytes before the first block, to be continued, and the first block that differs is the last
-            one of the result; None if each block has a digest of its own
-    """
-    found: list[memoryview | None] = []
-    for (info, segments), buffer in ((job.ready[2:], job.buffer) for job in jobs):
-        data = None
-        if buffer is not None and digest is None:
-            data = buffer.assemble_verified(info, segments)
-        elif buffer is not None and digest is not None:
-            data = buffer.assemble(info, segments)
-            if data is not None and not digest.update_if(data, info.digest):
-                data = None
-        found.append(data)
-        if data is None and digest is not None:
-            break
-    return found
-
-
-class _Delivery:
-    """One object in transfer: its blocks, its digest so far, and its sink.
-
-    A block is in `_blocks` while it is open, in `_ready` while it is verified, in `_assembled` until it is
-    written.
-    """
-
-    def __init__(self, about: Describe, offered: Offered, placer: Placer | None, workers: Workers) -> None:
-        self.offered = offered
-        self.target: Target = None
-        """Destination that other objects may share: the caller's buffer, stream or sink; None for a path."""
-        self.sink: Sink | None = None
-        self.path: Path | None = None
-        self.size = 0
-        self.digest = Digest()
-        self._layout = ObjectLayout.of(about)
-        self._block_size = self._layout.offset_of(1)
-        self._key = about.session, about.object
-        self._placer, self._workers = placer, workers
-        self._blocks: dict[int, BlockBuffer] = {}
-        self._ready: dict[int, _Job] = {}
-        self._task: tuple[Task[list[memoryview | None]], Sequence[_Job]] | None = None
-        """Blocks that a thread verifies; the digest is the thread's meanwhile."""
-        self._next_check = 0
-        """Next block to verify; in a carousel, whose blocks are verified in any order, it has no meaning."""
-        self._next = 0
-        self._assembled: dict[int, memoryview] = {}
-        """Verified blocks to be written, or the rest of one."""
-        self._is_partly_written = False
-        self.committing = False
-        """True while the sink replaces the destination, which may take a disk some time."""
-        self._in_place = False
-        """True if blocks are assembled in the sink's own memory, so that `write` has nothing to copy."""
-        self.stored_block: ReadyBlock | None = None
-        """Next block that an earlier run may have stored, to be verified."""
-        self.abandoned = False
-        """True if this receiver has failed the object: a later run must not resume from its bytes."""
-        self.carousel = about.carousel > 0
-        self._on_disk = set[int]()
-        """Blocks that were written out of order, to be read back for the object's digest."""
-
-    def open(self, block: int, wanted: int, need: int) -> None:
-        """Have the placer store these segments of a block, and stop when so many have arrived."""
-        assert self._placer is not None
-        buffer, layout = self._buffer_of(block), self._layout
-        memory = buffer.memory, buffer.parity
-        self._placer.open(*self._key, block, encode_bitmap(wanted), need, *memory, layout.segment, layout.k)
-
-    def put(self, run: DataRun, new: int) -> None:
-        """Store the segments of a run whose bit is set in `new`."""
-        self._close(run.block)  # the placer would store them once more
-        block = self._buffer_of(run.block)
-        first, count, memory, begin, step, size = run[3:]
-        if new == (1 << count) - 1 << first:
-            block.put_run(first, count, memory, begin, step, size)
-            return
-        for segment in range(first, first + count):
-            if new >> segment & 1:
-                block.put_run(segment, 1, memory, begin, step, size)
-            begin += step
-
-    def forget(self, blocks: Iterable[int]) -> None:
-        """Drop the segments of blocks that the core has dropped: the carousel sends them again."""
-        for block in blocks:
-            self._take(block)
-
-    def stop(self) -> None:
-        """Store no more segments, because the object has ended here."""
-        self.forget([*self._blocks])
-
-    def close_sealed(self, seal: Seal) -> None:
-        """Have blocks of a stream opened anew: their number of segments is known from now on."""
-        if self._layout.size is None:
-            for block in range(seal.block, seal.block - len(seal.blocks), -1):
-                self._close(block)
-
-    def _take(self, block: int) -> BlockBuffer | None:
-        """Remove and return the buffer of an open block."""
-        self._close(block)
-        return self._blocks.pop(block, None)
-
-    def _close(self, block: int) -> None:
-        if self._placer is not None:
-            self._placer.close(*self._key, block)
-
-    def _buffer_of(self, block: int) -> BlockBuffer:
-        """Return the buffer of an open block: the sink's own memory if it has any, otherwise new memory."""
-        if (found := self._blocks.get(block)) is not None:
-            return found
-        layout, size, memory = self._layout, self._block_size, None
-        length = None if layout.size is None else min(size, layout.size - block * size)
-        if self.sink is not None and length is not None:
-            memory = self.sink.buffer_at(block * size, length)
-            self._in_place = memory is not None
-        if memory is None:
-            memory = memoryview(bytearray(size if length is None else length))
-        found = self._blocks[block] = BlockBuffer(memory, layout.segment, layout.k)
-        return found
-
-    def add(self, ready: ReadyBlock) -> None:
-        """Queue a block for `check`."""
-        self._ready[ready.block] = _Job(ready, self._take(ready.block))
-
-    def check(self, wait: bool = False) -> Iterator[tuple[int, bool]]:
-        """Have the queued blocks verified; yield the number of each that is not for `write`.
-
-        Yields True with a block that is written completely, in the order of arrival, and False with one that
-        differs from its digest. A block of a carousel has a digest of its own. Other digests cover the object
-        up to the block's end: these blocks are verified in order.
-
-        wait  wait for the thread that verifies blocks
-        """
-        while True:
-            if self._task is None:
-                if not (jobs := self._next_jobs()):
-                    return
-                is_small = sum(job.ready.info.size for job in jobs) < _MIN_TASK
-                workers = _NO_THREADS if is_small else self._workers
-                self._task = workers.submit(partial(_verified, jobs, self._running_digest)), jobs
-            task, jobs = self._task
-            if not (wait or task.done):
-                return
-            self._task, wait = None, False
-            for job, data in zip(jobs, task.result(), strict=False):
-                block = job.ready.block
-                del self._ready[block]
-                if data is None:
-                    yield block, False
-                elif self.random_access and not self._in_place:
-                    assert self.sink is not None
-                    self.sink.write_at(self._layout.offset_of(block), data)
-                    self._on_disk.add(block)
-                    yield block, True
-                else:
-                    self._assembled[block] = data
-                    self._next_check += 1
-                    if self.random_access:
-                        yield block, True
-
-    @property
-    def _running_digest(self) -> Digest | None:
-        return None if self.carousel else self.digest
-
-    def _next_jobs(self) -> Sequence[_Job]:
-        """Return the blocks that can be verified next."""
-        if self.carousel:
-            return [*islice(self._ready.values(), _MAX_TASK)]
-        jobs: list[_Job] = []
-        while len(jobs) < _MAX_TASK and (job := self._ready.get(self._next_check + len(jobs))) is not None:
-            jobs.append(job)
-        return jobs
-
-    @property
-    def busy(self) -> bool:
-        """True while a thread verifies blocks."""
-        return self._task is not None
-
-    @property
-    def random_access(self) -> bool:
-        """True if blocks are written to their offset as they arrive, in any order."""
-        return self.carousel and self.sink is not None and self.sink.random_access
-
-    @property
-    def stored_blocks(self) -> int:
-        """Number of blocks that an earlier run may have stored."""
-        stored = 0 if self.sink is None else self.sink.stored_size
-        size, block = self._layout.size, self._layout.offset_of(1)
-        if size is None or stored < size:
-            return stored // block
-        return (self._layout.blocks or 0) if stored == size else 0  # the last block may be shorter
-
-    def verify_stored(self, info: BlockInfo) -> bool:
-        """Verify the next stored block; if it differs, drop the received blocks after it and return False."""
-        sink = self.sink
-        data = b"" if sink is None else sink.read_back(info.size)
-        if self.carousel:
-            verified = bytes(Digest(data)) == info.digest
-        else:
-            verified = self.digest.update_if(data, info.digest)
-        if sink is None or not (verified or sink.mismatch):
-            if not self.carousel:
-                self._clear()
-            return False
-        sink.mark_verified(len(data))
-        if self.carousel or not verified:
-            self.digest.update(data)
-        self.size += len(data)
-        self._next += 1
-        self._next_check += 1
-        return True
-
-    @property
-    def pending(self) -> bool:
-        """True if a block is being verified, written, or read back."""
-        return self.busy or self._next in self._assembled or self._next in self._on_disk
-
-    def write(self) -> Iterator[tuple[int, bool]]:
-        """Write verified blocks in order while the sink is ready.
-
-        Yields the number of each block that is written completely, and True. Blocks that were written out of
-        order are read back, and not yielded again.
-        """
-        sink = self.sink
-        for _ in range(_MAX_VERIFIED_PER_STEP):
-            if sink is None or self._next not in self._on_disk:
-                break
-            stored = sink.read_back(self._layout.length(self._next) or 0)
-            sink.mark_verified(len(stored))
-            self.digest.update(stored)
-            self.size += len(stored)
-            self._on_disk.remove(self._next)
-            self._next += 1
-        while sink is not None and self._next in self._assembled:
-            data = self._assembled[self._next]
-            if self.carousel and not self._is_partly_written:
-                self.digest.update(data)
-            while data and sink.ready():
-                part = data[: sink.max_write]
-                if not self._in_place:
-                    sink.write(part)
-                self.size += len(part)
-                data = data[len(part) :]
-            self._assembled[self._next] = data
-            self._is_partly_written = bool(data)
-            if data:
-                return
-            del self._assembled[self._next]
-            self._next += 1
-            yield self._next - 1, True
-
-    def received(self, refused: dict[str, int]) -> Received:
-        sink = self.sink
-        data: bytearray | memoryview | None = None
-        if isinstance(sink, GrowingMemorySink):
-            data = sink.data
-        elif isinstance(sink, NewMemorySink):
-            data = sink.take()
-        elif isinstance(sink, BufferSink):
-            data = sink.view[: self.size]
-        return Received(self.offered, self.size, bytes(self.digest), data, self.path, refused)
-
-    def _clear(self) -> None:
-        """Drop all blocks that are not written."""
-        self.stop()
-        self._ready.clear()
-        self._assembled.clear()
-
-    def close(self) -> None:
-        with suppress(Exception):  # the object has ended
-            keeps = self.sink is not None and not self.sink.streams and not self.abandoned
-            while keeps and (self.busy or self._next_jobs()):
-                for _ in chain(self.check(wait=True), self.write()):
-                    pass  # a later run resumes from these blocks, too
-        task, self._task = self._task, None
-        if task is not None:
-            with suppress(Exception):
-                task[0].result()
-        self._clear()
-        if self.sink is not None:
-            if not self.abandoned:
-                self.sink.keep_part()
-            self.sink.close()
+def _received(delivery: Delivery, refused: Counter[str]) -> Received:
+    digest, data = bytes(delivery.digest), delivery.data
+    return Received(delivery.offered, delivery.size, digest, data, delivery.path, dict(refused))
 
 
 class _SenderSession:
@@ -482,7 +170,7 @@ class _SenderSession:
 
     def __init__(self, core: ObjectReceiver, name: str, address: str, nonce: int) -> None:
         self.core, self.address, self.name, self.nonce = core, address, name, nonce
-        self.delivery: _Delivery | None = None
+        self.delivery: Delivery | None = None
         self.described: Describe | None = None
         self.complete: deque[Received] = deque()
         self.others: dict[int, _SenderSession] = {}
@@ -498,10 +186,11 @@ class _SenderSession:
                 target.delivery.put(packet, new)
             return (target,)
         self.core.on_packet(packet, now)
-        if isinstance(packet, Seal) and self.delivery is not None:
-            self.delivery.close_sealed(packet)
         if isinstance(packet, Seal | Flush):
-            return (self.others.get(packet.object, self),)
+            target = self.others.get(packet.object, self)
+            if isinstance(packet, Seal) and target.delivery is not None:
+                target.delivery.close_sealed(packet)
+            return (target,)
         if self.others.keys() != self.core.others.keys():
             self._update_others()
         return self.all_objects()
@@ -881,7 +570,7 @@ class ReceivingSession:
 
     def _begin_object(self, session: _SenderSession, about: Describe, now: float) -> None:
         session.described = about
-        delivery = session.delivery = _Delivery(about, session.offered(about), self._placer, self._workers)
+        delivery = session.delivery = Delivery(about, session.offered(about), self._placer, self._workers)
         try:
             self._choice.on_begin(session.core.session)
             max_segment = segment_size(self._config.max_message)
@@ -929,7 +618,7 @@ class ReceivingSession:
         if any(each.delivery is not None and each.delivery.target is target for each in self._all_objects()):
             raise OSError("another object is being received into the same buffer")
 
-    def _assemble_ready(self, session: _SenderSession, delivery: _Delivery, now: float) -> None:
+    def _assemble_ready(self, session: _SenderSession, delivery: Delivery, now: float) -> None:
         """Verify and write the blocks of which the core has enough segments."""
         if session.core.ended:
             delivery.stop()
@@ -949,10 +638,10 @@ class ReceivingSession:
                 self._store(each, each.delivery, now, wait=True)
                 return
 
-    def _verify_stored(self, session: _SenderSession, delivery: _Delivery, now: float) -> None:
+    def _verify_stored(self, session: _SenderSession, delivery: Delivery, now: float) -> None:
         """Verify some stored blocks of an earlier run."""
         try:
-            for _ in range(_MAX_VERIFIED_PER_STEP):
+            for _ in range(MAX_READ_BACK):
                 stored, delivery.stored_block = delivery.stored_block, None
                 if stored is None:
                     break
@@ -964,11 +653,11 @@ class ReceivingSession:
         if self._progress is not None:
             call_user(self._progress, delivery.offered, delivery.size)
 
-    def _store(self, session: _SenderSession, delivery: _Delivery, now: float, wait: bool = False) -> None:
+    def _store(self, session: _SenderSession, delivery: Delivery, now: float, wait: bool = False) -> None:
         """Verify and write blocks as far as threads and sink are; with `wait`, wait for a thread first."""
         # A block is confirmed when it is written, so that a slow reader of a pipe slows the sender down.
         try:
-            for block, verified in chain(delivery.check(wait), delivery.write()):
+            for block, verified in delivery.store(wait):
                 session.core.checked(block, verified, now)
         except OSError as error:
             self._fail(session, error_text(error), now)
@@ -1026,7 +715,7 @@ class ReceivingSession:
         """Turn the core's results into complete and missed objects."""
         for ended in session.core.ended:
             if ended.complete and session.delivery is not None:
-                session.complete.append(session.delivery.received(dict(self.rejected)))
+                session.complete.append(_received(session.delivery, self.rejected))
             part_file = session.drop()
             if not ended.complete and not self._choice.is_other(session.core.session):
                 self._choice.on_missed(session.core)

@@ -44,10 +44,6 @@ MAX_REGISTERED, MIN_REGISTERED = 64 << 20, 1 << 20
 _MAX_READ_AHEAD = 1 << 20
 """Maximum number of bytes read from an async iterable before they are sent."""
 
-_NO_THREADS = Workers(0)
-_MIN_TASK = 1 << 16
-"""Minimum number of bytes to hash in another thread; fewer are hashed sooner than handed over."""
-
 Lend = Callable[[memoryview], Region | None]
 """Registers memory that does not change while it is sent; returns None if that is not possible."""
 
@@ -438,9 +434,8 @@ class SendBuffer:
     def _read_ahead(self, is_first: bool) -> None:
         """Read blocks, and have their digests computed, unless a thread does that already."""
         if self._hashing is None and (found := self._read()):
-            is_small = sum(size for _, _, size in found) < _MIN_TASK
-            workers = _NO_THREADS if is_small else self._workers
-            self._hashing = workers.submit(partial(self._hash, found, is_first))
+            size = sum([size for _, _, size in found])
+            self._hashing = self._workers.submit(partial(self._hash, found, is_first), size)
 
     def _hash(self, found: list[tuple[memoryview, int, int]], is_first: bool) -> list[SourceBlock]:
         """Return the blocks with their digests; a thread calls it for one batch of blocks after the other."""

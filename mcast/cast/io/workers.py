@@ -33,6 +33,9 @@ MAX_THREADS = 64
 """Maximum number of threads of a session."""
 
 
+MIN_TASK = 1 << 16
+"""Minimum size of a task, in bytes: to hand over a smaller one takes longer than to carry it out."""
+
 _OWNER_INTERVAL = 1.0
 """Seconds after which a thread without tasks looks whether its `Workers` are still there."""
 
@@ -105,9 +108,9 @@ class Workers:
         self._queue = SimpleQueue[Task[Any] | None]()
         self._started = 0
 
-    def submit(self, call: Callable[[], T]) -> Task[T]:
-        """Have a thread make the call as soon as one is free."""
-        if not self.threads or _exiting.is_set():
+    def submit(self, call: Callable[[], T], size: int | None = None) -> Task[T]:
+        """Have a thread make the call as soon as one is free, unless it is about few bytes."""
+        if not self.threads or _exiting.is_set() or (size is not None and size < MIN_TASK):
             return Task(call, 0)
         _require_process(self._pid)
         task = Task(call, self._pid)

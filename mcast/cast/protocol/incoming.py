@@ -131,7 +131,8 @@ class IncomingObject:
         found = self._open_block(block)
         if found is None or found.verifying:
             return 0, 0
-        return self._missing_of(found), self._need(found)
+        # Nothing is to be done when a block has enough segments, before its SEAL is there.
+        return self._missing_of(found), self._need(found) if found.info is not None else 0
 
     def add_segments(self, block: int, segments: int, messages: int) -> int:
         """Add segments of a block, and return a bitmap of the new ones, which the driver must store.

@@ -203,7 +203,7 @@ class ObjectReceiver:
         """Open a block of which segments arrive; return a bitmap of those that the driver must store.
 
         It is 0 if none is needed, or if the block is not to be stored now. The second number returned is that
-        of the segments that complete the block; 0 if it is unknown.
+        of the segments that make the block ready to verify; 0 before its SEAL is there.
         """
         receiver = self.others.get(object_, self)
         incoming = receiver._on_segment(object_, block, now)

@@ -16,7 +16,7 @@ from typing_extensions import Buffer
 from mcast import cast
 from mcast.backends.sim import Fabric
 from mcast.backends.sim.testbed import SimObserver
-from mcast.cast.io import receiving
+from mcast.cast.io import workers
 from mcast.cast.io.files import Sink
 from mcast.cast.protocol.blocks import Digest
 from mcast.cast.protocol.packets import ALL_MEMBERS, Bye, Data, Flush, Seal
@@ -40,7 +40,7 @@ def fabric() -> Iterator[Fabric]:
 @pytest.fixture(autouse=True)
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have threads verify blocks of any size."""
-    monkeypatch.setattr(receiving, "_MIN_TASK", 0)
+    monkeypatch.setattr(workers, "MIN_TASK", 0)
 
 
 def sends(fabric: Fabric, data: bytes = DATA) -> cast.ObjectReport:
