@@ -45,7 +45,10 @@ def parsed(payload: memoryview) -> Probe | None:
 
 
 class Times(NamedTuple):
-    """Round-trip times; `mdev` is their standard deviation, as in ping(8)."""
+    """Round-trip times.
+
+    mdev  standard deviation, as in ping(8)
+    """
 
     min: float
     avg: float

@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 
 class IntervalResult(NamedTuple):
-    """Messages that one end sent or received from `begins` to `ends`, in seconds since its first message.
+    """An interval of a measurement, in seconds since its first message.
 
-    messages, bytes  without headers
-    lost             messages, or copies of them, that did not come; None at an end that cannot know
+    bytes  bytes of payload
+    lost   messages, or copies of them, that did not arrive; None at an end that cannot know
     """
 
     begins: float
@@ -28,6 +28,7 @@ class IntervalResult(NamedTuple):
 
     @property
     def gbits_per_s(self) -> float:
+        """Gbit/s of payload."""
         return self.bytes * 8e-9 / (self.ends - self.begins) if self.ends > self.begins else 0.0
 
     def as_dict(self) -> dict[str, float | None]:

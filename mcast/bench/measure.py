@@ -39,10 +39,17 @@ class Latency(NamedTuple):
 
 
 class BenchResult(NamedTuple):
-    """`messages` were sent in `seconds`; `lost` counts each copy that a receiver missed.
+    """Result of a measurement.
 
-    `strangers` counts the messages that the receivers got from others in the group; they count for nothing
-    else.
+    backend           name of the provider
+    size              bytes of a message
+    processes         number of processes: 1, or the ranks
+    messages          messages sent in batches
+    seconds           time in which they were sent
+    deliveries_per_s  copies that all receivers got, per second
+    lost              copies that a receiver missed
+    strangers         messages of other senders in the group, which count for nothing else
+    latency_us        latency of messages sent one by one, in microseconds; None if none arrived
     """
 
     backend: str
@@ -59,7 +66,7 @@ class BenchResult(NamedTuple):
 
     @property
     def gbits_per_s(self) -> float:
-        """Gbit/s of payload that were sent in batches; a receiver that lost nothing got as many."""
+        """Gbit/s of payload that were sent; a receiver that lost nothing got as many."""
         return self.messages_per_s * self.size * 8 / 1e9
 
     def as_dict(self) -> dict[str, object]:

@@ -33,7 +33,13 @@ _SLICE = 0.002
 
 
 class PingPort(NamedTuple):
-    """Where pings are sent from, or answered: a port and the queue pairs on it."""
+    """Port and queue pairs that pings are sent from, or answered on.
+
+    backend  name of the provider
+    port     number of the port, from 1
+    address  IP address
+    qps      numbers of the queue pairs
+    """
 
     backend: str
     group: str
@@ -46,10 +52,11 @@ class PingPort(NamedTuple):
 class PingedMember(NamedTuple):
     """A member that has answered.
 
+    qp            number of its queue pair
     answers       pings that the member answered
     doubles       further answers to a ping that the member had answered
-    loss          the share of the pings that the member did not answer, 0..1
-    milliseconds  round-trip times
+    loss          share of the pings that the member did not answer, 0 to 1
+    milliseconds  round-trip times in milliseconds
     """
 
     address: str
@@ -59,12 +66,12 @@ class PingedMember(NamedTuple):
     loss: float
     milliseconds: Times
 
-    def as_dict(self) -> dict[str, object]:
-        return self._asdict() | {"milliseconds": self.milliseconds._asdict()}
-
 
 class OtherSource(NamedTuple):
-    """A queue pair that sent `messages` messages which were no pings."""
+    """A queue pair that sent messages which were no answers.
+
+    qp  number of the queue pair
+    """
 
     address: str
     qp: int
@@ -72,10 +79,10 @@ class OtherSource(NamedTuple):
 
 
 class PingResult(NamedTuple):
-    """Result of a ping.
+    """Members that answered pings, and the sources of other messages.
 
-    `sent` pings of `message_size` bytes in `seconds`; the members that answered, and the sources of other
-    messages.
+    message_size  bytes of a ping
+    sent          number of pings
     """
 
     local_port: PingPort
@@ -86,21 +93,19 @@ class PingResult(NamedTuple):
     others: tuple[OtherSource, ...]
 
     def as_dict(self) -> dict[str, object]:
-        """The result as JSON shows it, with the fields of the place first."""
-        lists = {
-            "members": [member.as_dict() for member in self.members],
-            "others": [other._asdict() for other in self.others],
-        }
-        return _flat(self) | lists
+        """Return the fields, with those of the port in place of `local_port`."""
+        return _flat(self)
 
 
 class HeardSource(NamedTuple):
-    """Messages that the queue pair `by_qp` received from another queue pair.
+    """A queue pair that messages came from.
 
-    pings        pings that it received
-    unanswered   pings whose answer could not be sent
-    messages     messages that were no pings
-    smallest, largest  sizes of messages, in bytes
+    qp          number of the queue pair that sent
+    by_qp       number of the queue pair that received
+    unanswered  pings whose answer could not be sent
+    messages    messages that were no pings
+    smallest    size of the smallest message, in bytes
+    largest     size of the largest message, in bytes
     """
 
     address: str
@@ -114,14 +119,14 @@ class HeardSource(NamedTuple):
 
 
 class AnswerResult(NamedTuple):
-    """The sources from which an answering member received messages."""
+    """Senders whose pings were answered, with --answer."""
 
     local_port: PingPort
     heard: tuple[HeardSource, ...]
 
     def as_dict(self) -> dict[str, object]:
-        """The result as JSON shows it, with the fields of the place first."""
-        return _flat(self) | {"heard": [one._asdict() for one in self.heard]}
+        """Return the fields, with those of the port in place of `local_port`."""
+        return _flat(self)
 
 
 def _flat(result: PingResult | AnswerResult) -> dict[str, object]:

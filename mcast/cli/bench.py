@@ -227,7 +227,7 @@ def _over_ranks(
 
 def _show(found: BenchResult, as_json: bool, intervals: list[IntervalResult]) -> None:
     if as_json:
-        json_output.result(found.as_dict() | {"intervals": [part.as_dict() for part in intervals]})
+        json_output.result(found.as_dict() | {"intervals": intervals})
         return
     where = "in one process" if found.processes == 1 else f"in {found.processes} processes"
     size, ends = found.size, found.receivers

@@ -84,7 +84,7 @@ def send(
         except TimeoutError as error:
             raise Failure(str(error)) from None
         about = where.about("client", endpoint)
-        return total, about | {"size": size, "receivers": [one.as_dict() for one in found]}
+        return total, about | {"size": size, "receivers": found}
 
 
 def _beyond(size: int, limit: int) -> UsageError:
@@ -96,9 +96,9 @@ def show(
 ) -> None:
     """Print the whole measurement."""
     if as_json:
-        json_output.result(about | total.as_dict() | {"intervals": [part.as_dict() for part in intervals]})
+        json_output.result(about | total.as_dict() | {"intervals": intervals})
         return
     for one in about.get("receivers", ()):
-        times = "  ".join(f"{name} {value:.3f}" for name, value in one["milliseconds"].items())
-        say(f"{one['address']} QP {one['qp']}: round trip {times} ms, {one['loss']:.0%} lost")
+        times = "  ".join(f"{name} {value:.3f}" for name, value in one.milliseconds._asdict().items())
+        say(f"{one.address} QP {one.qp}: round trip {times} ms, {one.loss:.0%} lost")
     say(f"{about['role']}: {total.messages:,} messages, {total.bytes:,} bytes", line_of(total))

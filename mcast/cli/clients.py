@@ -8,20 +8,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mcast.api import Backend, ClientProcess
-    from mcast.cli.outputs import ClientOutput
 
 
 def others(backend: Backend) -> list[ClientProcess]:
     """The processes on the fabric besides this one."""
     return [guest for guest in backend.client_processes() if guest.pid != os.getpid()]
-
-
-def as_json(clients: Sequence[ClientProcess]) -> list[ClientOutput]:
-    """The guests as values for JSON."""
-    return [
-        {"pid": one.pid, "program": one.program, "hosts": one.hosts, "devices": list(one.devices)}
-        for one in clients
-    ]
 
 
 def words_of(guest: ClientProcess) -> str:

@@ -174,10 +174,7 @@ def _as_json(found: Diagnosis) -> dict[str, object]:
     return {
         "problems": count[Level.PROBLEM],
         "warnings": count[Level.WARNING],
-        "providers": {
-            name: [finding._asdict() | {"level": finding.level.value} for finding in findings]
-            for name, findings in found.items()
-        },
+        "providers": found,
     }
 
 

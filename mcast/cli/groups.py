@@ -78,7 +78,7 @@ def _as_json(
             for info in shown
         ],
         "unseen": list(unseen),
-        "clients": clients.as_json(there),
+        "clients": list(there),
     }
 
 

@@ -58,7 +58,7 @@ def _describe(name: str) -> ProviderOutput:
             {"device": one.name, "reason": one.reason.value, "detail": one.detail, "fix": one.fix}
             for one in status.unusable
         ],
-        "clients": clients.as_json(on_it),
+        "clients": on_it,
     }
 
 
@@ -83,8 +83,6 @@ def _ports(backend: Backend) -> list[PortOutput]:
 def _show(found: InfoOutput) -> None:
     from rich.text import Text
 
-    from mcast.api import ClientProcess
-
     out = console()
     out.print(f"mcast {found['version']}, Python {found['python']}, {found['system']}\n", markup=False)
     rows = _each_once(found["providers"])
@@ -105,8 +103,7 @@ def _show(found: InfoOutput) -> None:
                 print_beside(out, line("", "left out", "yellow"), f"{device['device']}: {device['detail']}")
                 print_unwrapped(out, line("", "fix", "yellow"), device["fix"])
             for guest in provider["clients"]:
-                own = guest["pid"], guest["program"], guest["hosts"], tuple(guest["devices"])
-                print_beside(out, line("", "on it"), clients.words_of(ClientProcess(*own)))
+                print_beside(out, line("", "on it"), clients.words_of(guest))
         else:
             print_beside(out, line(names, "not here", "red"), f"{provider['reason']}: {provider['detail']}")
             print_unwrapped(out, line("", "fix", "yellow"), provider["fix"] or "")

@@ -80,8 +80,14 @@ class Address(NamedTuple):
 Section = dict[str, Any]
 
 
-class _Shared(NamedTuple):
-    """Number of other groups with the same MGID or MAC address, and all or some of them."""
+class SharedName(NamedTuple):
+    """Other groups with the same MGID or MAC address.
+
+    where   link layer and kind of address
+    others  number of other groups
+    why     reason, in words
+    groups  all or some of them
+    """
 
     where: str
     others: int
@@ -198,7 +204,7 @@ def _of_group(group: IPv4Address | IPv6Address, broadcast: bytes) -> Section:
             _rocev2(group),
             _rocev1(group),
         ],
-        "shared": [shared._asdict() for shared in _shared(group)],
+        "shared": list(_shared(group)),
     }
 
 
@@ -257,22 +263,22 @@ def _meaning(group: IPv4Address | IPv6Address) -> str:
 # --- who else has the same name ----------------------------------------------------------
 
 
-def _shared(group: IPv4Address | IPv6Address) -> Iterator[_Shared]:
+def _shared(group: IPv4Address | IPv6Address) -> Iterator[SharedName]:
     if isinstance(group, IPv4Address):
-        yield _Shared("InfiniBand MGID", 0, "the MGID has all 28 bits in which IPv4 groups differ")
+        yield SharedName("InfiniBand MGID", 0, "the MGID has all 28 bits in which IPv4 groups differ")
         others = mapping.ipv4_groups_of(mapping.group_mac(Gid(group)))
-        yield _Shared(
+        yield SharedName(
             "RoCEv2 MAC",
             len(others) - 1,
             _MAC_FOLDS,
             tuple(str(other) for other in others if other != group),
         )
-        yield _Shared("RoCEv1 MAC", 0, "the MAC address has the whole IPv4 address")
+        yield SharedName("RoCEv1 MAC", 0, "the MAC address has the whole IPv4 address")
     elif mapping.is_sa_assigned(group):
-        yield _Shared("InfiniBand MGID", 0, "the address is used unchanged")
+        yield SharedName("InfiniBand MGID", 0, "the address is used unchanged")
         yield _IPV6_MAC
     else:
-        yield _Shared(
+        yield SharedName(
             "InfiniBand MGID",
             mapping.IPV6_GROUPS_OF_MGID - 1,
             "the MGID has the last 80 bits of the address, without its flags and scope",
@@ -281,7 +287,7 @@ def _shared(group: IPv4Address | IPv6Address) -> Iterator[_Shared]:
         yield _IPV6_MAC
 
 
-_IPV6_MAC = _Shared(
+_IPV6_MAC = SharedName(
     "RoCEv1 MAC", mapping.IPV6_GROUPS_OF_MAC - 1, "IPv6 groups differ in 120 bits, of which the MAC has 32"
 )
 
@@ -405,16 +411,16 @@ def _show(explanation: Section, brief: bool) -> None:
     if explanation["shared"]:
         say("\nshared with")
     for shared in explanation["shared"]:
-        print_wrapped(f"  {shared['where']:17}", _who(shared | {"groups": ()} if brief else shared))
+        print_wrapped(f"  {shared.where:17}", _who(shared._replace(groups=()) if brief else shared))
 
 
-def _who(shared: Section) -> str:
-    others, groups = shared["others"], shared["groups"]
+def _who(shared: SharedName) -> str:
+    others, groups = shared.others, shared.groups
     if not others:
-        return f"no other IPv4 group: {shared['why']}"
+        return f"no other IPv4 group: {shared.why}"
     number = f"{others} other" if others < 1000 else f"about 2^{(others + 1).bit_length() - 1} other"
     examples = f" ({'' if others == len(groups) else 'such as '}{', '.join(groups)})" if groups else ""
-    return f"{number} groups{examples}: {shared['why']}"
+    return f"{number} groups{examples}: {shared.why}"
 
 
 def _show_collisions(collisions: list[Section]) -> None:

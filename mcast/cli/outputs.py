@@ -3,15 +3,47 @@
 A field that is there stays there, with its type, unit and meaning; fields may be added (docs/json.md).
 `docs/schemas` is made from these types by `make schemas`, and no command imports this module: a field costs a
 command no time.
+
+A result that is a named tuple stands for the object with its fields and public properties, which the table in
+its docstring describes. Here are the outputs that are put together otherwise.
 """
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired
+from collections.abc import Callable
+from typing import Literal, NotRequired, TypeVar
 
 from typing_extensions import TypedDict
 
+from mcast.api import ClientProcess
 from mcast.backends.sim.scenario.model import Scenario
+from mcast.backends.sim.scenario.runner import MemberResult, ObservedEvent
+from mcast.bench.intervals import IntervalResult
+from mcast.bench.measure import BenchResult
+from mcast.bench.ping import AnswerResult, PingedMember, PingPort, PingResult
+from mcast.cli.mgid import SharedName
+from mcast.endpoint.watching import GroupRates, Rates, SequenceCounts
+from mcast.errors.cause import Cause
+from mcast.errors.finding import Finding
+from mcast.testing.transfer import TransferCosts
+
+Output = TypeVar("Output", bound=type)
+EXTENDED: dict[object, tuple[type, ...]] = {}
+"""Output -> named tuples whose fields it has, too."""
+
+
+def extends(*kinds: type) -> Callable[[Output], Output]:
+    """Declare that an output also has the fields of these named tuples."""
+
+    def declare(output: Output) -> Output:
+        EXTENDED[output] = kinds
+        return output
+
+    return declare
+
+
+INLINE = frozenset({PingPort, Rates, SequenceCounts})
+"""Named tuples whose fields stand in place of a field that holds one."""
 
 
 class ErrorOutput(TypedDict):
@@ -21,19 +53,6 @@ class ErrorOutput(TypedDict):
     """Sentence for people, whose words may change."""
     status: int
     """Exit status of the command."""
-
-
-class ClientOutput(TypedDict):
-    """A process on a network that several processes share."""
-
-    pid: int
-    """Process id; 0 for a process of another PID namespace."""
-    program: str
-    """Name of the program."""
-    hosts: str
-    """Number of the host that it is, or several; "all" for a process that looks on."""
-    devices: list[str]
-    """Names of its devices."""
 
 
 # --- mcast info --------------------------------------------------------------------------
@@ -88,7 +107,7 @@ class ProviderOutput(TypedDict):
     ports: list[PortOutput]
     left_out: list[LeftOutDevice]
     """Devices that the provider leaves out."""
-    clients: list[ClientOutput]
+    clients: list[ClientProcess]
     """Other processes on the provider's network, where that is known."""
 
 
@@ -108,21 +127,6 @@ class InfoOutput(TypedDict):
 # --- mcast doctor ------------------------------------------------------------------------
 
 
-class FindingOutput(TypedDict):
-    """Result of one check."""
-
-    check: str
-    """Subject of the check, a word or two, such as memlock."""
-    subject: str
-    """Device, port or interface; "" for the host."""
-    level: Literal["ok", "info", "warning", "problem"]
-    """A problem keeps multicast from working, a warning may."""
-    seen: str
-    """Finding, a sentence."""
-    fix: str
-    """Command or step that repairs it; "" if there is nothing to repair."""
-
-
 class DoctorOutput(TypedDict):
     """Findings about this host."""
 
@@ -130,10 +134,11 @@ class DoctorOutput(TypedDict):
     """Number of problems."""
     warnings: int
     """Number of warnings."""
-    providers: dict[str, list[FindingOutput]]
+    providers: dict[str, list[Finding]]
     """Name of the provider -> its findings."""
 
 
+@extends(Cause)
 class CauseOutput(TypedDict):
     """A row of the errno atlas."""
 
@@ -143,12 +148,6 @@ class CauseOutput(TypedDict):
     """Name of the errno."""
     where: str
     """Calls, link layer and status that the row is for; "everywhere"."""
-    why: str
-    """Cause, a sentence."""
-    check: str
-    """Command or Python expression that shows whether it is this cause."""
-    next_step: str
-    """Next step."""
     source: str
     """Source of this knowledge."""
 
@@ -194,7 +193,7 @@ class GroupsOutput(TypedDict):
     groups: list[GroupOutput]
     unseen: list[str]
     """Members that cannot be seen from here, in sentences."""
-    clients: list[ClientOutput]
+    clients: list[ClientProcess]
     """Other processes on the provider's network, where that is known."""
 
 
@@ -232,19 +231,6 @@ class LinkLayerSection(TypedDict):
     """Groups that the MGID or the MAC address stands for: a list of groups, or a sentence."""
     as_ipv6_group: NotRequired[str]
     """MGID that the given one becomes if it is joined as an IPv6 group."""
-
-
-class SharedName(TypedDict):
-    """Other groups with the same MGID or MAC address."""
-
-    where: str
-    """Link layer and kind of address."""
-    others: int
-    """Number of other groups."""
-    why: str
-    """Reason, in words."""
-    groups: list[str]
-    """All or some of them."""
 
 
 class AddressOutput(TypedDict):
@@ -432,95 +418,6 @@ class RecvOutput(TypedDict):
     """Reason -> number of messages that were rejected."""
 
 
-# --- mcast ping --------------------------------------------------------------------------
-
-
-class RoundTrips(TypedDict):
-    """Round-trip times in milliseconds."""
-
-    min: float
-    avg: float
-    max: float
-    mdev: float
-    """Standard deviation, as in ping(8)."""
-
-
-class PingedMemberOutput(TypedDict):
-    """A member that answered."""
-
-    address: str
-    qp: int
-    """Number of its queue pair."""
-    answers: int
-    """Pings that it answered."""
-    doubles: int
-    """Further answers to a ping that it had answered."""
-    loss: float
-    """Share of the pings that it did not answer, 0 to 1."""
-    milliseconds: RoundTrips
-
-
-class OtherSourceOutput(TypedDict):
-    """A queue pair that sent messages which were no answers."""
-
-    address: str
-    qp: int
-    """Number of the queue pair."""
-    messages: int
-
-
-class PingPlace(TypedDict):
-    """Port and queue pairs that pings are sent from, or answered on."""
-
-    backend: str
-    """Name of the provider."""
-    group: str
-    device: str
-    port: int
-    """Number of the port, from 1."""
-    address: str
-    """IP address."""
-    qps: list[int]
-    """Numbers of the queue pairs."""
-
-
-class PingOutput(PingPlace):
-    """Members that answered."""
-
-    message_size: int
-    """Bytes of a ping."""
-    sent: int
-    """Number of pings."""
-    seconds: float
-    members: list[PingedMemberOutput]
-    others: list[OtherSourceOutput]
-
-
-class HeardSourceOutput(TypedDict):
-    """A queue pair that messages came from."""
-
-    address: str
-    qp: int
-    """Number of the queue pair that sent."""
-    by_qp: int
-    """Number of the queue pair that received."""
-    pings: int
-    unanswered: int
-    """Pings whose answer could not be sent."""
-    messages: int
-    """Messages that were no pings."""
-    smallest: int
-    """Size of the smallest message, in bytes."""
-    largest: int
-    """Size of the largest message, in bytes."""
-
-
-class AnswerOutput(PingPlace):
-    """Senders whose pings were answered, with --answer."""
-
-    heard: list[HeardSourceOutput]
-
-
 # --- mcast listen, top, record, replay ---------------------------------------------------
 
 
@@ -547,40 +444,6 @@ class ListenOutput(TypedDict):
     """First and last number of each gap that ends before this message."""
 
 
-class RatesOutput(TypedDict):
-    """Totals since the start, and rates since the last sample."""
-
-    messages: int
-    bytes: int
-    """Bytes of payload."""
-    messages_per_second: float
-    bytes_per_second: float
-    gaps: int | None
-    """Numbered messages that are missing; null where messages have no numbers."""
-    late: int | None
-    """Messages that came after a later one."""
-    duplicates: int | None
-    """Messages that came again."""
-
-
-class SourceRatesOutput(RatesOutput):
-    """A sending queue pair."""
-
-    source: str
-    """IPv4 address or GID."""
-    qp_num: int
-    """Number of the queue pair."""
-
-
-class GroupRatesOutput(RatesOutput):
-    """A group."""
-
-    group: str
-    sources: list[SourceRatesOutput]
-    forgotten_sources: int
-    """Number of sources that are no longer shown, because there are too many."""
-
-
 class ReceiveQueueOutput(TypedDict):
     """The receive queue."""
 
@@ -601,7 +464,7 @@ class TopOutput(TypedDict):
     """Time at which it was taken, in seconds since 1970."""
     seconds: float
     """Seconds since the last sample."""
-    groups: list[GroupRatesOutput]
+    groups: list[GroupRates]
     receive_queue: ReceiveQueueOutput
     dropped: dict[str, int]
     """Reason -> messages lost or not delivered since the start."""
@@ -609,7 +472,7 @@ class TopOutput(TypedDict):
     """Counters of the port under the device's own names."""
     events: list[str]
     """Events since the last sample, in words."""
-    clients: list[ClientOutput]
+    clients: list[ClientProcess]
     """Other processes on the provider's network, where that is known."""
 
 
@@ -673,60 +536,16 @@ class ReplayOutput(TypedDict):
 # --- mcast bench -------------------------------------------------------------------------
 
 
-class IntervalOutput(TypedDict):
-    """An interval of a measurement, in seconds since its first message."""
-
-    begins: float
-    ends: float
-    messages: int
-    bytes: int
-    """Bytes of payload."""
-    lost: int | None
-    """Messages, or copies of them, that did not come; null at an end that cannot know."""
-    messages_per_s: float
-    gbits_per_s: float
-    """Gbit/s of payload."""
-
-
-class LatencyOutput(TypedDict):
-    """Percentiles and maximum in microseconds."""
-
-    p50: float
-    p90: float
-    p99: float
-    max: float
-
-
+@extends(BenchResult)
 class BenchOutput(TypedDict):
     """A measurement by one command, or by the ranks of an MPI job."""
 
-    backend: str
-    """Name of the provider."""
-    size: int
-    """Bytes of a message."""
-    receivers: int
-    processes: int
-    """Number of processes: 1, or the ranks."""
-    messages: int
-    """Messages sent in batches."""
-    seconds: float
-    """Time in which they were sent."""
-    messages_per_s: float
-    deliveries_per_s: float
-    """Copies that all receivers got, per second."""
-    gbits_per_s: float
-    """Gbit/s of payload that were sent."""
-    lost: int
-    """Copies that a receiver missed."""
-    strangers: int
-    """Messages of other senders in the group, which count for nothing else."""
-    latency_us: LatencyOutput | None
-    """Latency of messages sent one by one; null if none arrived."""
-    intervals: list[IntervalOutput]
+    intervals: list[IntervalResult]
     """With --interval."""
 
 
-class BenchEndOutput(IntervalOutput):
+@extends(IntervalResult)
+class BenchEndOutput(TypedDict):
     """A measurement by --server or --client."""
 
     role: Literal["server", "client"]
@@ -740,9 +559,9 @@ class BenchEndOutput(IntervalOutput):
     """IP address."""
     size: NotRequired[int]
     """Bytes of a message; of a client."""
-    receivers: NotRequired[list[PingedMemberOutput]]
+    receivers: NotRequired[list[PingedMember]]
     """Servers that answered before the measurement; of a client."""
-    intervals: list[IntervalOutput]
+    intervals: list[IntervalResult]
     """With --interval."""
 
 
@@ -775,105 +594,13 @@ class ConformanceOutput(TypedDict):
 # --- mcast sim ---------------------------------------------------------------------------
 
 
-class SimCastOutput(TypedDict):
-    """Costs of a simulated transfer, from the beginning of the object to its end."""
-
-    receivers: int
-    verified: int
-    """Receivers that have the object."""
-    left_behind: int
-    """Receivers without it."""
-    segments: int
-    """Source segments of the object."""
-    transmissions_per_segment: float
-    """Messages of the sender."""
-    feedback_per_segment: float
-    """Messages of all receivers."""
-    nacks: int
-    acks: int
-    joins: int
-    """Messages of receivers before the object."""
-    strategy_met: bool
-    """True if the strategy's promise was kept."""
-    seconds: float
-    """Virtual time."""
-    sender_cpu_us_per_segment: float
-    """Processor time of the sender, in microseconds."""
-    parity: bool
-    """True if losses were repaired by parity, False if by source segments again."""
-
-
-class QpCountersOutput(TypedDict):
-    """Counters of a queue pair; null where the provider cannot know."""
-
-    sent: int
-    received: int
-    dropped_no_receive: int | None
-    dropped_too_long: int | None
-    dropped_qkey: int | None
-    recv_free: int
-    """Receives free at the end."""
-    recv_low_water: int
-    """Minimum of free receives."""
-    recv_empty: int
-    """Times that no receive was free."""
-    unsent: int
-    """Messages that were posted and not sent."""
-    dropped_mtu: int | None
-    dropped_reset: int
-    dropped_invalid: int
-
-
-class SimMember(TypedDict):
-    """A member at the end of the run."""
-
-    device: str
-    qp: int
-    """Number of its queue pair."""
-    group: str
-    send_only: bool
-    joined: float | None
-    """When it joined first, in seconds; null if it never did."""
-    joins: int
-    sent: int
-    """Messages that it sent."""
-    held_back: int
-    """Messages that it could not send because it was no member."""
-    expected: int
-    """Messages sent to the group while it wanted to receive, its own included."""
-    received: int
-    lost: int
-    """Expected messages that never came."""
-    duplicates: int
-    """Further copies."""
-    out_of_order: int
-    """Messages that came after a later one of the same sender."""
-    causes: dict[str, int]
-    """Reason -> messages lost for that reason."""
-    counters: QpCountersOutput
-
-
-class SimEvent(TypedDict):
-    """An event that an application saw."""
-
-    at: float
-    """Virtual time in seconds."""
-    device: str
-    group: str
-    what: str
-    """Name of the event."""
-    errno: str
-    """Name of the errno; "" without one."""
-    detail: str
-
-
 class SimRunOutput(TypedDict):
     """Result of a scenario."""
 
     scenario: Scenario
     """The scenario with all its defaults."""
-    members: list[SimMember]
-    seen: list[SimEvent]
+    members: list[MemberResult]
+    seen: list[ObservedEvent]
     """Events in the order of time."""
 
 
@@ -883,7 +610,7 @@ OUTPUTS: dict[str, object] = {
     "demo": DemoOutput,
     "send": SendOutput,
     "recv": RecvOutput,
-    "ping": PingOutput | AnswerOutput,
+    "ping": PingResult | AnswerResult,
     "groups": GroupsOutput,
     "mgid": MgidOutput,
     "listen": ListenOutput,
@@ -892,7 +619,7 @@ OUTPUTS: dict[str, object] = {
     "replay": ReplayOutput,
     "bench": BenchOutput | BenchEndOutput,
     "conformance": ConformanceOutput,
-    "sim cast": SimCastOutput,
+    "sim cast": TransferCosts,
     "sim run": SimRunOutput,
 }
 """Command with --json -> what it prints. A union has one type for each use of the command."""

@@ -152,7 +152,7 @@ def ping(
         heard = bool(outcome.heard if isinstance(outcome, AnswerResult) else outcome.members)
         suspected = () if heard else opened.suspicions()
     if as_json:
-        json_output.result(outcome.as_dict())
+        json_output.result(outcome)
     elif isinstance(outcome, AnswerResult):
         _show_heard(outcome)
     else:

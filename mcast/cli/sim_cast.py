@@ -56,7 +56,7 @@ def cast(
     except RuntimeError as error:
         raise Failure(str(error)) from None
     if as_json:
-        json_output.result(costs._asdict())
+        json_output.result(costs)
     else:
         for name, value in costs._asdict().items():
             say(f"{name.replace('_', ' '):26}{_shown(value)}" if name != "parity" else _repaired(value))

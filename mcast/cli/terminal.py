@@ -13,6 +13,7 @@ import textwrap
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
+from enum import Enum
 from io import UnsupportedOperation
 from pathlib import Path
 from queue import Full, Queue
@@ -75,6 +76,17 @@ def say(*lines: str, err: bool = False) -> None:
     typer.echo(plain("\n".join(lines)), err=err)
 
 
+def json_value(value: Any) -> Any:
+    """Return the value with named tuples as mappings and members of enumerations as their values."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        value = value.as_dict() if hasattr(value, "as_dict") else value._asdict()
+    if isinstance(value, Mapping):
+        return {name: json_value(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_value(one) for one in value]
+    return value.value if isinstance(value, Enum) else value
+
+
 class JsonOutput:
     """The output of a command that was called with --json: one object, its result or its error.
 
@@ -95,10 +107,10 @@ class JsonOutput:
         self.wanted = wanted
         return wanted
 
-    def result(self, found: Mapping[str, Any]) -> None:
+    def result(self, found: Mapping[str, Any] | tuple[Any, ...]) -> None:
         """Print the result."""
         self.is_printed = True
-        say(json.dumps(found, indent=1), err=self.on_stderr)
+        say(json.dumps(json_value(found), indent=1), err=self.on_stderr)
 
     def error(self, sentence: str, status: int) -> bool:
         """Print the error on one line, unless the result is printed; return True if the error was printed."""

@@ -13,7 +13,7 @@ from mcast.cli import clients
 from mcast.cli.listening import DEFAULT_DEPTH, Demo, listening, opened
 from mcast.cli.options import BackendName, Bind, Device, with_settings
 from mcast.cli.signals import interruptible
-from mcast.cli.terminal import UsageError, console, group, json_output, say
+from mcast.cli.terminal import UsageError, console, group, json_output, json_value, say
 from mcast.cli.values import MAX_SECONDS, number_option, seconds
 from mcast.wire.addresses import LOCAL_CONTROL, McastAddress
 from mcast.wire.mapping import ipv4_group_of
@@ -67,16 +67,15 @@ def top(
             try:
                 if as_json:
                     for sample in seen:
-                        there = clients.as_json(clients.others(endpoint.backend))
-                        say(json.dumps(sample.as_dict() | {"clients": there}))
+                        shown = sample.as_dict() | {"clients": clients.others(endpoint.backend)}
+                        say(json.dumps(json_value(shown)))
                 elif console().is_terminal:
                     _show_live(seen, endpoint.backend)
                 else:
                     before: list[ClientProcess] = []
                     for sample in seen:
                         there_now = clients.others(endpoint.backend)
-                        shown = there_now if there_now != before else []
-                        say(*_lines(sample, shown))
+                        say(*_lines(sample, there_now if there_now != before else []))
                         before = there_now
             except KeyboardInterrupt:
                 pass  # the usual way to end this command

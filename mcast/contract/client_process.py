@@ -6,11 +6,12 @@ from typing import NamedTuple
 
 
 class ClientProcess(NamedTuple):
-    """A process on a shared network: `pid` and the name of its `program`, and what is its own there.
+    """A process on a network that several processes share.
 
-    pid      0 for a process of another PID namespace, as in another container
-    hosts    the numbers of the hosts that it is; "all" for one that looks on
-    devices  the names of their devices
+    pid      process id; 0 for a process of another PID namespace, as in another container
+    program  name of the program
+    hosts    number of the host that it is, or several; "all" for a process that looks on
+    devices  names of its devices
     """
 
     pid: int

@@ -426,11 +426,11 @@ class QpCounters(NamedTuple):
     dropped_too_long    messages lost because a receive had too little room
     dropped_qkey        messages lost because of a wrong Q_Key
     recv_free           receives free now
-    recv_low_water      the fewest receives that were ever free
-    recv_empty          how often the last free receive was found taken
+    recv_low_water      minimum of free receives
+    recv_empty          times that the last free receive was found taken
     unsent              messages that were posted, and not sent because the queue pair failed or was reset
-    dropped_mtu         messages lost because they are larger than the port's MTU. None on the real stack,
-                        where they end at a switch or at the port's interface (`ip -s link`)
+    dropped_mtu         messages lost because they are larger than the port's MTU. Unknown (None) on the real
+                        stack, where they end at a switch or at the port's interface (`ip -s link`)
     dropped_reset       messages that had arrived and were dropped before they were received, because the
                         queue pair was reset or its receive memory was closed (guard G-RECV)
     dropped_invalid     messages lost because the driver reported an impossible completion: a length that no

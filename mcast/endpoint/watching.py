@@ -25,9 +25,9 @@ MAX_GAPS = 16
 
 
 class Rates(NamedTuple):
-    """Totals, and what arrived in each second since the last sample.
+    """Totals since the start, and rates since the last sample.
 
-    Bytes are those of payloads, without sequence headers.
+    bytes  bytes of payload, without sequence headers
     """
 
     messages: int
@@ -37,7 +37,12 @@ class Rates(NamedTuple):
 
 
 class SequenceCounts(NamedTuple):
-    """Counters of sequence headers, as in `SourceStats`; None where messages have none."""
+    """Counters of sequence headers, as in `SourceStats`.
+
+    gaps        numbered messages that are missing; None where messages have no numbers
+    late        messages that arrived after a later one
+    duplicates  messages that arrived again
+    """
 
     gaps: int | None = None
     late: int | None = None
@@ -45,7 +50,11 @@ class SequenceCounts(NamedTuple):
 
 
 class SourceRates(NamedTuple):
-    """Rates of one sending queue pair in a group."""
+    """Rates of one sending queue pair in a group.
+
+    source  IPv4 address or GID
+    qp_num  number of the queue pair
+    """
 
     source: str
     qp_num: int
@@ -58,7 +67,10 @@ class SourceRates(NamedTuple):
 
 
 class GroupRates(NamedTuple):
-    """Rates of one group and its sources; the oldest sources beyond MAX_SOURCES are forgotten."""
+    """Rates of one group and its sources; the oldest sources beyond MAX_SOURCES are forgotten.
+
+    forgotten_sources  number of sources that are no longer shown, because there are too many
+    """
 
     group: str
     rates: Rates

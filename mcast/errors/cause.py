@@ -34,9 +34,9 @@ class Phase(Enum):
 class Cause(NamedTuple):
     """One possible cause of an error.
 
-    why        the cause, a sentence
-    check      a command or a Python expression that shows whether it is this cause
-    next_step  what to do about it
+    why        cause, a sentence
+    check      command or Python expression that shows whether it is this cause
+    next_step  next step
     """
 
     why: str

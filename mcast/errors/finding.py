@@ -22,11 +22,11 @@ class Level(Enum):
 class Finding(NamedTuple):
     """Result of one check.
 
-    check    what was inspected, a word or two, such as `memlock`
-    subject  the device, port or interface that it belongs to; "" for the host
-    level    whether it keeps multicast from working
-    seen     what was seen, a sentence
-    fix      the one command, or step, that repairs it; "" if there is nothing to repair
+    check    subject of the check, a word or two, such as memlock
+    subject  device, port or interface; "" for the host
+    level    a problem keeps multicast from working, a warning may
+    seen     finding, a sentence
+    fix      command or step that repairs it; "" if there is nothing to repair
     """
 
     check: str

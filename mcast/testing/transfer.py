@@ -81,7 +81,7 @@ class TransferSetup(NamedTuple):
 
 
 class TransferCosts(NamedTuple):
-    """Costs of a transfer, from the beginning of the object to its end.
+    """Costs of a simulated transfer, from the beginning of the object to its end.
 
     receivers                  number of receivers
     verified                   number of receivers that have the object, each block compared with its digest
@@ -89,11 +89,13 @@ class TransferCosts(NamedTuple):
     segments                   source segments of the object
     transmissions_per_segment  messages of the sender, of any kind
     feedback_per_segment       messages of all receivers
-    nacks, acks                number of these messages by kind
+    nacks                      number of requests for repairs
+    acks                       number of acknowledgements
     joins                      messages of receivers before the object
     strategy_met               True if the strategy's promise was kept
     seconds                    virtual time
-    sender_cpu_us_per_segment  processor time of the sender, with digests, parity and a copy of each segment
+    sender_cpu_us_per_segment  processor time of the sender in microseconds, with digests, parity and a copy
+                               of each segment
     parity                     True if losses were repaired by parity; else by source segments again
     """
 

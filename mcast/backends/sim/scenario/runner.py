@@ -57,7 +57,9 @@ _UNDERWAY = "still on its way"
 class ObservedEvent(NamedTuple):
     """An event that an application received, or an error of its queue pair.
 
-    `at` is in seconds, `errno` a name or "".
+    at     virtual time in seconds
+    what   name of the event
+    errno  name of the errno; "" without one
     """
 
     at: float
@@ -71,13 +73,16 @@ class ObservedEvent(NamedTuple):
 class MemberResult(NamedTuple):
     """A member at the end of the run. Each message counts once, however many copies of it came.
 
-    joined        when, in seconds; None if it never was a member
-    sent          messages that it sent; `held_back` those that it could not send because it was no member
+    qp            number of its queue pair
+    joined        when it joined first, in seconds; None if it never did
+    sent          messages that it sent
+    held_back     messages that it could not send because it was no member
     expected      messages sent to the group while it wanted to receive them, its own included
-    lost          expected messages that never came; `causes` says why: reason -> how many
+    lost          expected messages that never arrived
     duplicates    further copies of messages
-    out_of_order  messages that came after a later one of the same sender
-    qp            the number of its queue pair
+    out_of_order  messages that arrived after a later one of the same sender
+    causes        reason -> messages lost for that reason
+    counters      counters of its queue pair at the end
     """
 
     device: str
