@@ -14,27 +14,30 @@ class HubObserver(Observer):
     """Reads the hub's own tables."""
 
     def __init__(self, backend: HubBackend) -> None:
-        self._ports = {port.address: port for port in backend.ports}
-        self._backend = backend
+        self._network = backend.network
+        self._ports = dict(zip(backend.network.addresses, backend.network.ports, strict=True))
 
     def group_ports(self, group: Gid) -> frozenset[IPv4Address]:
-        return frozenset(address for address, port in self._ports.items() if port.members[group])
+        return frozenset(address for address in self._ports if group in self.port_memberships(address))
 
     def group_exists(self, group: Gid) -> bool:
         return bool(self.group_ports(group))
 
     def port_memberships(self, port: IPv4Address) -> frozenset[Gid]:
-        return frozenset(+self._ports[port].members)
+        return frozenset(+self._network.members[self._ports[port].index])
 
     def leftovers(self) -> tuple[str, ...]:
-        found = [f"QP {number}" for number in self._backend.queue_pairs]
-        for port in self._ports.values():
-            found += [f"{group} attached on {port.name}" for group in port.attached]
-            found += [f"membership of {group} on {port.name}" for group in +port.members]
+        found = [f"QP {qp.number}" for qp in self._network.queue_pairs]
+        for address, port in self._ports.items():
+            found += [
+                f"{group} attached on {port.name}" for group in self._network.queue_pairs.attached(port)
+            ]
+            found += [f"membership of {group} on {port.name}" for group in self.port_memberships(address)]
         return tuple(found)
 
     def attached(self, port: IPv4Address, group: Gid) -> frozenset[int]:
-        return frozenset(one.qp_num for one in self._ports[port].attached.get(group, ()))
+        attached = self._network.queue_pairs.attached(self._ports[port])
+        return frozenset(qp.number for qp in attached.get(group, ()))
 
     def qkey_violations(self, port: IPv4Address) -> int:
         return self._ports[port].qkey_violations
@@ -67,7 +70,7 @@ class HubTestbed(Testbed):
 
     def __init__(self, backend: HubBackend) -> None:
         self.backend, self.observer = backend, HubObserver(backend)
-        self.ports = tuple(port.address for port in backend.ports)
+        self.ports = backend.network.addresses
 
 
 @contextmanager

@@ -28,6 +28,7 @@ PUBLIC = {
     "mcast.cast",
     "mcast.collective",
     "mcast.testing.plugin",
+    "mcast.backends.model",
     "mcast.backends.sim",
     "mcast.backends.sim.faults",
     "mcast.backends.sim.scenario.runner",

@@ -92,3 +92,12 @@ class Log(Protocol):
 
     def note(self, kind: Callable[P, ModelEvent], *args: P.args, **fields: P.kwargs) -> None:
         """Record an event, if anybody asks."""
+
+
+class NoLog:
+    """A log that nobody reads."""
+
+    is_enabled = False
+
+    def note(self, kind: Callable[P, ModelEvent], *args: P.args, **fields: P.kwargs) -> None:
+        """Do nothing."""

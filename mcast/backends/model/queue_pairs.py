@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from mcast.api import PortEvent, QpInit, QpState, QpType
-from mcast.backends.model.log import Attach, Detach, Log
+from mcast.backends.model.log import Attach, Detach, Log, NoLog
 from mcast.backends.model.port import Port
 from mcast.backends.model.qp import Qp
 from mcast.wire.addresses import Gid
@@ -28,11 +28,22 @@ class Routes(Protocol):
         """Forget what depends on no group."""
 
 
+class NoRoutes:
+    """A provider without such a cache."""
+
+    def forget(self, route: int | Gid) -> None:
+        """Do nothing."""
+
+    def changed(self) -> None:
+        """Do nothing."""
+
+
 class QueuePairs:
     """All QPs by number; and which of them are attached to a group on a port."""
 
-    def __init__(self, ports: Sequence[Port], routes: Routes, log: Log) -> None:
-        self._routes, self._log = routes, log
+    def __init__(self, ports: Sequence[Port], routes: Routes | None = None, log: Log | None = None) -> None:
+        self._routes: Routes = NoRoutes() if routes is None else routes
+        self._log: Log = NoLog() if log is None else log
         self._attached: list[Attached] = [{} for _ in ports]
         self._by_number: dict[int, Qp] = {}
         self._next = 16

@@ -12,12 +12,9 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from ipaddress import IPv4Address, IPv6Address
-from types import MappingProxyType
 from typing import Concatenate, ParamSpec, TypeVar
 
 from mcast.api import (
-    JOIN_MASK,
     Backend,
     Batch,
     Capability,
@@ -31,19 +28,14 @@ from mcast.api import (
     DeviceRegion,
     EventChannel,
     GroupTable,
-    JoinAttrEx,
-    JoinFlag,
-    LinkLayer,
     McastError,
     Message,
     Phase,
     PortEvent,
     PortSpace,
-    QpCounters,
     QpError,
     QpInit,
     QpState,
-    QpType,
     QueuePair,
     Refused,
     Region,
@@ -54,6 +46,7 @@ from mcast.api import (
     require_comp_vector,
 )
 from mcast.backends.model import cm
+from mcast.backends.model.objects import ModelCmId, ModelQueuePair, check, event_of
 from mcast.backends.model.port import COMP_VECTORS, PORT_COUNTERS
 from mcast.backends.model.qp import Burst, Qp
 from mcast.backends.model.region import HostRegion
@@ -64,7 +57,7 @@ from mcast.backends.sim.core.groups import group_table
 from mcast.backends.sim.fabric import Fabric
 from mcast.backends.sim.lease import DeviceSlots, MemorySlots, PackedPayloads, SimBatch, Slots, message_of
 from mcast.backends.sim.region import SimDeviceRegion, bytes_of
-from mcast.wire.addresses import Gid, McastAddress
+from mcast.wire.addresses import McastAddress
 
 ASK_WHY_SECONDS = 0.25
 """Maximum number of seconds that get_event waits for the reason of a refused join.
@@ -81,7 +74,6 @@ INFINIBAND_CAPABILITIES = frozenset(
 
 _SQD = QpState.SQD
 _ETIMEDOUT = errno.ETIMEDOUT
-_JOIN_MASK, _FULL_MEMBER = int(JOIN_MASK), JoinFlag.FULLMEMBER
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -230,9 +222,7 @@ class SimEventChannel(EventChannel):
         return self._core.get() if self._core.queue else None
 
     def _create_id(self, port_space: PortSpace) -> CmId:
-        cm_id = SimCmId(self, cm.CmaId(self.fabric.core, self._hosts, self._core, port_space))
-        self.ids[cm_id] = None
-        return cm_id
+        return SimCmId(self, cm.CmaId(self.fabric.core, self._hosts, self._core, port_space))
 
     def _get_event(self, timeout: float | None) -> CmEvent | None:
         clock, queue = self._clock, self._core.queue
@@ -247,12 +237,7 @@ class SimEventChannel(EventChannel):
         if event.errno and event in queue:  # and the SA says why it failed
             self._clock.wait(lambda: bool(event.answers), ASK_WHY_SECONDS, "get_event", Phase.EVENT)
             return self._get_event(timeout)
-        membership, answers = event.membership, event.answers
-        context = None if membership is None else membership.context
-        found = answers[0] if answers else ()
-        return CmEvent(
-            event.type, event.status, event.errno, context, event.id.owner, event.ud, event.detail, found
-        )
+        return event_of(event, event.answers[0] if event.answers else ())
 
     def _next_event(self) -> cm.QueuedEvent | None:
         """Take the next event, if there is one.
@@ -297,60 +282,26 @@ class SimEventChannel(EventChannel):
         self._freed = True
 
 
-class SimCmId(CmId):
+class SimCmId(ModelCmId):
     """An id of a channel."""
 
     _strict = True
 
     def __init__(self, channel: SimEventChannel, core: cm.CmaId) -> None:
-        super().__init__()
-        self._closed = False  # as that of a queue pair
-        self.core = core
-        core.owner = self
-        self._channel = channel
+        super().__init__(core, channel.fabric.clock.guard, channel.ids)
         self.fabric: Fabric = channel.fabric
-        self._guard = channel.fabric.clock.guard
-        self._qp: SimQueuePair | None = None
         if self.fabric.watch is not None:
             self.fabric.watch(self)
-
-    @property
-    def device(self) -> str | None:
-        return None if self.core.interface is None else self.core.interface.port.name
-
-    @property
-    def link_layer(self) -> LinkLayer | None:
-        return None if self.core.interface is None else self.core.interface.port.link_layer
-
-    @property
-    def qp(self) -> QueuePair | None:
-        return self._qp
-
-    def _bind_addr(self, src: IPv4Address | IPv6Address) -> None:
-        _check(self.core.bind(src), "bind_addr", Phase.BIND, src=src)
-
-    def _resolve_addr(self, dst: McastAddress, src: IPv4Address | IPv6Address | None, timeout: float) -> None:
-        _check(self.core.resolve(dst, src), "resolve_addr", Phase.RESOLVE, dst=dst, src=src)
 
     def _create_qp(self, init: QpInit) -> QueuePair:
         try:
             require_comp_vector(init.comp_vector, COMP_VECTORS, self.device or "a simulated device")
         except McastError as error:
             raise Refused(error) from None
-        _check(self.core.create_qp(init), "create_qp", Phase.CREATE_QP, qp_type=init.qp_type.name)
+        check(self.core.create_qp(init), "create_qp", Phase.CREATE_QP, qp_type=init.qp_type.name)
         assert self.core.qp is not None
         self._qp = SimQueuePair(self, self.core.qp)
         return self._qp
-
-    def forget_qp(self, qp: SimQueuePair) -> None:
-        """The QP is closed: detached from everything, and gone."""
-        if self._qp is qp:
-            if self._guard.was_broken:
-                self.fabric.core.queue_pairs.forget(qp.core)
-                self.core.qp = None
-            else:
-                self.core.destroy_qp()
-            self._qp = None
 
     def _group_of(self, address: McastAddress) -> object:
         core = self.core
@@ -359,47 +310,18 @@ class SimCmId(CmId):
             return core.group_of(address)
         return group
 
-    def _join_multicast_ex(self, attr: JoinAttrEx, context: object) -> None:
-        mask, flags = int(attr.comp_mask), attr.join_flags
-        self._join_multicast(attr.addr, context, "join_multicast_ex", mask, flags)
 
-    def _join_multicast(
-        self,
-        addr: McastAddress,
-        context: object,
-        call: str = "join_multicast",
-        mask: int = _JOIN_MASK,
-        flags: int = _FULL_MEMBER,
-    ) -> None:
-        if failed := self.core.join(mask, flags, addr, context):
-            _check(failed, call, Phase.JOIN, addr=addr, join_flags=flags)
-
-    def _leave_multicast(self, addr: McastAddress) -> None:
-        if failed := self.core.leave(addr):
-            _check(failed, "leave_multicast", Phase.LEAVE, addr=addr)
-
-    def _destroy(self) -> None:
-        if self._guard.was_broken:
-            self.core.abort()
-        else:
-            self.core.destroy()
-        if self._qp is not None:
-            self._qp._close()
-        self._channel.ids.pop(self, None)
-
-
-class SimQueuePair(QueuePair):
+class SimQueuePair(ModelQueuePair):
     """The QP of an id."""
 
     _strict = True
+    _owner: SimCmId
 
     def __init__(self, owner: SimCmId, core: Qp) -> None:
-        self.core = core
-        self._owner = owner
+        super().__init__(owner, core)
         self._fabric = owner.fabric
-        self._clock, self._guard = self._fabric.clock, self._fabric.clock.guard
-        self._wire, self._queue_pairs = self._fabric.core.wire, self._fabric.core.queue_pairs
-        self._closed = False  # looking it up in the class takes three times as long; so `_clock.guard` below
+        self._clock = self._fabric.clock
+        self._wire = self._fabric.core.wire
         self._receive_slots = None
         self._slots: Slots | None = None
         self._own_receives = (core.depth, core.room)
@@ -408,49 +330,11 @@ class SimQueuePair(QueuePair):
             self._fabric.watch(self)
 
     @property
-    def link_layer(self) -> LinkLayer:
-        return self.core.port.link_layer
-
-    @property
-    def qp_num(self) -> int:
-        return self.core.number
-
-    @property
-    def qp_type(self) -> QpType:
-        return self.core.type
-
-    @property
-    def state(self) -> QpState:
-        self._require_open("state", Phase.MODIFY)
-        return self.core.state
-
-    @property
-    def max_message_size(self) -> int:
-        if self._closed:
-            self._require_open("max_message_size", Phase.SEND)
-        return self.core.port.mtu
-
-    @property
     def timestamp_clock(self) -> TimestampClock | None:
         return TimestampClock.VIRTUAL if self.core.stamps else None
 
-    @property
-    def attachments(self) -> Mapping[Gid, int]:
-        return MappingProxyType(self.core.attached.copy())
-
-    @property
-    def counters(self) -> QpCounters:
-        core, guard = self.core, self._guard
-        if core.leases.ended:
-            with guard.lock:
-                if not guard.amid:  # else they stay as they were left
-                    guard.amid = "counters"
-                    core.reclaim()
-                    guard.amid = ""
-        return core.counters
-
     def _modify(self, state: QpState) -> None:
-        _check(self.core.modify(state), "modify", Phase.MODIFY, state=state.name)
+        super()._modify(state)
         if self._readiness is not None:
             self._readiness.show()
 
@@ -465,18 +349,6 @@ class SimQueuePair(QueuePair):
     @property
     def may_have_messages(self) -> bool:
         return self.core.readable
-
-    @property
-    def has_port_events(self) -> bool:
-        return bool(self.core.port_events)
-
-    def _attach_mcast(self, gid: Gid, lid: int) -> None:
-        failed = self._queue_pairs.attach(self.core, gid, lid)
-        _check(failed, "attach_mcast", Phase.ATTACH, gid=gid, lid=f"{lid:#x}")
-
-    def _detach_mcast(self, gid: Gid, lid: int) -> None:
-        failed = self._queue_pairs.detach(self.core, gid, lid)
-        _check(failed, "detach_mcast", Phase.DETACH, gid=gid, lid=f"{lid:#x}")
 
     def _send(
         self,
@@ -708,7 +580,7 @@ class SimQueuePair(QueuePair):
         """Replace all receives by `count` receives of `size` bytes."""
         if self.core.error is not None:
             raise Refused(QpError(self.core.error, "register", Phase.REGISTER))
-        _check(self.core.repost(count, size), "register", Phase.REGISTER, recv_slot=size)
+        check(self.core.repost(count, size), "register", Phase.REGISTER, recv_slot=size)
 
     def post_default(self) -> None:
         """Post the receives that the queue pair was made with, and drop what is queued."""
@@ -725,8 +597,3 @@ class SimQueuePair(QueuePair):
         if self._readiness is not None:
             self._readiness.close()
         self._freed = True
-
-
-def _check(failed: int, call: str, phase: Phase, **arguments: object) -> None:
-    if failed:
-        raise Refused(mcast_error(failed, call, phase, arguments))

@@ -14,7 +14,6 @@ from ipaddress import IPv4Address, IPv6Address
 from itertools import starmap
 from math import inf
 from time import monotonic
-from types import MappingProxyType
 from typing import Any, NoReturn
 
 from mcast.api import (
@@ -35,9 +34,7 @@ from mcast.api import (
     GroupTable,
     Guard,
     HeaderBodyBatch,
-    JoinAttrEx,
     JoinFlag,
-    LinkLayer,
     McastAddress,
     McastError,
     Message,
@@ -48,7 +45,6 @@ from mcast.api import (
     QpError,
     QpInit,
     QpState,
-    QpType,
     QueuePair,
     Refused,
     Region,
@@ -60,6 +56,7 @@ from mcast.api import (
     require_comp_vector,
 )
 from mcast.backends.model import cm
+from mcast.backends.model.objects import ModelCmId, ModelQueuePair, check, event_of
 from mcast.backends.model.qp import Qp
 from mcast.backends.model.region import HostRegion
 from mcast.backends.net.groups import group_table
@@ -225,10 +222,7 @@ class UdpEventChannel(EventChannel):
         return bool(self.core.queue)
 
     def _create_id(self, port_space: PortSpace) -> CmId:
-        core = cm.CmaId(self.backend.network, frozenset(), self.core, port_space)
-        cm_id = UdpCmId(self, core)
-        self.ids[cm_id] = None
-        return cm_id
+        return UdpCmId(self, cm.CmaId(self.backend.network, frozenset(), self.core, port_space))
 
     def _get_event(self, timeout: float | None) -> CmEvent | None:
         end = inf if timeout is None else monotonic() + timeout
@@ -244,11 +238,7 @@ class UdpEventChannel(EventChannel):
             self._refuse_closed()
         if not self.core.queue:
             return None
-        event = self.core.get()
-        context = None if event.membership is None else event.membership.context
-        return CmEvent(
-            event.type, event.status, event.errno, context, event.id.owner, event.ud, event.detail, ()
-        )
+        return event_of(self.core.get())
 
     def _refuse_closed(self) -> NoReturn:
         try:
@@ -269,37 +259,21 @@ class UdpEventChannel(EventChannel):
         self._freed = True
 
 
-class UdpCmId(CmId):
+class UdpCmId(ModelCmId):
     """An id of a channel."""
 
     _strict = True
 
     def __init__(self, channel: UdpEventChannel, core: cm.CmaId) -> None:
-        super().__init__()
-        self.core: cm.CmaId = core
-        core.owner = self
+        super().__init__(core, channel._guard, channel.ids)
         self.channel: UdpEventChannel = channel
-        self._guard = channel._guard
-        self._qp: UdpQueuePair | None = None
-
-    @property
-    def device(self) -> str | None:
-        return None if self.core.interface is None else self.core.interface.port.name
-
-    @property
-    def link_layer(self) -> LinkLayer | None:
-        return None if self.core.interface is None else LinkLayer.ETHERNET
-
-    @property
-    def qp(self) -> QueuePair | None:
-        return self._qp
 
     def _bind_addr(self, src: IPv4Address | IPv6Address) -> None:
         self.channel.backend.network.poll_changes()
         detail = ""
         if isinstance(src, IPv6Address):
             detail = "a RoCEv2 group is an IPv4 group here: bind to an IPv4 address of the interface"
-        _check(self.core.bind(src), "bind_addr", Phase.BIND, detail, src=src)
+        check(self.core.bind(src), "bind_addr", Phase.BIND, detail, src=src)
 
     def _resolve_addr(self, dst: McastAddress, src: IPv4Address | IPv6Address | None, timeout: float) -> None:
         self.channel.backend.network.poll_changes()
@@ -307,7 +281,7 @@ class UdpCmId(CmId):
             failed = self.core.resolve(dst, src)
         except OSError as error:
             raise _refused(error, "resolve_addr", Phase.RESOLVE, dst=dst, src=src) from error
-        _check(failed, "resolve_addr", Phase.RESOLVE, dst=dst, src=src)
+        check(failed, "resolve_addr", Phase.RESOLVE, dst=dst, src=src)
 
     def _create_qp(self, init: QpInit) -> QueuePair:
         name = self.device or "a UDP socket"
@@ -327,24 +301,10 @@ class UdpCmId(CmId):
         except OSError as error:
             about = {"qp_type": init.qp_type.name, "source": source}
             raise _refused(error, "create_qp", Phase.CREATE_QP, **about) from error
-        _check(failed, "create_qp", Phase.CREATE_QP, qp_type=init.qp_type.name)
+        check(failed, "create_qp", Phase.CREATE_QP, qp_type=init.qp_type.name)
         assert self.core.qp is not None
         self._qp = UdpQueuePair(self, self.core.qp, pairs.paths[self.core.qp], init)
         return self._qp
-
-    def forget_qp(self, qp: UdpQueuePair) -> None:
-        """The QP is closed: detached from everything, and gone."""
-        if self._qp is qp:
-            if self._guard.was_broken:
-                self.channel.backend.network.queue_pairs.forget(qp.core)
-                self.core.qp = None
-            else:
-                self.core.destroy_qp()
-            self._qp = None
-
-    def _join_multicast_ex(self, attr: JoinAttrEx, context: object) -> None:
-        mask, flags = int(attr.comp_mask), attr.join_flags
-        self._join_multicast(attr.addr, context, "join_multicast_ex", mask, flags)
 
     def _join_multicast(
         self,
@@ -362,35 +322,21 @@ class UdpCmId(CmId):
         failed = failed or self.core.join(mask, flags, addr, context)
         if failed == errno.ENODEV and at is not None:
             detail = f"{at.port.name} is down: ip link set {at.port.name} up"
-        _check(failed, call, Phase.JOIN, detail, addr=addr, join_flags=flags)
-
-    def _leave_multicast(self, addr: McastAddress) -> None:
-        _check(self.core.leave(addr), "leave_multicast", Phase.LEAVE, addr=addr)
-
-    def _destroy(self) -> None:
-        if self._guard.was_broken:
-            self.core.abort()
-        else:
-            self.core.destroy()
-        if self._qp is not None:
-            self._qp._close()
-        self.channel.ids.pop(self, None)
+        check(failed, call, Phase.JOIN, detail, addr=addr, join_flags=flags)
 
 
 _native.set_up(QueuePair, Message, Gid, QpState.RTS, CopiedBatch)
 
 
-class UdpQueuePair(_native.Calls, QueuePair):
+class UdpQueuePair(_native.Calls, ModelQueuePair):
     """The QP of an id. `Calls` does the plain cases in C (csrc/calls.c), and this class does the rest."""
 
     _strict = True
+    _owner: UdpCmId
 
     def __init__(self, owner: UdpCmId, core: Qp, path: DataPath, init: QpInit) -> None:
-        self.core: Qp = core
+        super().__init__(owner, core)
         self.path: DataPath = path
-        self._owner = owner
-        self._guard = owner._guard
-        self._closed = False
         self._busy_poll = init.busy_poll
         core.on_readable = path.readiness.show
         path.leases.on_release = self._on_release
@@ -400,32 +346,10 @@ class UdpQueuePair(_native.Calls, QueuePair):
             self._arm(path.ring, self._guard, core, core.port, path, readiness, readiness.fd)
 
     @property
-    def link_layer(self) -> LinkLayer:
-        return LinkLayer.ETHERNET
-
-    @property
-    def qp_num(self) -> int:
-        return self.core.number
-
-    @property
-    def qp_type(self) -> QpType:
-        return self.core.type
-
-    @property
     def state(self) -> QpState:
         self._require_open("state", Phase.MODIFY)
         self._poll_sockets()  # a message may have come that puts the queue pair into ERR
         return self.core.state
-
-    @property
-    def max_message_size(self) -> int:
-        if self._closed:
-            self._require_open("max_message_size", Phase.SEND)
-        return self.core.port.mtu
-
-    @property
-    def attachments(self) -> Mapping[Gid, int]:
-        return MappingProxyType(self.core.attached.copy())
 
     @property
     def counters(self) -> QpCounters:
@@ -466,7 +390,7 @@ class UdpQueuePair(_native.Calls, QueuePair):
                 guard.amid = ""
 
     def _modify(self, state: QpState) -> None:
-        _check(self.path.modify(state), "modify", Phase.MODIFY, state=state.name)
+        check(self.path.modify(state), "modify", Phase.MODIFY, state=state.name)
         self.path.readiness.show()
 
     def port_events(self) -> tuple[PortEvent, ...]:
@@ -478,18 +402,6 @@ class UdpQueuePair(_native.Calls, QueuePair):
         found, core.port_events, core.port_changed = core.port_events, (), False
         self.path.readiness.show()
         return found
-
-    @property
-    def has_port_events(self) -> bool:
-        return bool(self.core.port_events)
-
-    def _attach_mcast(self, gid: Gid, lid: int) -> None:
-        failed = self._owner.channel.backend.network.queue_pairs.attach(self.core, gid, lid)
-        _check(failed, "attach_mcast", Phase.ATTACH, gid=gid, lid=f"{lid:#x}")
-
-    def _detach_mcast(self, gid: Gid, lid: int) -> None:
-        failed = self._owner.channel.backend.network.queue_pairs.detach(self.core, gid, lid)
-        _check(failed, "detach_mcast", Phase.DETACH, gid=gid, lid=f"{lid:#x}")
 
     # --- sending -------------------------------------------------------------------------
 
@@ -714,7 +626,7 @@ class UdpQueuePair(_native.Calls, QueuePair):
         path.reclaim()
         if path.ring.free != path.depth:
             detail = "messages are queued or leased: register receive memory before the QP joins"
-            _check(errno.EBUSY, "register", Phase.REGISTER, detail, recv_slot=recv_slot)
+            check(errno.EBUSY, "register", Phase.REGISTER, detail, recv_slot=recv_slot)
         path.post(buffer, buffer.nbytes // recv_slot, recv_slot, recv_slot)
         memory = path.memory
 
@@ -737,11 +649,6 @@ class UdpQueuePair(_native.Calls, QueuePair):
         self._owner.forget_qp(self)
         self.core.on_readable = None
         self._freed = True
-
-
-def _check(failed: int, call: str, phase: Phase, detail: str = "", **arguments: object) -> None:
-    if failed:
-        raise Refused(mcast_error(failed, call, phase, arguments, detail))
 
 
 def _refused(error: OSError, call: str, phase: Phase, **arguments: object) -> Refused:

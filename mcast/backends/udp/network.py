@@ -8,47 +8,27 @@ import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from ipaddress import IPv4Address
-from typing import NoReturn, ParamSpec
+from typing import NoReturn
 
 from mcast.api import Gid, PortEvent, QpInit
-from mcast.backends.model.log import ModelEvent
+from mcast.backends.model.log import Log, NoLog
 from mcast.backends.model.port import Port
 from mcast.backends.model.qp import Qp
 from mcast.backends.model.queue_pairs import QueuePairs
+from mcast.backends.model.times import AtOnce, Scheduler
 from mcast.backends.udp import _native, sockets
 from mcast.backends.udp.availability import LOOPBACK_DOWN
 from mcast.backends.udp.datapath import DataPath
 from mcast.backends.udp.host import Change, Host, UdpPort
 
 logger: logging.Logger = logging.getLogger("mcast")
-P = ParamSpec("P")
-
-
-class _AtOnce:
-    """The clock: what falls due later falls due now."""
-
-    now = 0
-
-    def call_later(self, delay: int, action: Callable[[], None]) -> None:
-        action()
-
-
-class _NoLog:
-    is_enabled = False
-
-    def note(self, kind: Callable[P, ModelEvent], *args: P.args, **fields: P.kwargs) -> None: ...
-
-
-class _NoRoutes:
-    def forget(self, route: int | Gid) -> None: ...
-    def changed(self) -> None: ...
 
 
 class UdpQueuePairs(QueuePairs):
     """Queue pairs, each with a data path; its own socket gives it its number."""
 
     def __init__(self, is_member: Callable[[Port, Gid], bool]) -> None:
-        super().__init__((), _NoRoutes(), _NoLog())
+        super().__init__(())
         self._is_member = is_member
         self._number = 0
         self.paths: dict[Qp, DataPath] = {}
@@ -186,8 +166,8 @@ class UdpNetwork:
     sa_capabilities = 0
 
     def __init__(self) -> None:
-        self.clock: _AtOnce = _AtOnce()
-        self.log: _NoLog = _NoLog()
+        self.clock: Scheduler = AtOnce()
+        self.log: Log = NoLog()
         self.hosts: Host = Host()
         self.id_numbers: Iterator[int] = itertools.count(1)
         self.igmp: UdpIgmp = UdpIgmp()
