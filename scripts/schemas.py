@@ -64,7 +64,7 @@ def described() -> dict[str, Described]:
     }
     return found | {
         "rdma-lab-check": Described(rdma_lab.cli.CheckOutput, ("rdma-lab check", "mcast lab check")),
-        "error": Described(outputs.ErrorOutput, ("every mcast command",)),
+        "error": Described(outputs.ErrorOutput, ("every mcast command", "rdma-lab check")),
         "scenario": Described(model.Scenario, ("mcast sim run FILE",), is_input=True),
         "card-report-v1": Described(CardReport, ("mcast conformance --card-report FILE",), is_input=True),
     }

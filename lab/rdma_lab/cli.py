@@ -447,10 +447,10 @@ def _plain_errors(context: typer.Context, interrupted: str = "interrupted") -> I
         with _one_signal():
             yield
     except LabError as error:
-        _say(context, str(error))
+        _say(context, str(error), error.exit_code)
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
-        _say(context, interrupted)
+        _say(context, interrupted, INTERRUPTED)
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:  # nobody reads our output any more
         _forget_stdout()
@@ -489,10 +489,20 @@ def _forget_stdout() -> None:
     os.close(nowhere)
 
 
-def _say(context: typer.Context, text: str) -> None:
-    """Write one message to stderr, under the name of the program that has this command."""
+def _say(context: typer.Context, text: str, status: int | None = None) -> None:
+    """Write one message to stderr, under the name of the program that has this command.
+
+    With a `status`, it is the error that ends the command, and with --json stdout has it, too.
+    """
+    if status is not None and context.params.get("as_json"):
+        _print_error(text, status)
     name = context.parent.command_path if context.parent else context.command_path
     typer.echo(f"{name}: {text}", err=True)
+
+
+def _print_error(text: str, status: int) -> None:
+    """Print an error as JSON, as the commands of mcast do."""
+    typer.echo(json.dumps({"error": text, "status": status}))
 
 
 def _open_standard_streams() -> None:
@@ -528,6 +538,9 @@ def main() -> NoReturn:
         if not (type(error) is typer.BadParameter or said.endswith("?")):  # these say what to do
             said = f"{said.removesuffix('.')}: see `{command} --help`"
         status = error.exit_code
+        has_json = context and any("--json" in one.opts for one in context.command.params)
+        if has_json and "--json" in sys.argv:  # its options are not read yet
+            _print_error(said, status)
     except KeyboardInterrupt:
         said, status = "interrupted", INTERRUPTED
     except OSError as error:  # an error with a file's name is not of stdout

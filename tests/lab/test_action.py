@@ -100,11 +100,30 @@ def test_inputs_become_options(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     command = 'echo "it\'s $HOME"\nls | cat'
     done = run_here(
-        tmp_path, run=command, fabric="infiniband", ports="4", switches="3", share="results\nmore results\n"
+        tmp_path,
+        run=command,
+        fabric="infiniband",
+        ports="4",
+        switches="3",
+        share="results\nmore results\n",
+        timeout="10 min",
     )
     assert done.returncode == 0, done.stderr
     words = ["run", "--verbose", "--fabric", "infiniband", "--ports", "4", "--switches", "3"]
-    words += ["--share", "results", "--share", "more results", "--", "bash", "-eo", "pipefail", "-c", command]
+    words += [
+        "--share",
+        "results",
+        "--share",
+        "more results",
+        "--timeout",
+        "10 min",
+        "--",
+        "bash",
+        "-eo",
+        "pipefail",
+        "-c",
+        command,
+    ]
     assert done.stdout.partition("\n")[2].startswith("".join(f"<{word}>" for word in words))
 
 

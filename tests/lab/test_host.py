@@ -4,6 +4,7 @@ import json
 import os
 import struct
 import subprocess
+import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from rdma_lab import LabMachine, cli, host, kernels
 from rdma_lab.cli import app
-from rdma_lab.errors import LabUnavailableError
+from rdma_lab.errors import LabError, LabUnavailableError
 
 PACKAGES = ("busybox-static", "file", "iproute2", "kmod", "linux-image-amd64", "qemu-system-x86")
 
@@ -81,6 +82,25 @@ def test_check_of_one_fabric_asks_for_no_other() -> None:
     of_infiniband = {"gcc", "libc6-dev", "make", "opensm", "linux-headers-amd64"}
     assert packages("--fabric", "infiniband") == packages()
     assert packages() - packages("--fabric", "roce") == of_infiniband
+
+
+def test_error_of_check_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of the lab, and a wrong option, which ends the command before its options are read."""
+
+    def fail(_: object) -> None:
+        raise LabError("no such luck")
+
+    monkeypatch.setattr(cli, "look_up_needs", fail)
+    done = CliRunner().invoke(app, ["check", "--json"])
+    assert (json.loads(done.stdout), done.exit_code) == ({"error": "no such luck", "status": 125}, 125)
+    assert done.stderr == "rdma-lab: no such luck\n"
+    assert CliRunner().invoke(app, ["check"]).stdout == ""
+    for wrong in (["--fabric", "ethernet"], ["--no-such-option"]):
+        command = [sys.executable, "-m", "rdma_lab", "check", "--json", *wrong]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        said = json.loads(ended.stdout)
+        assert said["status"] == ended.returncode == 2
+        assert ended.stderr == f"rdma-lab check: {said['error']}\n"
 
 
 def test_check_is_content_here() -> None:

@@ -130,6 +130,21 @@ def test_messages_are_lost_until_undo(onlooker: ServedBackend, pair: tuple[Endpo
     assert onlooker.control(["list"]) == ("no fault lasts",)
 
 
+def test_spent_rule_is_marked(onlooker: ServedBackend, pair: tuple[Endpoint, Endpoint]) -> None:
+    """A rule for the second message stays in the list until `undo`, and the list says that it is spent."""
+    one, other = pair
+    with one.join(GROUP) as here, other.join(GROUP) as there:
+        onlooker.control(["drop", "nth=2"])
+        here.send(b"first")
+        assert onlooker.control(["list"]) == ("drop nth=2",)
+        here.send(b"second")
+        assert onlooker.control(["list"]) == ("drop nth=2 (spent)",)
+        here.send(b"third")
+        received = [bytes(message.payload) for _ in range(2) if (message := there.recv(10))]
+        assert received == [b"first", b"third"]
+        assert onlooker.control(["undo", "drop"]) == ("1 fault ended",)
+
+
 def test_undo_restores_a_cut_port(onlooker: ServedBackend, pair: tuple[Endpoint, Endpoint]) -> None:
     """A cut port's programs hear of it and the mend brings them back."""
     with pair[1].join(GROUP):

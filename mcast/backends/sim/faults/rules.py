@@ -202,6 +202,10 @@ class _Picks:
         self._seen = 0
         self._last: object = None
 
+    def is_spent(self) -> bool:
+        """Return True if the last message or request of `nth` has passed."""
+        return self._nth is not None and self._seen >= max(self._nth, default=0)
+
     def picks(self, thing: object, is_probe: bool = False) -> bool:
         """Return True if the rule is for this message or request, one of those that fit.
 
@@ -225,9 +229,14 @@ R = TypeVar("R")
 class Installed(Generic[R]):
     """A rule that holds from the call that gave this, until the end of a `with` or `remove`."""
 
-    def __init__(self, rules: list[R], rule: R) -> None:
-        self._rules, self._rule = rules, [rule]
+    def __init__(self, rules: list[R], rule: R, is_spent: Callable[[], bool] = lambda: False) -> None:
+        self._rules, self._rule, self._is_spent = rules, [rule], is_spent
         rules.append(rule)
+
+    @property
+    def is_spent(self) -> bool:
+        """True if the rule is for single messages or requests, `nth`, and all of these have passed."""
+        return self._is_spent()
 
     def remove(self) -> None:
         """End the rule. Idempotent."""
@@ -279,20 +288,20 @@ class Rules:
             message_verdict, messages, picks = verdict, which, self._picks(which)
 
             def on_message(message: Delivery) -> DeliveryVerdict | None:
-                picked = messages.fits(message) and picks(message.number, message.is_probe)
+                picked = messages.fits(message) and picks.picks(message.number, message.is_probe)
                 return message_verdict if picked else None
 
-            return self.on_delivery(on_message)
+            return Installed(self.deliveries, on_message, picks.is_spent)
         if isinstance(which, Requests) and isinstance(verdict, SaVerdict):
-            request_verdict, requests, asks = verdict, which, self._picks(which)
+            request_verdict, requests, drawn = verdict, which, self._picks(which)
 
             def on_request(request: SaRequest) -> SaVerdict | None:
-                return request_verdict if requests.fits(request) and asks(object()) else None
+                return request_verdict if requests.fits(request) and drawn.picks(object()) else None
 
-            return self.on_sa_request(on_request)
+            return Installed(self.sa_requests, on_request, drawn.is_spent)
         raise TypeError(f"{type(which).__name__} cannot have the verdict {verdict!r}")
 
-    def _picks(self, which: Messages | Requests) -> Callable[..., bool]:
+    def _picks(self, which: Messages | Requests) -> _Picks:
         """Return what counts and draws for `which`.
 
         Raises ValueError for a field that nothing can fit: a test whose fault never happens would pass.
@@ -309,7 +318,7 @@ class Rules:
             raise ValueError(f"nth is {which.nth!r}: give numbers from 1")
         if not 0 <= which.rate <= 1:
             raise ValueError(f"rate is {which.rate!r}: give a share from 0 to 1")
-        return _Picks(which, self.random).picks
+        return _Picks(which, self.random)
 
     def on_delivery(self, rule: DeliveryRule) -> Installed[DeliveryRule]:
         """Ask `rule` for each message to each QP."""

@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing, contextmanager
 from enum import Enum
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from mcast.api import Phase
 from mcast.backends.model.qp import Qp
@@ -50,6 +50,14 @@ class FaultScheduler:
     def running(self) -> tuple[model.ScenarioFault, ...]:
         """The faults that have begun and last, in the order in which they began."""
         return tuple(fault for fault, _ in list(self._running.values()))
+
+    def lines(self) -> tuple[str, ...]:
+        """Return a line for each fault that lasts; a rule that picks nothing any more is marked."""
+        found = [
+            (format_fault(fault), isinstance(undo, _EndOfRule) and undo.rule.is_spent)
+            for fault, undo in list(self._running.values())
+        ]
+        return tuple(f"{words} (spent)" if is_spent else words for words, is_spent in found)
 
     def plan(self, fault: model.ScenarioFault) -> None:
         """The fault happens `at` s from now, and is undone at `until`."""
@@ -156,12 +164,19 @@ def _on_requests(make: Callable[[Any], faults.SaVerdict]) -> Callable[[Fabric, A
 
 def _install(fabric: Fabric, fault: Any, rule: Installed[Any]) -> Undo:
     _note(fabric, fault, "begins")
+    return _EndOfRule(fabric, fault, rule)
 
-    def undo() -> None:
-        rule.remove()
-        _note(fabric, fault, "ends")
 
-    return undo
+class _EndOfRule(NamedTuple):
+    """Undoes a fault of messages or requests."""
+
+    fabric: Fabric
+    fault: Any
+    rule: Installed[Any]
+
+    def __call__(self) -> None:
+        self.rule.remove()
+        _note(self.fabric, self.fault, "ends")
 
 
 def _link_down(fabric: Fabric, fault: model.LinkDown) -> Undo:

@@ -40,7 +40,7 @@ class Control:
         try:
             match words:
                 case ["list"]:
-                    return tuple(map(format_fault, self.faults.running)) or ("no fault lasts",)
+                    return self.faults.lines() or ("no fault lasts",)
                 case ["undo"]:
                     return (self._undo("all"),)
                 case ["undo", what]:
