@@ -225,9 +225,22 @@ def newest(wanted: str) -> str:
     versions: list[str] = [version for version in images if matches(version, wanted)]
     if not versions:
         raise LabUnavailableError(
-            f"the package sources have no kernel {wanted}: run apt-get update, or add the backports source"
+            f"the package sources have no kernel {wanted}: {_what_there_is(wanted, images)}"
         )
     return max(versions, key=_age)
+
+
+def _what_there_is(wanted: str, images: list[str]) -> str:
+    """Return the versions that the package sources have, and what to do for another one."""
+    found = dict.fromkeys(".".join(version.split(".")[:2]) for version in sorted(images, key=_age))
+    if not found:
+        return "they have none at all: run apt-get update"
+    there = f"they have {', '.join(found)}"
+    if not re.match(r"\d", wanted) or _age(wanted) < _age(
+        max(images, key=_age)
+    ):  # no source adds an older one
+        return f"{there}: name one of these"
+    return f"{there}: run apt-get update, or add the security or the backports source of your release"
 
 
 def fetch(wanted: str) -> Kernel:

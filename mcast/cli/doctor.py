@@ -178,7 +178,13 @@ def _as_json(found: Diagnosis) -> dict[str, object]:
     }
 
 
-_COLOURS = {Level.OK: "green", Level.INFO: "dim", Level.WARNING: "yellow", Level.PROBLEM: "red"}
+_COLOURS = {
+    Level.OK: "green",
+    Level.NOTE: "cyan",
+    Level.INFO: "dim",
+    Level.WARNING: "yellow",
+    Level.PROBLEM: "red",
+}
 
 
 def _show(found: Diagnosis, absent: Sequence[str]) -> None:

@@ -123,7 +123,10 @@ def recv(
 
 
 def _why_none(endpoint: Endpoint, late: bool) -> str:
-    """Return why no transfer has begun, as the end of a sentence and lines of causes."""
+    """Return why no transfer has begun, as the end of a sentence and lines of causes.
+
+    The causes are left out if the endpoint has logged them while it waited.
+    """
     if late:
         return "; one that began earlier is under way, which cannot be joined: wait for its end"
     if endpoint.stats().received:
@@ -131,6 +134,8 @@ def _why_none(endpoint: Endpoint, late: bool) -> str:
             ", but messages arrived: their sender waits for more receivers, has another key, or is not heard "
             "any more"
         )
+    if endpoint._core.resources.isolation_logged:
+        return ""
     return "".join(f"\n{cause.shown('likely')}" for cause in endpoint.backend.suspicions())
 
 

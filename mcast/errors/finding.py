@@ -9,11 +9,13 @@ from typing import NamedTuple
 class Level(Enum):
     """Severity of a finding. A problem keeps multicast from working, a warning may.
 
+    NOTE is for what cannot be seen from here, and for what matters to few programs.
     INFO is for what the provider lacks on a host that has nothing for it to use, such as libraries where
     there is no card. It is a problem for a user who asks for the provider.
     """
 
     OK = "ok"
+    NOTE = "note"
     INFO = "info"
     WARNING = "warning"
     PROBLEM = "problem"

@@ -201,8 +201,27 @@ def test_cache_key_changes_with_what_is_kept(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_cache_key_of_an_unknown_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "_output", lambda *_: "")
-    with pytest.raises(LabUnavailableError, match="the package sources have no kernel 9"):
+    with pytest.raises(LabUnavailableError, match=r"the package sources have no kernel 9: .* apt-get update"):
         cache_key(LabMachine(kernel="9"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "fix"),
+    [
+        ("9", "run apt-get update, or add the security or the backports source of your release"),
+        ("6.9", "name one of these"),
+        ("newest", "name one of these"),
+    ],
+)
+def test_unknown_kernel_has_a_fix_that_helps(monkeypatch: pytest.MonkeyPatch, wanted: str, fix: str) -> None:
+    """Another package source has newer kernels than these, and no older ones."""
+    listed = "".join(
+        f"linux-image-{one}-amd64 - Linux\n" for one in ("6.12.90+deb12", "6.1.0-50", "6.1.0-47")
+    )
+    monkeypatch.setattr(kernels, "_output", lambda *_: listed)
+    with pytest.raises(LabUnavailableError) as error:
+        cache_key(LabMachine(kernel=wanted))
+    assert str(error.value) == f"the package sources have no kernel {wanted}: they have 6.1, 6.12: {fix}"
 
 
 # --- in a fresh Debian ------------------------------------------------------

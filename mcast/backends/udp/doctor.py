@@ -69,8 +69,9 @@ def _queriers(listen: float) -> list[Finding]:
                 fix = f"run this as root: mcast doctor --backend udp --listen {listen:g}"
                 found.append(Finding("querier", name, Level.WARNING, seen, fix))
             else:
-                seen = "what the switch does cannot be seen: --listen 130, as root, detects a querier"
-                found.append(Finding("querier", name, Level.OK, seen))
+                seen = "what the switch does cannot be seen: as root, this command can listen for a querier"
+                fix = "mcast doctor --backend udp --listen 130"
+                found.append(Finding("querier", name, Level.NOTE, seen, fix))
         elif name in heard:
             found.append(Finding("querier", name, Level.OK, f"{heard[name]} asks"))
         else:
@@ -94,7 +95,7 @@ def _of_interfaces() -> list[Finding]:
         if flags & _LOOPBACK:
             if not flags & _UP:
                 fix = f"ip link set {name} up"
-                findings.append(Finding("interface", name, Level.PROBLEM, LOOPBACK_DOWN, fix))
+                findings.append(Finding("interface", name, Level.NOTE, LOOPBACK_DOWN, fix))
             continue
         if not addresses:
             continue

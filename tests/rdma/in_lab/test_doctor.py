@@ -92,7 +92,7 @@ DEFECTS = {
     "nobody asks for IGMP reports": Defect(
         NO_QUERIER,
         QUERIER,
-        {("querier", name): Level.PROBLEM for name in ALL},
+        {("querier", name): Level.WARNING for name in ALL},
     ),
     "IGMPv1 is forced": Defect(
         f"echo 1 >{CONF}/e2/force_igmp_version",

@@ -353,15 +353,18 @@ def _querier(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
         who = bridge.name if bridge.querier else bridge.other_querier
         yield _ok("querier", f"{who} asks, {bridge.name} snoops", port.name)
     else:
-        seen = f"{bridge.name} snoops and nobody asks: traffic stops {MEMBERSHIP_SECONDS} s after a join"
-        yield _problem("querier", seen, f"ip link set {bridge.name} type bridge mcast_querier 1", port.name)
+        seen = (
+            f"{bridge.name} snoops and nobody asks: it sends each group to every port if it never heard a "
+            f"querier, and stops {MEMBERSHIP_SECONDS} s after a join if one has fallen silent"
+        )
+        yield _warning("querier", seen, f"ip link set {bridge.name} type bridge mcast_querier 1", port.name)
 
 
 def _heard(port: PortFacts) -> Finding:
     """A switch that is not this host's can only be listened to."""
     if not port.listened:
-        seen = f"cannot be seen, {port.netdev} leads to another's switch: --listen 130, as root, detects one"
-        return _ok("querier", seen, port.name)
+        seen = f"cannot be seen, {port.netdev} leads to another's switch: as root, this command can listen"
+        return Finding("querier", port.name, Level.NOTE, seen, "mcast doctor --backend rdma --listen 130")
     if port.querier:
         return _ok("querier", f"{port.querier} asks", port.name)
     seen = f"none detected on {port.netdev} in {port.listened:g} s (they ask every 125 s): if the switch "

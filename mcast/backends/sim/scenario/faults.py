@@ -7,7 +7,7 @@ from contextlib import ExitStack, closing, contextmanager
 from enum import Enum
 from functools import partial
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from mcast.api import Phase
 from mcast.backends.model.qp import Qp
@@ -167,12 +167,11 @@ def _install(fabric: Fabric, fault: Any, rule: Installed[Any]) -> Undo:
     return _EndOfRule(fabric, fault, rule)
 
 
-class _EndOfRule(NamedTuple):
+class _EndOfRule:
     """Undoes a fault of messages or requests."""
 
-    fabric: Fabric
-    fault: Any
-    rule: Installed[Any]
+    def __init__(self, fabric: Fabric, fault: Any, rule: Installed[Any]) -> None:
+        self.fabric, self.fault, self.rule = fabric, fault, rule
 
     def __call__(self) -> None:
         self.rule.remove()
