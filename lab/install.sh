@@ -1,13 +1,27 @@
 #!/bin/sh
-# Install the rdma-lab of this folder into a virtual environment, and by apt what it needs. Run again, it installs what
-# is missing. action.yml and Containerfile run it.
-# usage: install.sh VENV [roce|infiniband]        (without a fabric: for both)
+# Install rdma-lab for a CI job; action.yml and Containerfile run this.
 set -eu
 
-if [ $# -lt 1 ]; then
-    echo "rdma-lab: install.sh needs the folder to install into: $0 VENV [roce|infiniband]" >&2
+help="usage: install.sh VENV [roce|infiniband]
+
+Install the rdma-lab of this folder into the virtual environment VENV, and by
+apt the packages that one fabric needs, or, without a fabric, both of them.
+If it is run again, it installs what is missing. It needs Debian 12 or 13, and
+root or sudo."
+refuse() {
+    echo "rdma-lab: install.sh: $1: $0 VENV [roce|infiniband]" >&2
     exit 2
-fi
+}
+case ${1:-} in
+-h | --help) echo "$help" && exit 0 ;;
+"") refuse "name the folder to install into" ;;
+-*) refuse "$1 is not a folder" ;;
+esac
+case ${2:-} in
+"" | roce | infiniband) ;;
+*) refuse "$2 is not a fabric" ;;
+esac
+[ $# -le 2 ] || refuse "$3 is one word too many"
 venv=$1 fabric=${2:-}
 here=$(cd "$(dirname "$0")" && pwd)
 export DEBIAN_FRONTEND=noninteractive PIP_DISABLE_PIP_VERSION_CHECK=1

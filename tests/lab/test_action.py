@@ -174,6 +174,31 @@ def test_missing_packages_have_a_fix(tmp_path: Path) -> None:
     )
 
 
+def test_install_shows_its_help(tmp_path: Path) -> None:
+    """It makes no folder of that name."""
+    done = subprocess.run([LAB / "install.sh", "--help"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: install.sh VENV [roce|infiniband]\n")
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ([], "name the folder to install into"),
+        (["--verbose"], "--verbose is not a folder"),
+        (["venv", "ethernet"], "ethernet is not a fabric"),
+        (["venv", "roce", "now"], "now is one word too many"),
+    ],
+)
+def test_install_refuses_other_words(tmp_path: Path, words: list[str], why: str) -> None:
+    done = subprocess.run([LAB / "install.sh", *words], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"rdma-lab: install.sh: {why}: {LAB / 'install.sh'} VENV [roce|infiniband]\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 # --- the key of the cache ---------------------------------------------------
 
 
