@@ -81,7 +81,7 @@ def schema(name: str) -> str:
     about = described()[name]
     made = TypeAdapter(about.kind).json_schema(mode="validation" if about.is_input else "serialization")
     for one in (made, *made.get("$defs", {}).values()):
-        _describe(one)
+        describe(one)
     return json.dumps({"$schema": DRAFT, "$comment": ", ".join(about.where), **made}, indent=1) + "\n"
 
 
@@ -163,7 +163,7 @@ def _docstrings(kind: type) -> dict[str, str]:
 _MODULES = (outputs, model, rdma_lab.cli, rdma_lab.host)
 
 
-def _describe(one: dict[str, Any]) -> None:
+def describe(one: dict[str, Any]) -> None:
     """Add the docstrings of a class's fields, which pydantic would read at each start, or not at all."""
     found = (getattr(module, one.get("title", ""), None) for module in _MODULES)
     texts = next((_docstrings(kind) for kind in found if kind is not None), {})

@@ -16,6 +16,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+from jinja2 import DictLoader, Environment
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FOLDERS = sorted(path.parent for path in EXAMPLES.glob("*/*") if path.name == "README.md")
@@ -109,6 +110,23 @@ def programs(folder: Path) -> Iterator[tuple[Path, str]]:
     for path in sorted(folder.rglob("*.ipynb")):
         cells = json.loads(path.read_text())["cells"]
         yield path, "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+
+
+def test_page_of_the_notebook_is_dark_on_a_dark_system() -> None:
+    """The template puts the dark theme of JupyterLab over the light one, for dark systems alone."""
+    base = "{{ css('light') }}{% block html_head_css %}{% endblock %}"
+    template = (EXAMPLES / "notebook/page.html.j2").read_text()
+    shown = Environment(loader=DictLoader({"lab/index.html.j2": base, "page": template})).get_template("page")
+
+    def css(name: str) -> str:
+        return f'<style type="text/css">\n{name}\n</style>'  # as nbconvert writes it
+
+    page = shown.render(css=css, resources={"include_css": css})
+    styles = re.findall(r"<style ([^>]*)>\n(.*)\n</style>", page)
+    assert styles == [
+        ('type="text/css"', "light"),
+        ('media="(prefers-color-scheme: dark)"', "static/theme-dark.css"),
+    ]
 
 
 @pytest.mark.parametrize(
