@@ -899,12 +899,12 @@ class ReceivingSession:
             if not (target is None or isinstance(target, os.PathLike)):
                 self._require_free(target)
                 delivery.target = target
-            sink = sink_of(target, delivery.offered.size, self._max_size)
+            sink = delivery.sink = sink_of(target, delivery.offered.size, self._max_size)
             if self._latest:
                 require_whole(sink)
                 if type(sink) is BufferSink:
-                    sink = StagedBufferSink(sink, delivery.offered.size or 0)  # a version has a known size
-            delivery.sink = sink
+                    size = delivery.offered.size or 0  # a version has a known size
+                    sink = delivery.sink = StagedBufferSink(sink, size)
             if isinstance(target, os.PathLike):
                 delivery.path = Path(native(target))
             sink.open()

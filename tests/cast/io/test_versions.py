@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
 from io import BytesIO
 from pathlib import Path
@@ -359,6 +361,30 @@ def test_two_publishers_do_not_mix(kind: str, tmp_path: Path) -> None:
         world.run(8.0)
         inn.close()
     assert seen == {"10.0.0.1", "10.0.0.9"}
+
+
+def test_a_refused_device_is_closed() -> None:
+    """It was opened to see whether it takes a version as a whole."""
+
+    def opened() -> int:
+        return sum(os.path.realpath(one) == "/dev/null" for one in Path("/proc/self/fd").iterdir())
+
+    before = opened()
+    with (
+        mcast.open_backend("sim", clock="wall") as backend,
+        mcast.open_endpoint(backend, "10.0.0.1") as ep,
+        ep.join("239.1.2.3") as group,
+        mcast.open_endpoint(backend, "10.0.0.2") as other,
+        other.join("239.1.2.3") as theirs,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        refused = pool.submit(lambda: next(cast.receive(theirs, Path("/dev/null"), latest=True)))
+        with cast.open_session(group) as session:
+            session.wait_for_receivers(1, 30.0)
+            session.publish(b"1", version=1)
+            with pytest.raises(TypeError, match="into: /dev/null takes a version in parts"):
+                refused.result(30.0)
+        assert opened() == before
 
 
 def test_an_object_without_a_version_is_refused() -> None:
