@@ -441,13 +441,19 @@ class SendingSession:
         self._stopped = True
 
     def close(self, reason: str) -> SessionSteps[None]:
-        """End the session, and send the receivers the reason."""
-        published, self._published = self._published, None
-        if published is not None:
-            published.source.close()
+        """End the session, and send the receivers the reason. `free` is to be called after it."""
         self.core.close(self._context.now(), reason)
         while not self.core.finished:
             yield from self._step(inf)
+
+    def free(self) -> None:
+        """End the threads, and close the published file. Idempotent."""
+        published, self._published = self._published, None
+        try:
+            if published is not None:
+                published.source.close()
+        finally:
+            self.workers.close()
 
     def _step(self, until: float) -> SessionSteps[None]:
         core = self.core

@@ -150,9 +150,9 @@ class _ObjectSession(Handle):
         return None if was_closed or self._guard.broken else self._sending.close(reason)
 
     def _free(self) -> None:
-        """End the threads, and the exclusive use of the membership."""
+        """End the exclusive use of the membership, and free what the session has, also if it is broken."""
         self._exclusive.active = False
-        self._sending.workers.close()
+        self._sending.free()
 
 
 class ObjectSession(_ObjectSession):

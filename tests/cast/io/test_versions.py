@@ -24,6 +24,7 @@ from mcast.cast.io.files import Sink
 from mcast.cast.io.receiving import Missed, ReceivingSession
 from mcast.cast.io.sending import ObjectReport, SendingSession
 from mcast.cast.io.sinks import Offered, ReceiveTarget
+from mcast.cast.protocol.sender import ObjectSender
 from mcast.cast.protocol.strategy import Strategy, all_receivers, best_effort, deadline, quorum
 
 from .world import End, World, drawn
@@ -385,6 +386,26 @@ def test_a_refused_device_is_closed() -> None:
             with pytest.raises(TypeError, match="into: /dev/null takes a version in parts"):
                 refused.result(30.0)
         assert opened() == before
+
+
+def test_a_broken_session_closes_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It published the file, and kept it open for receivers that join later."""
+    (path := tmp_path / "weights").write_bytes(b"1")
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with (
+        mcast.open_backend("sim", clock="wall") as backend,
+        mcast.open_endpoint(backend, "10.0.0.1") as ep,
+        ep.join("239.1.2.3") as group,
+        cast.open_session(group) as session,
+    ):
+        session.publish(path, version=1)
+        monkeypatch.setattr(ObjectSender, "messages", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            session.wait_for_receivers(timeout=1.0)
+    assert str(path) not in [os.path.realpath(one) for one in Path("/proc/self/fd").iterdir()]
 
 
 def test_an_object_without_a_version_is_refused() -> None:
