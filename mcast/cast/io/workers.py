@@ -20,7 +20,7 @@ import os
 from atexit import register
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
-from threading import Lock, Thread, current_thread
+from threading import Event, Lock, Thread, current_thread
 from typing import Any, Generic, TypeVar, cast
 from weakref import ref
 
@@ -107,7 +107,7 @@ class Workers:
 
     def submit(self, call: Callable[[], T]) -> Task[T]:
         """Have a thread make the call as soon as one is free."""
-        if not self.threads:
+        if not self.threads or _exiting.is_set():
             return Task(call, 0)
         _require_process(self._pid)
         task = Task(call, self._pid)
@@ -151,4 +151,11 @@ def _end(threads: dict[Thread, SimpleQueue[Task[Any] | None]]) -> None:
         _queues.pop(thread, None)
 
 
-register(lambda: _end(_queues.copy()))
+_exiting = Event()
+"""Set when the interpreter ends: a program's own function for that may still send, without threads."""
+
+
+@register
+def _exit() -> None:
+    _exiting.set()
+    _end(_queues.copy())

@@ -108,6 +108,19 @@ def test_the_interpreter_ends_after_the_tasks() -> None:
     assert (done.returncode, done.stderr, done.stdout) == (0, "", 8 * ".")
 
 
+def test_a_program_may_submit_tasks_as_it_ends() -> None:
+    """In a function for the exit that it has registered before: the threads have ended then."""
+    program = (
+        "import atexit\n"
+        "atexit.register(lambda: print(workers.submit(lambda: 'done').result()))\n"
+        "from mcast.cast.io.workers import Workers\n"
+        "workers = Workers(1)\n"
+        "workers.submit(lambda: None).result()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=20)
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "done\n")
+
+
 def test_a_fork_is_refused_and_closes(workers: Workers) -> None:
     held = threading.Lock()
     held.acquire()
