@@ -691,7 +691,7 @@ class ReceivingSession:
             try:
                 if bytes(delivery.digest) != core.digest:
                     self._fail(session, sink.mismatch or "the object differs from its digest", now)
-                elif self._may_commit(session):
+                elif self._may_commit(session, delivery):
                     delivery.committing = True
                     if sink.commit():
                         core.stored(now)
@@ -702,14 +702,16 @@ class ReceivingSession:
             self._complete += session.complete
             session.complete.clear()
 
-    def _may_commit(self, session: _SenderSession) -> bool:
+    def _may_commit(self, session: _SenderSession, delivery: _Delivery) -> bool:
         """Return False while the destination has another object that the program did not take yet."""
-        if self._into is None or (callable(self._into) and not self._latest):
-            return True  # each object has a destination of its own
-        return not self._complete and not any(
-            each.complete or (each is not session and each.delivery is not None and each.delivery.committing)
-            for each in self._all_objects()
-        )
+        waiting = [received.path for received in self._complete]
+        for each in self._all_objects():
+            waiting += [received.path for received in each.complete]
+            if each is not session and each.delivery is not None and each.delivery.committing:
+                waiting.append(each.delivery.path)
+        if self._into is None or (callable(self._into) and not self._latest):  # no memory is shared
+            return delivery.path is None or delivery.path not in waiting
+        return not waiting
 
     def _finish_objects(self, session: _SenderSession) -> None:
         """Turn the core's results into complete and missed objects."""

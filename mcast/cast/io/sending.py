@@ -254,7 +254,8 @@ class SendingSession:
                 until = (
                     end if active < wanted else core.admit_at
                 )  # the last step sends the ADMIT, and does not wait
-                yield from self._step(min(until, self._repeat_at) if core.members.lacking else until)
+                may_repeat = core.members.lacking and not self._stopped
+                yield from self._step(min(until, self._repeat_at) if may_repeat else until)
         return core.members.active
 
     def _key_hint(self) -> str:

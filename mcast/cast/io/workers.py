@@ -101,8 +101,10 @@ class Workers:
     """
 
     def __init__(self, threads: int) -> None:
-        if not 0 <= threads <= MAX_THREADS:
-            raise ValueError(f"threads is {threads}: give 0 to {MAX_THREADS} threads for digests and parity")
+        if threads not in range(MAX_THREADS + 1):
+            raise ValueError(
+                f"threads is {threads!r}: give 0 to {MAX_THREADS} threads for digests and parity"
+            )
         self.threads: int = threads
         self._pid = os.getpid()
         self._queue = SimpleQueue[Task[Any] | None]()

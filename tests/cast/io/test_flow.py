@@ -331,6 +331,35 @@ def test_waiting_ends_with_the_admission() -> None:
     assert 0 < ended < 0.09
 
 
+def test_a_stopped_session_waits_idle() -> None:
+    """Also while a receiver lacks the published version, which `stop` keeps from being sent again."""
+    world = World()
+    end = End(world, "10.0.0.1")
+
+    def refuses(_: cast.Offered) -> None:
+        raise OSError("not now")
+
+    Receiving(world, "10.0.0.2", into=refuses)
+    session = SendingSession(end.context, 1 << 20, 2e6, 10.0, None)
+    steps = 0
+
+    def waits() -> SessionSteps[None]:
+        nonlocal steps
+        yield from session.wait_for_receivers(1, None)
+        yield from session.publish(b"it", 1, deadline(1.0), "", b"")
+        session.stop()
+        waiting = session.wait_for_receivers(None, 10.0)
+        step = next(waiting)
+        with suppress(StopIteration):
+            while True:
+                steps += 1
+                step = waiting.send((yield step))
+
+    end.start(waits())
+    world.run(20.0)
+    assert 50 < steps < 300, "an invitation in a tenth of a second"
+
+
 @pytest.mark.parametrize("how", ["fails", "stops", "meets a deadline"])
 def test_a_session_that_waits_is_idle(how: str) -> None:
     """After an object that an error or `stop` has ended, which ends at its receiver, too."""

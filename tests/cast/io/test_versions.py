@@ -312,7 +312,7 @@ def test_a_late_replica_waits_for_nobody() -> None:
         assert late.newest == 0
 
 
-@pytest.mark.parametrize("kind", ["buffer", "file", "chosen", "sink"])
+@pytest.mark.parametrize("kind", ["buffer", "file", "chosen", "sink", "chosen file"])
 def test_two_publishers_do_not_mix(kind: str, tmp_path: Path) -> None:
     """What the program is given is in its buffer or file then, and not yet what the other one published."""
     buffer, file, written = bytearray(SIZE), tmp_path / "weights", list[bytes]()
@@ -346,16 +346,19 @@ def test_two_publishers_do_not_mix(kind: str, tmp_path: Path) -> None:
             "file": file,
             "chosen": lambda _: buffer,
             "sink": OwnSink(),
+            "chosen file": lambda _: file,
         }
+        latest = kind != "chosen file"
         inn = ReceivingSession(
-            taker.context, targets[kind], bool, 1 << 20, 1 << 20, PEER_TIMEOUT, None, None, latest=True
+            taker.context, targets[kind], bool, 1 << 20, 1 << 20, PEER_TIMEOUT, None, None, latest=latest
         )
 
         def takes() -> SessionSteps[None]:
             while (received := (yield from inn.next(None))) is not None:
-                found = {"file": file.exists() and file.read_bytes(), "sink": b"".join(written)}
+                found = b"".join(written) or bytes(buffer)
+                found = file.read_bytes() if received.path else found
                 offered = received.offered
-                assert found.get(kind, buffer) == whole[offered.address, offered.version]
+                assert found == whole[offered.address, offered.version]
                 seen.add(offered.address)
 
         taker.start(takes())

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from blake3 import blake3
@@ -161,8 +162,8 @@ def test_a_fork_takes_no_tasks(workers: Workers) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-@pytest.mark.parametrize("threads", [-1, MAX_THREADS + 1])
-def test_impossible_numbers_are_refused(threads: int) -> None:
+@pytest.mark.parametrize("threads", [-1, MAX_THREADS + 1, 1.5, None, "1"])
+def test_impossible_numbers_are_refused(threads: Any) -> None:
     with pytest.raises(ValueError, match="give 0 to 64 threads"):
         Workers(threads)
 
