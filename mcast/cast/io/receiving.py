@@ -72,6 +72,7 @@ from mcast.cast.io.sinks import (
     sink_at,
     sink_of,
 )
+from mcast.cast.io.sources import Metadata
 from mcast.cast.io.workers import Task, Workers
 from mcast.cast.protocol import fec
 from mcast.cast.protocol.auth import NEEDS_KEY, WRONG_KEY, authenticator_for
@@ -99,8 +100,6 @@ from mcast.cast.protocol.receiver import MAX_PARTIAL_OBJECTS, ObjectReceiver, Re
 from mcast.endpoint.waiting import Step, call_user
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
-
     from mcast.cast._plane import Placer  # it may not be built
 
 logger: logging.Logger = logging.getLogger("mcast")
@@ -606,7 +605,7 @@ class ReceivingSession:
         memory: int,
         peer_timeout: float,
         key: bytes | None,
-        model: type[BaseModel] | None,
+        model: type[Metadata] | None,
         one_session: bool = False,
         progress: Callable[[Offered, int], object] | None = None,
         name: str | None = None,
