@@ -23,10 +23,9 @@ from typing import Any, NamedTuple
 
 from blake3 import blake3
 
-from mcast.cast.io.driver import MAX_RX_BATCH, SessionContext, SessionSteps, exclusive
+from mcast.cast.io.driver import DEFAULT_MEMORY, MAX_RX_BATCH, SessionContext, SessionSteps, exclusive
 from mcast.cast.io.receiving import Received, ReceivingSession
 from mcast.cast.io.sending import ObjectReport, SendingSession
-from mcast.cast.io.session import DEFAULT_MEMORY
 from mcast.cast.io.sinks import ReceiveTarget
 from mcast.cast.protocol import fec
 from mcast.cast.protocol.strategy import all_receivers

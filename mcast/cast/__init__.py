@@ -8,9 +8,9 @@ which only the newest matters.
 - `protocol/` is the protocol: state machines without I/O and without a clock. Its docstring describes the
   messages.
 - `io/` connects the protocol to memberships of endpoints and to data:
-  - `session` has the public calls, `driver` runs their steps by blocking or by awaiting, `sending` and
-    `receiving` are the two ends, `placing` parses received messages, and `one_thread` runs a sender and its
-    receivers in one thread;
+  - `session` and `reception` have the public calls, `driver` runs their steps by blocking or by awaiting,
+    `sending` and `receiving` are the two ends, `placing` parses received messages, and `one_thread` runs a
+    sender and its receivers in one thread;
   - `sources` and `sinks` adapt buffers, tensors, iterables and file objects, `chunks` is a sink that a
     program iterates over, `files` opens files and pipes, and `partfile` is the file of an incomplete
     transfer;
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mcast.cast.io.chunks import Chunks as Chunks
     from mcast.cast.io.receiving import Missed as Missed
     from mcast.cast.io.receiving import Received as Received
+    from mcast.cast.io.reception import receive as receive
     from mcast.cast.io.sending import Object as Object
     from mcast.cast.io.sending import ObjectReport as ObjectReport
     from mcast.cast.io.sending import Progress as Progress
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from mcast.cast.io.session import AsyncObjectSession as AsyncObjectSession
     from mcast.cast.io.session import ObjectSession as ObjectSession
     from mcast.cast.io.session import open_session as open_session
-    from mcast.cast.io.session import receive as receive
     from mcast.cast.io.session import send as send
     from mcast.cast.io.sinks import Offered as Offered
     from mcast.cast.io.sinks import ReceiveTarget as ReceiveTarget
@@ -55,7 +55,8 @@ _NAMES = {
     "cast.protocol.strategy": "Strategy all_receivers best_effort carousel deadline quorum",
     "cast.io.sinks": "Offered ReceiveTarget",
     "cast.io.sources": "Sendable",
-    "cast.io.session": "AsyncObjectSession ObjectSession open_session receive send",
+    "cast.io.session": "AsyncObjectSession ObjectSession open_session send",
+    "cast.io.reception": "receive",
     "cast.io.chunks": "Chunks",
     "cast.io.receiving": "Missed Received",
     "cast.io.sending": "Object ObjectReport Progress ReceiverVersion",

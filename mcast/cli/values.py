@@ -89,7 +89,7 @@ def seconds(least: float, most: float) -> Callable[[str | float], float]:
     def read(text: str | float) -> float:
         from mcast.arguments.seconds import parse_seconds
 
-        wanted = parse_seconds(str(text), unit=False)
+        wanted = text if isinstance(text, float) else parse_seconds(str(text), unit=False)  # a default
         if wanted is None:
             raise typer.BadParameter(
                 f"{_short(str(text))!r} is not a time: give seconds, or a number with a unit: us, ms, s, min "

@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing
 from typing import Protocol
 
 from mcast.cast import Missed, Offered, Received, open_session, receive
-from mcast.cast.io.session import DEFAULT_MEMORY
+from mcast.cast.io.driver import DEFAULT_MEMORY
 from mcast.collective.job import JobTerms
 from mcast.endpoint.blocking import Endpoint, Membership
 from mcast.wire.addresses import McastAddress

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from pkgutil import resolve_name
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from mcast.errors.tree import BackendUnavailable, UnavailableReason, UnknownBackend
@@ -55,7 +55,7 @@ def provider(name: str) -> Provider:
     if name in _OVERRIDES:
         return _OVERRIDES[name][-1]._replace(name=name)
     if name in BUILTIN:
-        return _load(name, partial(resolve_name, BUILTIN[name]), "install mcast again")
+        return _load(name, partial(_built_in, name), "install mcast again")
     entry = _installed().get(name)
     if entry is None:
         raise UnknownBackend(
@@ -118,6 +118,11 @@ def _installed() -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points  # 20 ms to import, and a built-in name needs none
 
     return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def _built_in(name: str) -> object:
+    module, _, value = BUILTIN[name].partition(":")
+    return getattr(import_module(module), value)
 
 
 def _load(name: str, load: Callable[[], object], fix: str) -> Provider:

@@ -88,11 +88,12 @@ class JoinAttrEx(_Value):
         mask, flags = self.comp_mask, as_int(self.join_flags)
         if as_int(mask) != JOIN_MASK:
             raise ValueError(
-                f"{short_repr(mask)} is not ADDRESS | JOIN_FLAGS (3): both fields are needed, no other exists"
+                f"comp_mask is {short_repr(mask)}: give ADDRESS | JOIN_FLAGS (3); both fields are needed, "
+                "and no other exists"
             )
         if flags not in _JOIN_FLAGS:
             given = short_repr(self.join_flags)
-            raise ValueError(f"{given} is not one of FULLMEMBER (0), SENDONLY_FULLMEMBER (1)")
+            raise ValueError(f"join_flags is {given}: give FULLMEMBER (0), SENDONLY_FULLMEMBER (1)")
         self._put("comp_mask", JOIN_MASK)
         self._put("join_flags", _JOIN_FLAGS[flags])
         self._put("addr", McastAddress.of(self.addr))
@@ -260,7 +261,10 @@ class Destination(_Value):
         super().__post_init__()
         given: Any = self.gid
         if not isinstance(given, Gid):
-            self._put("gid", Gid(given))
+            try:
+                self._put("gid", Gid(given))
+            except ValueError as error:
+                raise ValueError(f"gid: {error}") from None
         _checked(check_bool, self.is_global, "is_global")
         if self.mtu_source is not None:
             _checked(check_type, self.mtu_source, MtuSource, "mtu_source", "a MtuSource, or None")

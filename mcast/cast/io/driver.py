@@ -58,6 +58,12 @@ IO_TIMEOUT = 10.0
 DEFAULT_RECEIVE_DEPTH = 1024
 """Default depth of the receive queue in messages: more than a sender sends in one step."""
 
+DEFAULT_MEMORY = 32 << 20
+"""Default of the memory for blocks in transfer, at each end, in bytes (approximate)."""
+
+DEFAULT_PEER_TIMEOUT = 10.0
+"""Default time after which a silent peer is given up, in seconds."""
+
 MIN_MAX_MESSAGE = 1024
 """Minimum message size that a group must allow, in bytes."""
 

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from mcast.api import Backend, Batch, CopiedBatch, McastAddress
 from mcast.cast.io.driver import (
+    DEFAULT_MEMORY,
     DEFAULT_RECEIVE_DEPTH,
     IO_TIMEOUT,
     MAX_RX_BATCH,
@@ -26,7 +27,6 @@ from mcast.cast.io.driver import (
 from mcast.cast.io.files import NullSink
 from mcast.cast.io.receiving import Received, ReceivingSession
 from mcast.cast.io.sending import ObjectReport, Progress, SendingSession
-from mcast.cast.io.session import DEFAULT_MEMORY
 from mcast.cast.io.sources import Sendable
 from mcast.cast.protocol.members import MAX_MEMBERS_PER_ADDRESS
 from mcast.cast.protocol.sender import ReceiverReport

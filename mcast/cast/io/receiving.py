@@ -32,7 +32,7 @@ from contextlib import suppress
 from math import inf
 from pathlib import Path
 from random import SystemRandom
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from mcast.api import Batch, Series
 from mcast.arguments import Buffer
@@ -60,6 +60,7 @@ from mcast.cast.io.sinks import (
     sink_at,
     sink_of,
 )
+from mcast.cast.io.sources import Metadata
 from mcast.cast.io.workers import Workers
 from mcast.cast.protocol import fec
 from mcast.cast.protocol.auth import NEEDS_KEY, WRONG_KEY, authenticator_for
@@ -81,9 +82,6 @@ from mcast.cast.protocol.packets import (
 )
 from mcast.cast.protocol.receiver import MAX_PARTIAL_OBJECTS, ObjectReceiver, ReceiverConfig
 from mcast.endpoint.waiting import Step, call_user
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -297,7 +295,7 @@ class ReceivingSession:
         memory: int,
         peer_timeout: float,
         key: bytes | None,
-        model: type[BaseModel] | None,
+        model: type[Metadata] | None,
         one_session: bool = False,
         progress: Callable[[Offered, int], object] | None = None,
         name: str | None = None,

@@ -27,14 +27,22 @@ from itertools import accumulate
 from math import inf
 from operator import index
 from random import SystemRandom
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from mcast.api import HeaderBodyBatch, Phase, TimedOut
 from mcast.arguments import Buffer
 from mcast.arguments.copies import reduce_with_copies
 from mcast.arguments.seconds import check_seconds
 from mcast.cast.io.driver import MAX_RX_BATCH, SessionContext, SessionSteps, from_others, payloads_of
-from mcast.cast.io.sources import ByteSource, MemorySource, Sendable, SendBuffer, memory_of, source_of
+from mcast.cast.io.sources import (
+    ByteSource,
+    MemorySource,
+    Metadata,
+    Sendable,
+    SendBuffer,
+    memory_of,
+    source_of,
+)
 from mcast.cast.io.workers import Workers
 from mcast.cast.protocol import fec
 from mcast.cast.protocol.auth import NEEDS_KEY, WRONG_KEY, authenticator_for
@@ -57,9 +65,6 @@ from mcast.cast.protocol.sender import ObjectInfo, ObjectResult, ObjectSender, R
 from mcast.cast.protocol.strategy import Strategy, all_receivers, deadline
 from mcast.endpoint.waiting import Step, call_user
 
-if TYPE_CHECKING:
-    from pydantic import BaseModel
-
 _POLL_INTERVAL = 0.01
 """Interval to poll a source that had no bytes, in seconds."""
 _REPEAT_INTERVAL = 1.0
@@ -73,7 +78,7 @@ class Object(NamedTuple):
 
     data: Sendable
     name: str = ""
-    metadata: bytes | BaseModel = b""
+    metadata: bytes | Metadata = b""
 
     def __reduce__(self) -> tuple[object, ...]:
         return reduce_with_copies(self)
@@ -268,7 +273,7 @@ class SendingSession:
         return "".join(hints)
 
     def send(
-        self, data: Sendable, strategy: Strategy, name: str, metadata: bytes | BaseModel
+        self, data: Sendable, strategy: Strategy, name: str, metadata: bytes | Metadata
     ) -> SessionSteps[ObjectReport]:
         """Send one object until the strategy ends it; return its report."""
         (report,) = yield from self.send_all([Object(data, name, metadata)], strategy)
@@ -287,7 +292,7 @@ class SendingSession:
             return (yield from self._send_sources(sources, objects, strategy))
 
     def publish(
-        self, data: Sendable, version: int, strategy: Strategy, name: str, metadata: bytes | BaseModel
+        self, data: Sendable, version: int, strategy: Strategy, name: str, metadata: bytes | Metadata
     ) -> SessionSteps[ObjectReport]:
         """Send a version, and keep it for receivers that join later; return its report."""
         known = self._published
@@ -540,7 +545,7 @@ def _lasting_source(data: Sendable) -> ByteSource:
     return source
 
 
-def _metadata_of(metadata: bytes | BaseModel) -> bytes:
+def _metadata_of(metadata: bytes | Metadata) -> bytes:
     """Return metadata as bytes; a model is encoded as JSON."""
     dump: Callable[[], str] | None = getattr(metadata, "model_dump_json", None)
     return cast(bytes, metadata) if dump is None else dump().encode()

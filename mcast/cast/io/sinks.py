@@ -8,23 +8,20 @@ import select
 from collections.abc import Callable
 from functools import cache, partial
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from mcast.arguments import Buffer
 from mcast.arguments.buffers import writable_bytes
 from mcast.arguments.file_objects import FileWriter, SupportsWrite
 from mcast.cast.io.files import Sink, StreamSink, native, sink_of_path
-from mcast.cast.io.sources import Tensor, memory_of, poll_of
+from mcast.cast.io.sources import Metadata, Tensor, memory_of, poll_of
 from mcast.endpoint.waiting import call_user
-
-if TYPE_CHECKING:
-    from pydantic import BaseModel
 
 Target = Buffer | Tensor | os.PathLike[str] | SupportsWrite | Sink | None
 """Destination of one object: a writable buffer or CPU tensor, the path of a file, an object with `write`, a
 `mcast.cast.io.files.Sink`, or None for new memory."""
 
-Model = TypeVar("Model", bound="BaseModel")
+M = TypeVar("M", bound=Metadata)
 
 
 class Offered(NamedTuple):
@@ -47,7 +44,7 @@ class Offered(NamedTuple):
     number: int
     version: int | None = None
 
-    def read(self, model: type[Model]) -> Model:
+    def read(self, model: type[M]) -> M:
         """Parse the metadata as that model. Raises ValueError, which names the field that is wrong."""
         from pydantic import ValidationError
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from functools import partial
 from io import BufferedRandom, BufferedReader, BufferedWriter, BytesIO, FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Self, cast
 
 from mcast.api import HeaderBodyBatch, McastError, Region
 from mcast.arguments import Buffer
@@ -50,6 +50,14 @@ Lend = Callable[[memoryview], Region | None]
 
 def lend_nothing(part: memoryview) -> None:
     """Register nothing, for a session without a queue pair."""
+
+
+class Metadata(Protocol):
+    """Metadata of an object in a form that is sent as JSON, such as a model of pydantic."""
+
+    @classmethod
+    def model_validate_json(cls, json_data: bytes, /) -> Self: ...
+    def model_dump_json(self) -> str: ...
 
 
 class Tensor(Protocol):

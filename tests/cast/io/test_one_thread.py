@@ -11,10 +11,9 @@ from blake3 import blake3
 from mcast import McastAddress, TimedOut, cast, open_endpoint
 from mcast.backends.sim import Fabric, open_fabric
 from mcast.backends.sim.faults import Delay, Drop, Duplicate, Messages, Reorder
-from mcast.cast.io.driver import exclusive
+from mcast.cast.io.driver import DEFAULT_MEMORY, exclusive
 from mcast.cast.io.one_thread import End, ReceivingEnd, SendingEnd, ends, run
 from mcast.cast.io.sending import SendingSession
-from mcast.cast.io.session import DEFAULT_MEMORY
 from mcast.cast.protocol.strategy import all_receivers
 
 GROUP = McastAddress.of("239.1.1.1")
