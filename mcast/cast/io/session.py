@@ -124,7 +124,6 @@ class _ObjectSession(Handle):
     def _send_carousel(
         self, objects: Sequence[Object], strategy: Strategy
     ) -> SessionSteps[tuple[ObjectReport, ...]]:
-        self._require_open()
         if not strategy.carousel:
             raise ValueError("send_carousel sends in cycles: give a strategy of cast.carousel()")
         return self._sending.send_all(objects, strategy)
@@ -158,6 +157,16 @@ class ObjectSession(_ObjectSession):
         self._group = group
         super().__init__(group, *options)
 
+    def _drive(self, steps: SessionSteps[T], call: str) -> T:
+        return drive_blocking(self._group, self._now, self._guard, steps, call)
+
+    def _carry_out(self, steps: SessionSteps[T], call: str) -> T:
+        """Run the steps of a call, unless another one is running."""
+        with (claim := Lock()):
+            self._begin(claim)
+            self._require_open()
+            return self._drive(steps, call)
+
     def wait_for_receivers(self, receivers: int | None = None, timeout: float | None = None) -> int:
         """Wait until this number of receivers has joined; return the number of receivers in the session.
 
@@ -169,11 +178,9 @@ class ObjectSession(_ObjectSession):
         few seconds, use `wait_for_receivers(timeout=...)` as the pause: in it, receivers that lack the
         version of the last `publish` get it. Raises ValueError if both arguments are None.
         """
-        with (claim := Lock()):
-            self._begin(claim)
-            self._require_open()
-            call = self._name("wait_for_receivers")
-            return self._carry_out(self._sending.wait_for_receivers(receivers, timeout, call), call)
+        call = self._name("wait_for_receivers")
+        steps = self._sending.wait_for_receivers(receivers, timeout, call)
+        return self._carry_out(steps, call)
 
     def send(
         self,
@@ -188,10 +195,8 @@ class ObjectSession(_ObjectSession):
             raise TypeError(
                 f"{type(data).__name__} is an async iterable: send it with a membership of mcast.aio"
             )
-        with (claim := Lock()):
-            self._begin(claim)
-            self._require_open()
-            return self._carry_out(self._sending.send(data, strategy, name, metadata), self._name("send"))
+        steps = self._sending.send(data, strategy, name, metadata)
+        return self._carry_out(steps, self._name("send"))
 
     def publish(
         self,
@@ -218,15 +223,8 @@ class ObjectSession(_ObjectSession):
         not newer, and for a carousel; and the errors of `send`. `wait_for_receivers` raises OSError if the
         file has changed.
         """
-        with (claim := Lock()):
-            self._begin(claim)
-            self._require_open()
-            return self._carry_out(
-                self._sending.publish(data, version, strategy, name, metadata), self._name("publish")
-            )
-
-    def _carry_out(self, steps: SessionSteps[T], call: str) -> T:
-        return drive_blocking(self._group, self._now, self._guard, steps, call)
+        steps = self._sending.publish(data, version, strategy, name, metadata)
+        return self._carry_out(steps, self._name("publish"))
 
     def send_carousel(
         self,
@@ -241,9 +239,8 @@ class ObjectSession(_ObjectSession):
         A receiver may join at any time, and gets each object once. Raises ValueError for other strategies,
         and where `mcast.cast.send` raises it for a carousel.
         """
-        with (claim := Lock()):
-            self._begin(claim)
-            return self._carry_out(self._send_carousel(objects, strategy), self._name("send_carousel"))
+        steps = self._send_carousel(objects, strategy)
+        return self._carry_out(steps, self._name("send_carousel"))
 
     def close(self, reason: str = "") -> None:
         """End the session, and send the receivers the reason. Idempotent.
@@ -255,7 +252,7 @@ class ObjectSession(_ObjectSession):
             try:
                 steps = self._end(reason)
                 if steps is not None:
-                    self._carry_out(steps, self._name("close"))
+                    self._drive(steps, self._name("close"))
             finally:
                 self._free()
 
@@ -281,13 +278,21 @@ class AsyncObjectSession(_ObjectSession):
         self._group = group
         super().__init__(group, *options)
 
-    async def wait_for_receivers(self, receivers: int | None = None, timeout: float | None = None) -> int:
-        """Wait for receivers; see `ObjectSession.wait_for_receivers`."""
+    async def _drive(self, steps: SessionSteps[T], call: str) -> T:
+        return await drive_awaiting(self._group, self._now, self._guard, steps, call)
+
+    async def _carry_out(self, steps: SessionSteps[T], call: str) -> T:
+        """Run the steps of a call, unless another one is running."""
         with (claim := Lock()):
             self._begin(claim)
             self._require_open()
-            call = self._name("wait_for_receivers")
-            return await self._carry_out(self._sending.wait_for_receivers(receivers, timeout, call), call)
+            return await self._drive(steps, call)
+
+    async def wait_for_receivers(self, receivers: int | None = None, timeout: float | None = None) -> int:
+        """Wait for receivers; see `ObjectSession.wait_for_receivers`."""
+        call = self._name("wait_for_receivers")
+        steps = self._sending.wait_for_receivers(receivers, timeout, call)
+        return await self._carry_out(steps, call)
 
     async def send(
         self,
@@ -298,12 +303,8 @@ class AsyncObjectSession(_ObjectSession):
         strategy: Strategy = all_receivers(),  # noqa: B008  (immutable)
     ) -> ObjectReport:
         """Send one object to all receivers; see `ObjectSession.send`."""
-        with (claim := Lock()):
-            self._begin(claim)
-            self._require_open()
-            return await self._carry_out(
-                self._sending.send(data, strategy, name, metadata), self._name("send")
-            )
+        steps = self._sending.send(data, strategy, name, metadata)
+        return await self._carry_out(steps, self._name("send"))
 
     async def publish(
         self,
@@ -315,15 +316,8 @@ class AsyncObjectSession(_ObjectSession):
         strategy: Strategy = all_receivers(),  # noqa: B008  (immutable)
     ) -> ObjectReport:
         """Send the newest version of an object; see `ObjectSession.publish`."""
-        with (claim := Lock()):
-            self._begin(claim)
-            self._require_open()
-            return await self._carry_out(
-                self._sending.publish(data, version, strategy, name, metadata), self._name("publish")
-            )
-
-    async def _carry_out(self, steps: SessionSteps[T], call: str) -> T:
-        return await drive_awaiting(self._group, self._now, self._guard, steps, call)
+        steps = self._sending.publish(data, version, strategy, name, metadata)
+        return await self._carry_out(steps, self._name("publish"))
 
     async def send_carousel(
         self,
@@ -331,9 +325,8 @@ class AsyncObjectSession(_ObjectSession):
         strategy: Strategy = carousel(),  # noqa: B008  (immutable)
     ) -> tuple[ObjectReport, ...]:
         """Send several objects in cycles; see `ObjectSession.send_carousel`."""
-        with (claim := Lock()):
-            self._begin(claim)
-            return await self._carry_out(self._send_carousel(objects, strategy), self._name("send_carousel"))
+        steps = self._send_carousel(objects, strategy)
+        return await self._carry_out(steps, self._name("send_carousel"))
 
     async def close(self, reason: str = "") -> None:
         """End the session; see `ObjectSession.close`."""
@@ -342,7 +335,7 @@ class AsyncObjectSession(_ObjectSession):
             try:
                 steps = self._end(reason)
                 if steps is not None:
-                    await self._carry_out(steps, self._name("close"))
+                    await self._drive(steps, self._name("close"))
             finally:
                 self._free()
 
