@@ -700,7 +700,7 @@ class ReceivingSession:
             self._complete += session.complete
             session.complete.clear()
 
-    def _may_commit(self, session: _SenderSession, delivery: _Delivery) -> bool:
+    def _may_commit(self, session: _SenderSession, delivery: Delivery) -> bool:
         """Return False while the destination has another object that the program did not take yet."""
         waiting = [received.path for received in self._complete]
         for each in self._all_objects():
