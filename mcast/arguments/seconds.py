@@ -52,11 +52,3 @@ def check_seconds(given: float, name: str = "timeout") -> float:
     if seconds != seconds:
         raise ValueError(f"{name} is {short_repr(given)}: give a number of seconds")
     return min(max(seconds, 0.0), MAX_SECONDS)
-
-
-def check_busy_poll(given: float) -> float:
-    """Return the seconds that a waiting call polls before it sleeps; infinity stays infinity."""
-    polling = check_seconds(given, "busy_poll")
-    if given < 0:
-        raise ValueError(f"busy_poll is {given}: give seconds from 0 on, inf to poll always")
-    return inf if given == inf else polling

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from mcast.api import (
     CmId,
@@ -45,13 +44,8 @@ class BenchEnd:
         self.address: LocalAddress = local_port.address
         self.id: CmId = channel.create_id(space)
         self.id.bind_addr(local_port.address)
-        own = replace(
-            init,
-            busy_poll=settings.busy_poll,
-            comp_vector=settings.comp_vector,
-            moderation=settings.moderation,
-        )
-        self.qp: QueuePair = self.id.create_qp(own)
+        own = {name: getattr(settings, name) for name in ("busy_poll", "comp_vector", "moderation")}
+        self.qp: QueuePair = self.id.create_qp(init.model_copy(update=own))
 
     def join(self, group: McastAddress, send_only: bool = False) -> Destination:
         """Join and wait for the outcome; return the destination to send to. Raises what `join_all` raises."""

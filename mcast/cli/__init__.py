@@ -75,10 +75,13 @@ class _Reader:
 
 
 def _without_pydantic(params: list[Parameter]) -> list[Parameter]:
-    """Let the parameters be read by their own parsers alone; typer itself reads all but text and flags."""
+    """Let the parameters be read by their own parsers alone; typer itself reads all but text and flags.
+
+    A release of typer that describes parameters otherwise reads all of them itself.
+    """
     for one in params:
-        if isinstance(one, TyperArgument | TyperOption) and "get_runtime_param" not in vars(one):
-            kind = one.type_descriptor
+        kind = getattr(one, "type_descriptor", None)
+        if kind is not None and "get_runtime_param" not in vars(one):
             read = kind.parameter_info.parser or (str if kind.annotation in (str, list[str]) else None)
             if read is not None:
                 vars(one)["get_runtime_param"] = partial(_Reader, read)

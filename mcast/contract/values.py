@@ -6,14 +6,14 @@ All are frozen.
 from __future__ import annotations
 
 import errno as E
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from enum import Enum
 from ipaddress import IPv4Address, IPv6Address
-from typing import Any, ClassVar, NamedTuple, ParamSpec, Self, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
-from mcast.arguments.checks import as_int, check_bool, check_int, check_type, short_repr
-from mcast.arguments.seconds import check_busy_poll
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+
+from mcast.arguments.checks import as_int, short_repr
 from mcast.contract.batch import Message
 from mcast.contract.enums import (
     JOIN_MASK,
@@ -30,49 +30,25 @@ from mcast.wire.addresses import Gid, McastAddress, Mgid
 from mcast.wire.kinds import RDMA_UDP_QKEY, LinkLayer
 from mcast.wire.mcmember import MLID_FIRST
 
-P = ParamSpec("P")
-T = TypeVar("T")
+
+class _Model(BaseModel):
+    # pydantic builds each model when it is first used, because building takes a third of the import's time.
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        frozen=True, strict=True, arbitrary_types_allowed=True, extra="forbid", defer_build=True
+    )
 
 
-class _Value:
-    """Base of frozen dataclasses that check what they are made of.
-
-    They are no models of pydantic, whose import takes half of the time in which a command starts. A model may
-    have them as fields, which it reads as strictly.
-    """
-
-    __pydantic_config__: ClassVar[dict[str, object]] = {"strict": True, "extra": "forbid"}
-
-    _RANGES: ClassVar[Mapping[str, tuple[int, int | None]]] = {}
-    """A field for a whole number -> minimum and maximum; None is allowed where it is the default."""
-
-    def __post_init__(self) -> None:
-        for name, (least, most) in self._RANGES.items():
-            given = getattr(self, name)
-            if given is None and getattr(type(self), name, 0) is None:
-                continue
-            if not (given.__class__ is int and least <= given and (most is None or given <= most)):
-                allowed = f"give {least} or more" if most is None else f"give {least}..{most}"
-                self._put(name, _checked(check_int, given, name, least, most, allowed))
-
-    def _put(self, name: str, value: object) -> None:
-        """Replace what was given for a field by the value that it stands for."""
-        object.__setattr__(self, name, value)
+def _plainly(value: object) -> object:
+    """The value; as an int if it is a whole number of another class, which no IntEnum is."""
+    number = None if isinstance(value, int) else as_int(value)
+    return value if number is None else number
 
 
-def _checked(check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what the check returns. A value raises ValueError for a wrong type, too."""
-    try:
-        return check(*args, **kwargs)
-    except TypeError as error:
-        raise ValueError(str(error)) from None
+IntField = Annotated[int, BeforeValidator(_plainly)]
+"""A field for a whole number, by `mcast.arguments.checks.as_int`."""
 
 
-_JOIN_FLAGS: dict[int | None, JoinFlag] = {int(one): one for one in JoinFlag}
-
-
-@dataclass(frozen=True, kw_only=True)
-class JoinAttrEx(_Value):
+class JoinAttrEx(_Model):
     """rdma_cm_join_mc_attr_ex: the argument of `CmId.join_multicast_ex`.
 
     `full_member(addr)` and `send_only(addr)` make the only two kinds. A wrong value raises ValueError.
@@ -84,26 +60,27 @@ class JoinAttrEx(_Value):
     join_flags: JoinFlag = JoinFlag.FULLMEMBER
     addr: McastAddress
 
-    def __post_init__(self) -> None:
-        mask, flags = self.comp_mask, as_int(self.join_flags)
-        if as_int(mask) != JOIN_MASK:
-            raise ValueError(
-                f"comp_mask is {short_repr(mask)}: give ADDRESS | JOIN_FLAGS (3); both fields are needed, "
-                "and no other exists"
-            )
-        if flags not in _JOIN_FLAGS:
-            given = short_repr(self.join_flags)
-            raise ValueError(f"join_flags is {given}: give FULLMEMBER (0), SENDONLY_FULLMEMBER (1)")
-        self._put("comp_mask", JOIN_MASK)
-        self._put("join_flags", _JOIN_FLAGS[flags])
-        self._put("addr", McastAddress.of(self.addr))
-
+    @field_validator("comp_mask", mode="plain")
     @classmethod
-    def model_construct(cls, **fields: Any) -> JoinAttrEx:
-        """Make a request without checking it."""
-        made = object.__new__(cls)
-        vars(made).update({"comp_mask": JOIN_MASK, "join_flags": JoinFlag.FULLMEMBER, **fields})
-        return made
+    def _both_fields(cls, value: object) -> CompMask:
+        if as_int(value) == JOIN_MASK:
+            return JOIN_MASK
+        raise ValueError(
+            f"{short_repr(value)} is not ADDRESS | JOIN_FLAGS (3): both fields are needed, no other exists"
+        )
+
+    @field_validator("join_flags", mode="plain")
+    @classmethod
+    def _single_flag(cls, value: object) -> JoinFlag:
+        for one in JoinFlag:
+            if as_int(value) == one:
+                return one
+        raise ValueError(f"{short_repr(value)} is not one of FULLMEMBER (0), SENDONLY_FULLMEMBER (1)")
+
+    @field_validator("addr", mode="before")
+    @classmethod
+    def _from_text(cls, value: Any) -> McastAddress:
+        return McastAddress.of(value)
 
     @classmethod
     def full_member(cls, addr: McastAddress | IPv4Address | IPv6Address | Mgid | str) -> JoinAttrEx:
@@ -116,8 +93,7 @@ class JoinAttrEx(_Value):
         return cls(join_flags=JoinFlag.SENDONLY_FULLMEMBER, addr=McastAddress.of(addr))
 
 
-@dataclass(frozen=True, kw_only=True)
-class CqModeration(_Value):
+class CqModeration(_Model):
     """Interrupt moderation: when the device wakes a waiting receive.
 
     After `count` messages, or `period` µs after the first of them.
@@ -126,20 +102,22 @@ class CqModeration(_Value):
     less.
     """
 
-    count: int
-    period: int
+    count: IntField
+    period: IntField
 
-    def __post_init__(self) -> None:
-        for name, unit in (("count", "messages"), ("period", "microseconds")):
-            why = (
-                f"give 1..65535 {unit}; without a count nothing is moderated, and without a period the last "
-                "messages of a burst might wake nobody"
+    @field_validator("count", "period")
+    @classmethod
+    def _both(cls, value: int, info: ValidationInfo) -> int:
+        if not 1 <= value <= 0xFFFF:
+            what = "messages" if info.field_name == "count" else "microseconds"
+            raise ValueError(
+                f"{info.field_name} is {value}: give 1..65535 {what}; without a count nothing is moderated, "
+                "and without a period the last messages of a burst might wake nobody"
             )
-            self._put(name, _checked(check_int, getattr(self, name), name, 1, 0xFFFF, why))
+        return value
 
 
-@dataclass(frozen=True, kw_only=True)
-class QpInit(_Value):
+class QpInit(_Model):
     """The argument of `CmId.create_qp`.
 
     qp_type         only UD can be in a group
@@ -163,30 +141,21 @@ class QpInit(_Value):
     """
 
     qp_type: QpType = QpType.UD
-    max_send_wr: int = 128
-    max_recv_wr: int = 512
-    max_recv_size: int | None = None
+    max_send_wr: IntField = Field(default=128, ge=1, le=1 << 20)
+    max_recv_wr: IntField = Field(default=512, ge=1, le=1 << 20)
+    max_recv_size: IntField | None = Field(default=None, ge=0, le=1 << 16)
     block_loopback: bool = False
-    busy_poll: float = 0.0
-    comp_vector: int | None = None
+    busy_poll: float = Field(default=0.0, ge=0)
+    comp_vector: IntField | None = Field(default=None, ge=0)
     moderation: CqModeration | None = None
     timestamps: bool = False
 
-    _RANGES: ClassVar[Mapping[str, tuple[int, int | None]]] = {
-        "max_send_wr": (1, 1 << 20),
-        "max_recv_wr": (1, 1 << 20),
-        "max_recv_size": (0, 1 << 16),
-        "comp_vector": (0, None),
-    }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _checked(check_type, self.qp_type, QpType, "qp_type", "a QpType")
-        _checked(check_bool, self.block_loopback, "block_loopback")
-        _checked(check_bool, self.timestamps, "timestamps")
-        if self.moderation is not None:
-            _checked(check_type, self.moderation, CqModeration, "moderation", "a CqModeration, or None")
-        self._put("busy_poll", _checked(check_busy_poll, self.busy_poll))
+    @field_validator("busy_poll", mode="before")
+    @classmethod
+    def _seconds(cls, value: Any) -> Any:
+        if isinstance(value, float | int | str) or not hasattr(type(value), "__float__"):
+            return value  # what is wrong there the field says itself
+        return float(value)
 
 
 class MtuSource(Enum):
@@ -199,8 +168,7 @@ class MtuSource(Enum):
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Destination(_Value):
+class Destination(_Model):
     """Destination of a UD message.
 
     The attributes of an address handle, and the receiver's queue pair number and Q_Key.
@@ -227,47 +195,20 @@ class Destination(_Value):
     """
 
     gid: Gid
-    qp_num: int = MULTICAST_QPN
-    qkey: int = RDMA_UDP_QKEY
-    dlid: int = 0
-    sl: int = 0
-    port_num: int = 1
-    sgid_index: int = 0
-    hop_limit: int = 64
-    traffic_class: int = 0
-    flow_label: int = 0
+    qp_num: IntField = Field(default=MULTICAST_QPN, ge=0, le=0xFFFFFF)
+    qkey: IntField = Field(default=RDMA_UDP_QKEY, ge=0, le=0xFFFFFFFF)
+    dlid: IntField = Field(default=0, ge=0, le=0xFFFF)
+    sl: IntField = Field(default=0, ge=0, le=15)
+    port_num: IntField = Field(default=1, ge=1, le=255)
+    sgid_index: IntField = Field(default=0, ge=0, le=0xFFFF)
+    hop_limit: IntField = Field(default=64, ge=0, le=255)
+    traffic_class: IntField = Field(default=0, ge=0, le=255)
+    flow_label: IntField = Field(default=0, ge=0, le=0xFFFFF)
     is_global: bool = True
-    static_rate: int = 0
-    src_path_bits: int = 0
-    group_mtu: int | None = None
+    static_rate: IntField = Field(default=0, ge=0, le=255)
+    src_path_bits: IntField = Field(default=0, ge=0, le=127)
+    group_mtu: IntField | None = Field(default=None, ge=1)
     mtu_source: MtuSource | None = None
-
-    _RANGES: ClassVar[Mapping[str, tuple[int, int | None]]] = {
-        "qp_num": (0, 0xFFFFFF),
-        "qkey": (0, 0xFFFFFFFF),
-        "dlid": (0, 0xFFFF),
-        "sl": (0, 15),
-        "port_num": (1, 255),
-        "sgid_index": (0, 0xFFFF),
-        "hop_limit": (0, 255),
-        "traffic_class": (0, 255),
-        "flow_label": (0, 0xFFFFF),
-        "static_rate": (0, 255),
-        "src_path_bits": (0, 127),
-        "group_mtu": (1, None),
-    }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        given: Any = self.gid
-        if not isinstance(given, Gid):
-            try:
-                self._put("gid", Gid(given))
-            except ValueError as error:
-                raise ValueError(f"gid: {error}") from None
-        _checked(check_bool, self.is_global, "is_global")
-        if self.mtu_source is not None:
-            _checked(check_type, self.mtu_source, MtuSource, "mtu_source", "a MtuSource, or None")
 
     def marked(self, traffic_class: int | None = None, sl: int | None = None) -> Destination:
         """Return a copy for messages with another traffic class and service level.
@@ -278,10 +219,9 @@ class Destination(_Value):
         the kernel uses that option for connections and not in cma_iboe_join_multicast (K-EVENT-8). On
         InfiniBand the destination has the values of the group, from the SA.
         """
-        if traffic_class is None and sl is None:
-            return self
-        traffic_class = self.traffic_class if traffic_class is None else traffic_class
-        return replace(self, traffic_class=traffic_class, sl=self.sl if sl is None else sl)
+        wanted = {"traffic_class": traffic_class, "sl": sl}
+        changed = {name: value for name, value in wanted.items() if value is not None}
+        return Destination(**{**dict(self), **changed}) if changed else self
 
     def can_reply_to(self, message: Message, on_loopback: bool = False) -> bool:
         """Return True if the sender of a message of this group has an address that can be answered.
@@ -314,15 +254,11 @@ class Destination(_Value):
         has_grh = any(message.source)
         if not has_grh and not message.src_lid:
             raise ValueError("the message has neither a GRH nor a LID of its sender: it cannot be answered")
-        return replace(
-            self,
-            gid=message.source,
-            qp_num=message.src_qp,
-            dlid=message.src_lid,
-            src_path_bits=message.path_bits,
-            is_global=has_grh,
-            sl=self.sl if message.sl is None else message.sl,
-        )
+        sender: dict[str, object] = {"gid": message.source, "qp_num": message.src_qp}
+        sender |= {"dlid": message.src_lid, "src_path_bits": message.path_bits, "is_global": has_grh}
+        if message.sl is not None:
+            sender["sl"] = message.sl
+        return self.model_copy(update=sender)
 
 
 def _is_nobody(address: IPv4Address, on_loopback: bool) -> bool:
@@ -342,8 +278,7 @@ class UdParam(NamedTuple):
     destination: Destination
 
 
-@dataclass(frozen=True, kw_only=True)
-class PortInfo(_Value):
+class PortInfo(_Model):
     """One port of a device.
 
     port_num    the number of the port, from 1
@@ -367,8 +302,7 @@ class PortInfo(_Value):
     addresses: tuple[IPv4Address | IPv6Address, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceInfo(_Value):
+class DeviceInfo(_Model):
     """One RDMA device and its limits (DT-7).
 
     name                 the kernel's name of the device, such as mlx5_0

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
-from math import inf
 from random import Random
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from mcast.api import McastError
-from mcast.arguments.checks import short_repr
 from mcast.wire.addresses import Gid, McastAddress
 
 
@@ -27,8 +26,7 @@ class LoopbackPolicy(Enum):
     FILTER = "filter"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RejoinPolicy:
+class RejoinPolicy(BaseModel):
     """Schedule of the joins after a membership was lost. Times are in seconds.
 
     The n-th attempt (from 1) comes `first * factor**(n-1)` after the one before, at most `maximum` after it.
@@ -36,20 +34,13 @@ class RejoinPolicy:
     loss; None: never give up.
     """
 
-    first: float = 0.05
-    factor: float = 2.0
-    maximum: float = 5.0
-    jitter: float = 0.2
-    give_up_after: float | None = None
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, strict=True, extra="forbid")
 
-    def __post_init__(self) -> None:
-        for name, least, most, allowed in _POLICY:
-            given = getattr(self, name)
-            if given is None and name == "give_up_after":
-                continue
-            is_number = isinstance(given, float | int) and not isinstance(given, bool)
-            if not (is_number and least <= given <= most):
-                raise ValueError(f"{name} is {short_repr(given)}: give {allowed}")
+    first: float = Field(default=0.05, gt=0)
+    factor: float = Field(default=2.0, ge=1)
+    maximum: float = Field(default=5.0, gt=0)
+    jitter: float = Field(default=0.2, ge=0, le=1)
+    give_up_after: float | None = Field(default=None, ge=0)
 
     def delay(self, attempt: int, random: Random) -> float:
         """The seconds to wait before that attempt, counted from 1."""
@@ -58,19 +49,6 @@ class RejoinPolicy:
         except OverflowError:  # a fabric may be away for days
             exact = self.maximum
         return exact * random.uniform(1 - self.jitter, 1 + self.jitter)
-
-
-_ABOVE_ZERO = 5e-324
-"""The least number above 0."""
-
-_POLICY = (
-    ("first", _ABOVE_ZERO, inf, "seconds, more than 0"),
-    ("factor", 1, inf, "a number from 1 on"),
-    ("maximum", _ABOVE_ZERO, inf, "seconds, more than 0"),
-    ("jitter", 0, 1, "a number from 0 to 1"),
-    ("give_up_after", 0, inf, "seconds from 0 on, or None"),
-)
-"""Name, minimum and maximum of each field of `RejoinPolicy`, and the words for them."""
 
 
 class Lost(NamedTuple):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno as E
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
 
@@ -123,7 +122,7 @@ class PortResources:
         )
         self.blocking_loopback = False
         if settings.loopback is LoopbackPolicy.OFF:
-            blocking = replace(init, block_loopback=True)
+            blocking = init.model_copy(update={"block_loopback": True})
             try:
                 qp = call_provider(cm_id.create_qp, blocking)
             except Refused as refused:

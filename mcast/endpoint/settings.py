@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from ipaddress import IPv4Address, IPv6Address
+from math import inf
 from typing import Literal
 
 from mcast.api import Backend, CqModeration, LinkLayer
 from mcast.arguments.checks import check_bool, check_int, check_type, short_repr
-from mcast.arguments.seconds import check_busy_poll
+from mcast.arguments.seconds import check_seconds
 from mcast.endpoint import sequence
 from mcast.endpoint.policy import LoopbackPolicy, RejoinPolicy
 from mcast.endpoint.ports import LocalPort
@@ -60,7 +61,10 @@ class Settings:
         if self.moderation is not None:
             check_type(self.moderation, CqModeration, "moderation", "a CqModeration, or None")
         check_bool(self.timestamps, "timestamps")
-        object.__setattr__(self, "busy_poll", check_busy_poll(self.busy_poll))
+        polling = check_seconds(self.busy_poll, "busy_poll")
+        if self.busy_poll < 0:
+            raise ValueError(f"busy_poll is {self.busy_poll}: give seconds from 0 on, inf to poll always")
+        object.__setattr__(self, "busy_poll", self.busy_poll if self.busy_poll == inf else polling)
 
     @property
     def header_size(self) -> int:

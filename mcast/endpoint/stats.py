@@ -1,18 +1,20 @@
-"""Statistics of an endpoint and of its groups: frozen snapshots.
-
-`dataclasses.asdict` makes a dictionary of one.
-"""
+"""Statistics of an endpoint and of its groups: frozen snapshots."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict
 
 from mcast.wire.addresses import Gid
 
 
-@dataclass(frozen=True, kw_only=True)
-class SourceStats:
+class _Snapshot(BaseModel):
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, arbitrary_types_allowed=True, extra="forbid")
+
+
+class SourceStats(_Snapshot):
     """Counters of one stream, by its sequence headers. A sender starts a new stream with each join.
 
     source      the sender's GID
@@ -34,8 +36,7 @@ class SourceStats:
     duplicates: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class GroupStats:
+class GroupStats(_Snapshot):
     """Counters of one group since it was joined. Bytes are payload bytes, without sequence headers.
 
     group      the address that was joined
@@ -72,8 +73,7 @@ class GroupStats:
     forgotten_sources: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class EndpointStats:
+class EndpointStats(_Snapshot):
     """Counters of an endpoint since it was opened, over all its queue pairs. None: the provider cannot know.
 
     backend, device, port_num, qp_num  where the endpoint is; qp_num is None once it is closed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -247,7 +246,7 @@ def test_failed_answer_does_not_end_answering(qps: int) -> None:
             question = Probe(Kind.UNICAST_REQUEST, 1, Peer(here.gids[0], qp.qp_num)).pack()
             for qp_num in heard["qps"]:
                 to = {"gid": there.gids[0], "qp_num": qp_num, "sgid_index": 0}
-                qp.send_one(replace(pairs.destinations[qp], **to), question)
+                qp.send_one(pairs.destinations[qp].model_copy(update=to), question)
         after = ping(fabric, 30).members  # more than are waited for: some come while it is in ERR
     assert len(heard["qps"]) == len(after) == qps
     failed = [(one.by_qp, one.address) for one in heard["heard"] if one.unanswered]
@@ -265,7 +264,7 @@ def test_late_failure_does_not_end_listening() -> None:
         joined(backend, choose(backend, None, None, 1), GROUP, 1) as pairs,
     ):
         (qp,) = pairs.qps
-        to = replace(pairs.destinations[qp], gid=fabric.ports[1].gids[0], qp_num=17)
+        to = pairs.destinations[qp].model_copy(update={"gid": fabric.ports[1].gids[0], "qp_num": 17})
         with pytest.raises(QpError):
             qp.send_one(to, b"over IPv4 to an IPv6 address")
         while qp.state is QpState.ERR:

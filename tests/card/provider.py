@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -32,10 +31,10 @@ class CardBackend(RdmaBackend):
     def _with_addresses(self, device: DeviceInfo) -> DeviceInfo:
         number = self._card.numbers[device.name]
         ports = tuple(
-            replace(port, addresses=addresses_of(self._card.port(number, port.port_num)))
+            port.model_copy(update={"addresses": addresses_of(self._card.port(number, port.port_num))})
             for port in device.ports
         )
-        return replace(device, ports=ports)
+        return device.model_copy(update={"ports": ports})
 
 
 @contextmanager

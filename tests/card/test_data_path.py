@@ -13,7 +13,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -628,7 +627,7 @@ def test_handle_ended_by_a_reset_is_not_used(end: End, monkeypatch: pytest.Monke
 
     The card reports a post with a handle that was destroyed.
     """
-    other = replace(end.group, hop_limit=7)
+    other = end.group.model_copy(update={"hop_limit": 7})
     look_up = AddressHandles.get
     meanwhile: dict[Destination, Callable[[], object]] = {
         end.group: end.qp.reset,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -133,7 +132,7 @@ def test_what_is_longer_is_refused_before_it_vanishes(
             assert caught.value.group_mtu == 2048
             assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     with pytest.raises(MessageTooLarge, match="4097 bytes, one MTU carries 4096"):
-        end.qp.send_one(replace(to, group_mtu=None), bytes(4097))
+        end.qp.send_one(to.model_copy(update={"group_mtu": None}), bytes(4097))
     with end.qp.recv(16, BOUND) as batch:
         assert batch.lengths == [2048, 2048]
 
@@ -143,7 +142,7 @@ def test_that_is_why_it_vanishes_in_silence(fabric: Fabric, ask: Ask, backend: C
     ask(2048)
     end = End(backend, max_recv_size=4096)
     to = end.join()
-    end.qp.send_one(replace(to, group_mtu=None), bytes(2049))
+    end.qp.send_one(to.model_copy(update={"group_mtu": None}), bytes(2049))
     end.qp.send_one(to, b"next")
     message = end.qp.recv_one(BOUND)
     assert message is not None

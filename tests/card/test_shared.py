@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 
@@ -135,7 +134,9 @@ def test_a_batch_that_all_release(shared: Shared) -> None:
 
 def test_address_handles(shared: Shared) -> None:
     """Each thread gives up those of others."""
-    to: list[Destination] = [replace(shared.to, flow_label=number) for number in range(DESTINATIONS)]
+    to: list[Destination] = [
+        shared.to.model_copy(update={"flow_label": number}) for number in range(DESTINATIONS)
+    ]
     for _ in range(20 if FREE_THREADED else 1):
         for destination in to:
             shared.qp.send_one(destination, SENT[1], timeout=BOUND)

@@ -101,7 +101,6 @@ def test_info_says_why_a_provider_is_missing(here: Run, third_party: Callable[..
 
 
 LEFT_OUT = """
-from dataclasses import replace
 from mcast.api import Status, UnavailableReason, UnusableDevice
 from mcast.backends.sim import ROCE
 of = UnusableDevice("rxe9", UnavailableReason.NO_PROVIDER, "no provider for it", "apt-get install some", 19)
@@ -109,7 +108,7 @@ def opened(**options):
     backend = ROCE.open(**options)
     lack = {"driver": "siw", "no_multicast": "its driver siw has none"}
     first, *others = backend.devices()
-    backend.devices = lambda: (replace(first, **lack), *others)
+    backend.devices = lambda: (first.model_copy(update=lack), *others)
     return backend
 PROVIDER = ROCE._replace(
     name="acme", open=opened, status=lambda: Status(True, "it works", unusable=(of,))

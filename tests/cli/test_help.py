@@ -150,7 +150,7 @@ def test_help_and_version_load_nothing_that_works(run: Run, words: str) -> None:
     assert loaded - LIGHT - OWN[words] == set()
 
 
-NOT_TO_START = {"pydantic", "rich", "asyncio", "email", "typer.rich_utils"}
+NOT_TO_START = {"rich", "asyncio", "typer.rich_utils"}
 """Modules that take long to import, and that no command for objects needs before its first message."""
 
 

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from functools import partial
@@ -100,15 +99,16 @@ def to(**fields: Any) -> Destination:
         (lambda: Gid("fe80::x"), ("fe80::x", "IPv6 address")),
         (lambda: Gid("fe80::1%eth0"), ("fe80::1%eth0", "names an interface")),
         (lambda: Gid(None), ("16 bytes", "NoneType")),  # type: ignore[arg-type]
-        (lambda: QpInit(max_send_wr=0), ("max_send_wr", "0", "1..1048576")),
-        (lambda: QpInit(max_recv_wr=0), ("max_recv_wr", "0", "1..1048576")),
-        (lambda: QpInit(max_recv_size=-1), ("max_recv_size", "-1", "0..65536")),
+        (lambda: QpInit(max_send_wr=0), ("max_send_wr", "input_value=0", "greater than or equal to 1")),
+        (lambda: QpInit(max_recv_wr=0), ("max_recv_wr", "input_value=0", "greater than or equal to 1")),
+        (lambda: QpInit(max_recv_size=-1), ("max_recv_size", "-1", "greater than or equal to 0")),
         (lambda: Destination(gid=GID, qp_num=1 << 24), ("qp_num", "16777216", "16777215")),
-        (lambda: Destination(gid=GID, qkey=-1), ("qkey", "-1", "0..4294967295")),
+        (lambda: Destination(gid=GID, qkey=-1), ("qkey", "-1", "greater than or equal to 0")),
         (lambda: Destination(gid=GID, dlid=1 << 16), ("dlid", "65536", "65535")),
         (lambda: Destination(gid=GID, sl=16), ("sl", "16", "15")),
-        (lambda: Destination(gid=GID, port_num=0), ("port_num", "0", "1..255")),
+        (lambda: Destination(gid=GID, port_num=0), ("port_num", "0", "greater than or equal to 1")),
         (lambda: to(gid="somewhere"), ("gid", "somewhere", "IPv6 address")),
+        (lambda: to(gid=GID, flags=1), ("flags", "1", "not permitted")),
     ],
 )
 def test_wrong_value_names_field_and_allowed_values(
@@ -881,7 +881,7 @@ def test_counters_count(bed: Testbed) -> None:
 @needs(Feature.DROP_COUNTERS)
 def test_every_reason_to_drop_has_a_counter(bed: Testbed) -> None:
     sender, outward, receiver = pair(bed, QpInit(max_recv_wr=4, max_recv_size=64))
-    sender.send(replace(outward, qkey=outward.qkey ^ 1), *numbered(2))
+    sender.send(outward.model_copy(update={"qkey": outward.qkey ^ 1}), *numbered(2))
     sender.send(outward, *numbered(4))
     held = received(receiver, 4)
     sender.send(outward, *numbered(3))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from mcast.api import Capability, Feature, InvalidArgument, QpState, Testbed
@@ -80,7 +78,7 @@ def test_a_group_arrives_by_the_mlid_that_the_queue_pair_is_attached_with(bed: T
     peer.qp.attach_mcast(where.gid, elsewhere.dlid)
     assert bed.observer.attached(peer.port, where.gid) == {peer.qp.qp_num}
     sender.send(outward, b"by its own MLID")
-    sender.send(replace(outward, dlid=elsewhere.dlid), b"by the other group's")
+    sender.send(outward.model_copy(update={"dlid": elsewhere.dlid}), b"by the other group's")
     assert peer.receive_until_marker(by=sender) == [b"by the other group's"]
     peer.qp.detach_mcast(where.gid, elsewhere.dlid)
     peer.qp.attach_mcast(where.gid, where.dlid)

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 import mcast
 from mcast import Endpoint, LoopbackPolicy, Lost, Membership, ReceiveQueueLow, Rejoined, open_endpoint
@@ -1057,8 +1058,8 @@ def test_statistics_are_a_frozen_snapshot(sim: SimNet) -> None:
     assert len(drain(receiver)) == 8
     stats = receiver.stats()
     assert isinstance(stats, EndpointStats)
-    with pytest.raises(FrozenInstanceError):
-        stats.received = 1  # type: ignore[misc]
+    with pytest.raises((ValidationError, FrozenInstanceError)):
+        stats.received = 1
     assert (stats.backend, stats.device) == (sim.backend.name, receiver.device.name)
     assert (stats.port_num, stats.qp_num) == (1, receiver.qp_num)
     assert (stats.received, stats.received_bytes, stats.received_batches) == (8, 24, 1)
@@ -1102,7 +1103,7 @@ def test_receive_queue_is_sampled_per_quarter(sim: SimNet, monkeypatch: pytest.M
     group = sender.sender(GROUP)
     polls = itertools.count()
     kind = type(receiver._core.resources.qp)
-    read = vars(kind)["counters"].fget
+    read = kind.counters.fget
     monkeypatch.setattr(kind, "counters", property(lambda qp: (next(polls), read(qp))[1]))
     for _ in range(32):
         group.send_batch([b"x"] * 8)

@@ -635,8 +635,8 @@ def test_back_off_grows_to_its_maximum_and_is_spread() -> None:
     assert RejoinPolicy(factor=1e6, jitter=0).delay(1_000, Random(0)) == 5.0
     spread = [RejoinPolicy(jitter=0.5).delay(1, Random(seed)) for seed in range(100)]
     assert 0.025 <= min(spread) < 0.035 < 0.065 < max(spread) <= 0.075
-    for wrong in ({"first": 0}, {"factor": 0.5}, {"jitter": 2}, {"give_up_after": -1}):
-        with pytest.raises(ValueError, match=f"{next(iter(wrong))} is"):
+    for wrong in ({"first": 0}, {"factor": 0.5}, {"jitter": 2}, {"give_up_after": -1}, {"retries": 3}):
+        with pytest.raises(ValueError):
             RejoinPolicy(**wrong)
 
 

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -458,14 +457,14 @@ SHOWN: dict[tuple[Phase | None, str], Callable[[], object]] = {
     ),
     (Phase.SEND, "the QP is not in RTS"): lambda: sent(state=1),
     (Phase.SEND, "the destination's port or GID does not exist on this device"): lambda: sent(
-        lambda to: replace(to, port_num=2)
+        lambda to: to.model_copy(update={"port_num": 2})
     ),
     (Phase.SEND, "the destination has no GRH, which RoCE always needs"): lambda: sent(
-        lambda to: replace(to, is_global=False)
+        lambda to: to.model_copy(update={"is_global": False})
     ),
     (Phase.SEND, "the QP is not UD"): sent_by_rc,
     (Phase.SEND, "the source GID that the destination names has gone with its address"): lambda: sent(
-        lambda to: replace(to, sgid_index=9)
+        lambda to: to.model_copy(update={"sgid_index": 9})
     ),
     (
         Phase.SEND,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,7 +82,7 @@ def test_what_an_sa_that_trusts_us_prints_is_read() -> None:
 
 def test_a_fabric_that_does_not_answer_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    table = groups.group_table([replace(DEVICE, name="none0")], netdevs_of)
+    table = groups.group_table([DEVICE.model_copy(update={"name": "none0"})], netdevs_of)
     assert table.groups == ()
     (sentence,) = table.unseen
     assert sentence.startswith("groups on InfiniBand: saquery -C none0 -P 1 MCMR: ")

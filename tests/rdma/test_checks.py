@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno as E
-from dataclasses import replace
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from typing import Any
@@ -91,9 +90,8 @@ def host(*ports: PortFacts, groups: int = 8192, **facts: Any) -> HostFacts:
 
 def without(facts: HostFacts, name: str, why: str, driver: str = "") -> HostFacts:
     """The host, with a device whose driver has no multicast, or with "" one whose driver is tried."""
-    devices = (
-        replace(one, no_multicast=why, driver=driver) if one.name == name else one for one in facts.devices
-    )
+    changed = {"no_multicast": why, "driver": driver}
+    devices = (one.model_copy(update=changed) if one.name == name else one for one in facts.devices)
     return facts._replace(available=facts.available._replace(devices=tuple(devices)))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from ipaddress import IPv4Address
 
 import pytest
@@ -202,7 +201,7 @@ def test_unicast_reply_reaches_the_sender_alone() -> None:
     asker.qp.send_one(destination, b"who?")
     question = answerer.qp.recv_one(1)
     assert question is not None
-    back = replace(destination, gid=question.source, qp_num=question.src_qp)
+    back = destination.model_copy(update={"gid": question.source, "qp_num": question.src_qp})
     answerer.qp.send_one(back, b"me")
     assert asker.received() == [b"who?", b"me"]
     assert bystander.received() == [b"who?"]

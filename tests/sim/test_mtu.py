@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -64,7 +63,7 @@ def test_the_port_drops_before_a_key_is_looked_at() -> None:
     fabric = Fabric.roce(ports=2, mtu=[2048, 1024])
     sender, small = nodes(fabric, 2)
     destination = join_all(sender, small)
-    wrong = replace(destination, qkey=destination.qkey ^ 1)
+    wrong = destination.model_copy(update={"qkey": destination.qkey ^ 1})
     sender.qp.send(wrong, [bytes(2048), b"x"])
     counters = small.qp.counters
     assert (counters.dropped_mtu, counters.dropped_qkey, counters.dropped_too_long) == (1, 1, 0)

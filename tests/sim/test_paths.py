@@ -6,7 +6,6 @@ Two fabrics live through the same random life; one forgets all paths and routes 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from ipaddress import IPv4Address
 from random import Random
 from typing import Any
@@ -125,7 +124,7 @@ class Life:
         if self.draw.random() < 0.2:
             other = self.draw.choice(self.ids)
             gid = self.port(other).gids.get(1, self.port(other).gids[0])
-            to = replace(to, gid=gid, qp_num=other.qp.qp_num, dlid=1)  # type: ignore[union-attr]
+            to = to.model_copy(update={"gid": gid, "qp_num": other.qp.qp_num, "dlid": 1})  # type: ignore[union-attr]
         for _ in range(2):
             sender.qp.send(to, [b"x" * self.draw.randrange(64)], timeout=0)
         self.receive()

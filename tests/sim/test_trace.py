@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
-from dataclasses import replace
 from errno import ETIMEDOUT
 
 import pytest
@@ -262,7 +261,7 @@ def test_why_a_message_was_lost(kind: str, cause: str, reason: str) -> None:
     elif cause == "cable":
         fabric.cut_cable(port.switch)
     elif cause == "qkey":
-        to = replace(to, qkey=7)
+        to = to.model_copy(update={"qkey": 7})
     elif cause == "rule":
         fabric.rules.on_delivery(lambda d: Drop() if d.target == port.name else None)
     scene.qp(0).send(to, [b"x"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno as E
-from dataclasses import replace
 from ipaddress import IPv4Address, IPv6Address
 from itertools import count
 from typing import Any, Protocol
@@ -179,7 +178,7 @@ class RdmaCmId(OwnedByProcess, CmId):
         if found is None:
             return event
         mtu, source = found
-        to = replace(to, group_mtu=mtu, mtu_source=source)
+        to = to.model_copy(update={"group_mtu": mtu, "mtu_source": source})
         return event._replace(ud=ud._replace(destination=to))
 
     def _ipoib_interface(self) -> IpoibInterface | None:

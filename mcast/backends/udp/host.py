@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator
-from dataclasses import replace
 from ipaddress import IPv4Address
 from pathlib import Path
 
@@ -78,7 +77,7 @@ class UdpPort(Port):
     def info(self) -> DeviceInfo:
         found = super().info()
         reason = "" if self.multicast else f"its flag MULTICAST is off (ip link set {self.name} multicast on)"
-        return replace(found, num_comp_vectors=1, no_multicast=reason)
+        return found.model_copy(update={"num_comp_vectors": 1, "no_multicast": reason})
 
 
 def _guid(hardware: bytes, number: int) -> int:

@@ -25,7 +25,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import replace
 from ipaddress import IPv4Address, IPv6Address
 from itertools import count
 from pathlib import Path
@@ -534,7 +533,7 @@ class ServedCmId(_Remote, CmId):
         if init.comp_vector is not None:
             about["comp_vector"] = init.comp_vector
         # How it polls concerns nobody here, and JSON has no infinity.
-        sent = replace(init, busy_poll=0.0)
+        sent = init.model_copy(update={"busy_poll": 0.0})
         made, connected = self._open_socket("create_qp", self.number, sent, **about)
         with self._backend.lock:
             if self._closed:  # by another thread, and its queue pair with it

@@ -16,14 +16,13 @@ from ipaddress import IPv4Address, IPv6Address
 from struct import Struct
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, Field, PlainSerializer, TypeAdapter
+from pydantic import AfterValidator, BaseModel, Field, PlainSerializer, TypeAdapter
 
 from mcast.api import (
     Capability,
     Cause,
     ClientProcess,
     CmEventType,
-    CqModeration,
     Destination,
     DeviceInfo,
     GroupTable,
@@ -102,8 +101,8 @@ def plain(value: object) -> object:
     """
     if isinstance(value, McastAddress):
         return RawAddress.of(value)
-    if isinstance(value, Destination | QpInit | CqModeration):
-        return {name: plain(field) for name, field in vars(value).items()}
+    if isinstance(value, BaseModel):
+        return {name: plain(field) for name, field in value}
     if isinstance(value, IPv4Address | IPv6Address | Gid):
         return str(value)
     return value.value if isinstance(value, Enum) else value
@@ -112,8 +111,7 @@ def plain(value: object) -> object:
 @lru_cache(maxsize=4096)
 def destination_of(text: str) -> Destination:
     """Return the destination of a request, the same object for the same text. Raises ValueError."""
-    found: Destination = adapter(Destination).validate_json(text)
-    return found
+    return Destination.model_validate_json(text)
 
 
 @lru_cache(maxsize=1024)

@@ -16,7 +16,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from time import monotonic
@@ -411,7 +410,7 @@ def test_the_kernel_takes_a_second_mlid_of_an_mgid(bed: InfinibandTestbed) -> No
 
     def arrives() -> list[bytes]:
         sender.send(outward, b"first")
-        sender.send(replace(outward, dlid=elsewhere.dlid), b"second")
+        sender.send(outward.model_copy(update={"dlid": elsewhere.dlid}), b"second")
         return peer.receive_until_marker(by=sender)
 
     attach(where.gid, where.dlid)
