@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import re
 import sys
-from _pickle import PickleBuffer  # `pickle` takes long to load
+from pickle import PickleBuffer
 from typing import Any
 
-from mcast.arguments import Buffer
+from typing_extensions import Buffer
 
 FREE_THREADED: bool = not getattr(sys, "_is_gil_enabled", lambda: True)()
 """True if threads run at once, because Python has no GIL.

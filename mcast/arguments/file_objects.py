@@ -27,7 +27,7 @@ from io import RawIOBase
 from operator import index
 from typing import Any, Protocol
 
-from mcast.arguments import Buffer
+from typing_extensions import Buffer
 
 _MIN_OFFER = 4096
 """The fewest bytes offered after a short write: one byte at a time costs no copy of all the rest."""

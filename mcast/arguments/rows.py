@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import final, overload
 
-from mcast.arguments import Buffer
+from typing_extensions import Buffer
+
 from mcast.arguments.buffers import flat_bytes, writable_bytes
 from mcast.arguments.copies import reduce_with_copies
 

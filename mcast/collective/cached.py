@@ -5,7 +5,8 @@ from __future__ import annotations
 import atexit
 from typing import TYPE_CHECKING
 
-from mcast.arguments import Buffer
+from typing_extensions import Buffer
+
 from mcast.collective.calls import Collective, communicator
 from mcast.collective.torch_group import ProcessGroup, Tensor
 from mcast.errors import install

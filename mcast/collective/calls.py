@@ -19,8 +19,9 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, SupportsIndex, TypeVar, cast
 
+from typing_extensions import Buffer
+
 from mcast.api import Backend, BackendError, Handle, McastAddress, McastError
-from mcast.arguments import Buffer
 from mcast.arguments.buffers import flat_bytes, writable_bytes
 from mcast.cast.protocol.members import MAX_MEMBERS_PER_ADDRESS
 from mcast.cast.protocol.sender import Timers

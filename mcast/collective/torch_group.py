@@ -19,7 +19,8 @@ from datetime import timedelta
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from mcast.arguments import Buffer
+from typing_extensions import Buffer
+
 from mcast.collective.communicator import wait_for
 
 _GRACE = 0.5

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
-from mcast.arguments import Buffer
+from typing_extensions import Buffer
+
 from mcast.arguments.buffers import flat_bytes, writable_bytes
 from mcast.arguments.checks import check_bool, check_int, check_type
 from mcast.arguments.rows import HeaderBodyBatch, flat_rows, list_rows

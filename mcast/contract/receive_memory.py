@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno as E
-from _pickle import PickleBuffer  # `pickle` takes long to load
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pickle import PickleBuffer
 
 from mcast.contract.batch import Batch, Leases, Message
 from mcast.contract.region import Region

@@ -53,6 +53,8 @@ from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar
 
+from typing_extensions import Buffer
+
 from mcast.api import (
     MAX_SLEEP,
     Backend,
@@ -67,7 +69,6 @@ from mcast.api import (
     QueuePair,
     TimedOut,
 )
-from mcast.arguments import Buffer
 from mcast.arguments.seconds import MAX_SECONDS, NUMBERS, check_seconds
 from mcast.endpoint.base import EndpointBase, GroupLike, SenderBase
 from mcast.endpoint.membership import EndpointGroup, GroupState

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mcast.api import (
     Backend,
@@ -28,10 +28,8 @@ from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.policy import LoopbackReport
 from mcast.endpoint.ports import choose
 from mcast.endpoint.settings import OpenArguments, Settings
+from mcast.endpoint.stats import EndpointStats, GroupStats
 from mcast.wire.addresses import Gid, LocalAddress, McastAddress, Mgid
-
-if TYPE_CHECKING:
-    from mcast.endpoint.stats import EndpointStats, GroupStats
 
 logger: logging.Logger = logging.getLogger("mcast")
 

@@ -44,6 +44,8 @@ from threading import Lock, get_ident
 from types import TracebackType
 from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
 
+from typing_extensions import Buffer
+
 from mcast.api import (
     MAX_SLEEP,
     Backend,
@@ -61,7 +63,6 @@ from mcast.api import (
     SignalSafeWeakSet,
     Waiters,
 )
-from mcast.arguments import Buffer
 from mcast.arguments.seconds import MAX_SECONDS, NUMBERS, check_seconds
 from mcast.endpoint.base import EndpointBase, GroupLike, SenderBase
 from mcast.endpoint.membership import EndpointGroup, GroupState

@@ -14,7 +14,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from random import Random
-from typing import TYPE_CHECKING
 
 from mcast.api import Backend, CmEvent, CmEventType, McastError, Phase, QpError, Refused, mcast_error
 from mcast.endpoint.events import EventQueue, PortWatch
@@ -29,10 +28,8 @@ from mcast.endpoint.recovery import Rejoiner
 from mcast.endpoint.resources import PortResources
 from mcast.endpoint.sending import Sending
 from mcast.endpoint.settings import Settings, check_device_limits
+from mcast.endpoint.stats import EndpointStats
 from mcast.endpoint.waiting import Waiting, call_provider
-
-if TYPE_CHECKING:
-    from mcast.endpoint.stats import EndpointStats
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -171,8 +168,6 @@ class EndpointCore:
             field: left[field] + sum(getattr(group, field) for group in groups)
             for field in ("sent_bytes", "sent_batches", "joins", *(SEQUENCE_COUNTS if numbered else ()))
         } | ({} if numbered else dict.fromkeys(SEQUENCE_COUNTS))
-        from mcast.endpoint.stats import EndpointStats
-
         return EndpointStats(
             backend=resources.backend.name,
             device=resources.local_port.device.name,

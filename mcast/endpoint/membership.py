@@ -23,16 +23,14 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from mcast.api import AlreadyJoined, Destination, DeviceInfo, McastError, Phase, Refused, mcast_error
 from mcast.endpoint import sequence
 from mcast.endpoint.numbering import Numbering
 from mcast.endpoint.receive_buffer import GroupQueue
+from mcast.endpoint.stats import GroupStats
 from mcast.wire.addresses import Gid, McastAddress
-
-if TYPE_CHECKING:
-    from mcast.endpoint.stats import GroupStats
 
 logger: logging.Logger = logging.getLogger("mcast")
 
@@ -216,8 +214,6 @@ class EndpointGroup:
 
     def snapshot(self) -> GroupStats:
         """Return the counters of this membership."""
-        from mcast.endpoint.stats import GroupStats
-
         return GroupStats(
             group=str(self.address),
             mgid=None if self.destination is None else self.destination.gid,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from typing_extensions import Buffer
+
 from mcast.api import McastError, Message, fork_safe_lock
-from mcast.arguments import Buffer
 from mcast.endpoint import sequence
 from mcast.endpoint.policy import MessagesMissing
 from mcast.wire.addresses import McastAddress

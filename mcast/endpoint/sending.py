@@ -28,6 +28,8 @@ from functools import partial
 from operator import countOf
 from typing import Any, NamedTuple, TypeVar
 
+from typing_extensions import Buffer
+
 from mcast.api import (
     Closed,
     Destination,
@@ -43,7 +45,6 @@ from mcast.api import (
     list_rows,
     mcast_error,
 )
-from mcast.arguments import Buffer
 from mcast.arguments.buffers import flat_bytes
 from mcast.endpoint.membership import EndpointGroup, GroupState
 from mcast.endpoint.memberships import Memberships

@@ -11,12 +11,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from enum import Enum
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from mcast.endpoint.stats import SourceStats
 from mcast.wire.addresses import Gid
-
-if TYPE_CHECKING:
-    from mcast.endpoint.stats import SourceStats
 
 _MAGIC = b"mSeq"
 _VERSION = 1
@@ -250,8 +248,6 @@ class Sources:
         return self.forgotten[field] + sum(counts)
 
     def snapshot(self) -> tuple[SourceStats, ...]:
-        from mcast.endpoint.stats import SourceStats
-
         return tuple(
             SourceStats(
                 source=source,

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from _pickle import PickleBuffer  # `pickle` takes long to load
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, groupby, pairwise
+from pickle import PickleBuffer
 from typing import overload
 
+from typing_extensions import Buffer
+
 from mcast.api import Batch, Gid, Leases, Message, Series
-from mcast.arguments import Buffer
 from mcast.arguments.buffers import FREE_THREADED
 from mcast.backends.model.qp import Burst, Header
 from mcast.backends.sim.region import SimDeviceRegion

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from _pickle import PickleBuffer  # `pickle` takes long to load
 from collections.abc import Callable, Iterator, Sequence
 from mmap import mmap
+from pickle import PickleBuffer
 from struct import Struct
 
 from mcast.api import Batch, Gid, Leases, Message

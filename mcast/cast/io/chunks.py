@@ -9,8 +9,9 @@ from queue import Empty, SimpleQueue
 from threading import RLock
 from typing import Self
 
+from typing_extensions import Buffer
+
 from mcast.api import Handle
-from mcast.arguments import Buffer
 from mcast.cast.io.files import Sink
 
 

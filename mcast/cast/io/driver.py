@@ -34,8 +34,9 @@ from threading import RLock
 from typing import TYPE_CHECKING, TypeVar
 from weakref import ref
 
+from typing_extensions import Buffer
+
 from mcast.api import Batch, Guard, McastError, Phase, Refused, Series, TimedOut
-from mcast.arguments import Buffer
 from mcast.cast.io.sources import Lend, lend_nothing
 from mcast.cast.protocol.blocks import keep_freed_memory
 from mcast.cast.protocol.packets import MAX_TEXT, number_at

@@ -19,7 +19,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mcast.arguments import Buffer
+from typing_extensions import Buffer
+
 from mcast.cast.io.partfile import PartFile
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from contextlib import suppress
 from io import FileIO
 from pathlib import Path
 
-from mcast.arguments import Buffer
+from typing_extensions import Buffer
 
 _NAME_BYTES = 100
 """Maximum length in bytes of the target's name within the hidden name; most file systems allow 255 in all."""

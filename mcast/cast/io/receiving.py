@@ -34,8 +34,10 @@ from pathlib import Path
 from random import SystemRandom
 from typing import NamedTuple
 
+from pydantic import BaseModel
+from typing_extensions import Buffer
+
 from mcast.api import Batch, Series
-from mcast.arguments import Buffer
 from mcast.arguments.copies import reduce_with_copies
 from mcast.arguments.seconds import check_seconds
 from mcast.cast.io.delivery import MAX_READ_BACK, Delivery
@@ -60,7 +62,6 @@ from mcast.cast.io.sinks import (
     sink_at,
     sink_of,
 )
-from mcast.cast.io.sources import Metadata
 from mcast.cast.io.workers import Workers
 from mcast.cast.protocol import fec
 from mcast.cast.protocol.auth import NEEDS_KEY, WRONG_KEY, authenticator_for
@@ -295,7 +296,7 @@ class ReceivingSession:
         memory: int,
         peer_timeout: float,
         key: bytes | None,
-        model: type[Metadata] | None,
+        model: type[BaseModel] | None,
         one_session: bool = False,
         progress: Callable[[Offered, int], object] | None = None,
         name: str | None = None,

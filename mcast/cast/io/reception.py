@@ -9,6 +9,8 @@ from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import suppress
 from typing import Any, TypedDict, Unpack, overload
 
+from pydantic import BaseModel
+
 from mcast.api import Closed, Guard, McastError
 from mcast.cast.io.driver import (
     DEFAULT_MEMORY,
@@ -25,7 +27,6 @@ from mcast.cast.io.driver import (
 )
 from mcast.cast.io.receiving import Missed, Received, ReceivingSession
 from mcast.cast.io.sinks import Offered, ReceiveTarget
-from mcast.cast.io.sources import Metadata
 from mcast.cast.io.workers import DEFAULT_THREADS
 from mcast.endpoint import awaiting, blocking
 
@@ -40,7 +41,7 @@ class _ReceiveOptions(TypedDict, total=False):
     memory: int
     peer_timeout: float
     key: bytes | None
-    model: type[Metadata] | None
+    model: type[BaseModel] | None
     one_session: bool
     progress: Callable[[Offered, int], object] | None
     name: str | None
@@ -66,7 +67,7 @@ def receive(
     memory: int = DEFAULT_MEMORY,
     peer_timeout: float = DEFAULT_PEER_TIMEOUT,
     key: bytes | None = None,
-    model: type[Metadata] | None = None,
+    model: type[BaseModel] | None = None,
     one_session: bool = False,
     progress: Callable[[Offered, int], object] | None = None,
     name: str | None = None,

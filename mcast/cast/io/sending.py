@@ -29,15 +29,16 @@ from operator import index
 from random import SystemRandom
 from typing import NamedTuple, cast
 
+from pydantic import BaseModel
+from typing_extensions import Buffer
+
 from mcast.api import HeaderBodyBatch, Phase, TimedOut
-from mcast.arguments import Buffer
 from mcast.arguments.copies import reduce_with_copies
 from mcast.arguments.seconds import check_seconds
 from mcast.cast.io.driver import MAX_RX_BATCH, SessionContext, SessionSteps, from_others, payloads_of
 from mcast.cast.io.sources import (
     ByteSource,
     MemorySource,
-    Metadata,
     Sendable,
     SendBuffer,
     memory_of,
@@ -78,7 +79,7 @@ class Object(NamedTuple):
 
     data: Sendable
     name: str = ""
-    metadata: bytes | Metadata = b""
+    metadata: bytes | BaseModel = b""
 
     def __reduce__(self) -> tuple[object, ...]:
         return reduce_with_copies(self)
@@ -273,7 +274,7 @@ class SendingSession:
         return "".join(hints)
 
     def send(
-        self, data: Sendable, strategy: Strategy, name: str, metadata: bytes | Metadata
+        self, data: Sendable, strategy: Strategy, name: str, metadata: bytes | BaseModel
     ) -> SessionSteps[ObjectReport]:
         """Send one object until the strategy ends it; return its report."""
         (report,) = yield from self.send_all([Object(data, name, metadata)], strategy)
@@ -292,7 +293,7 @@ class SendingSession:
             return (yield from self._send_sources(sources, objects, strategy))
 
     def publish(
-        self, data: Sendable, version: int, strategy: Strategy, name: str, metadata: bytes | Metadata
+        self, data: Sendable, version: int, strategy: Strategy, name: str, metadata: bytes | BaseModel
     ) -> SessionSteps[ObjectReport]:
         """Send a version, and keep it for receivers that join later; return its report."""
         known = self._published
@@ -545,7 +546,7 @@ def _lasting_source(data: Sendable) -> ByteSource:
     return source
 
 
-def _metadata_of(metadata: bytes | Metadata) -> bytes:
+def _metadata_of(metadata: bytes | BaseModel) -> bytes:
     """Return metadata as bytes; a model is encoded as JSON."""
     dump: Callable[[], str] | None = getattr(metadata, "model_dump_json", None)
     return cast(bytes, metadata) if dump is None else dump().encode()

@@ -31,6 +31,8 @@ from threading import Lock
 from types import TracebackType
 from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 
+from pydantic import BaseModel
+
 from mcast.api import Guard, Handle, McastError
 from mcast.cast.io.driver import (
     DEFAULT_MEMORY,
@@ -44,7 +46,7 @@ from mcast.cast.io.driver import (
     open_context,
 )
 from mcast.cast.io.sending import Object, ObjectReport, Progress, ReceiverVersion, SendingSession
-from mcast.cast.io.sources import Metadata, Sendable
+from mcast.cast.io.sources import Sendable
 from mcast.cast.io.workers import DEFAULT_THREADS
 from mcast.cast.protocol.strategy import Strategy, all_receivers, carousel
 from mcast.endpoint import awaiting, blocking
@@ -187,7 +189,7 @@ class ObjectSession(_ObjectSession):
         data: Sendable,
         *,
         name: str = "",
-        metadata: bytes | Metadata = b"",
+        metadata: bytes | BaseModel = b"",
         strategy: Strategy = all_receivers(),  # noqa: B008  (immutable)
     ) -> ObjectReport:
         """Send one object to all receivers. Arguments and errors are those of `mcast.cast.send`."""
@@ -204,7 +206,7 @@ class ObjectSession(_ObjectSession):
         *,
         version: int,
         name: str = "",
-        metadata: bytes | Metadata = b"",
+        metadata: bytes | BaseModel = b"",
         strategy: Strategy = all_receivers(),  # noqa: B008  (immutable)
     ) -> ObjectReport:
         """Send the newest version of an object, and keep it for receivers that join or return later.
@@ -299,7 +301,7 @@ class AsyncObjectSession(_ObjectSession):
         data: Sendable,
         *,
         name: str = "",
-        metadata: bytes | Metadata = b"",
+        metadata: bytes | BaseModel = b"",
         strategy: Strategy = all_receivers(),  # noqa: B008  (immutable)
     ) -> ObjectReport:
         """Send one object to all receivers; see `ObjectSession.send`."""
@@ -312,7 +314,7 @@ class AsyncObjectSession(_ObjectSession):
         *,
         version: int,
         name: str = "",
-        metadata: bytes | Metadata = b"",
+        metadata: bytes | BaseModel = b"",
         strategy: Strategy = all_receivers(),  # noqa: B008  (immutable)
     ) -> ObjectReport:
         """Send the newest version of an object; see `ObjectSession.publish`."""
@@ -402,7 +404,7 @@ class _SendOptions(TypedDict, total=False):
     receivers: int | None
     timeout: float | None
     name: str
-    metadata: bytes | Metadata
+    metadata: bytes | BaseModel
     strategy: Strategy
     rate: float
     peer_timeout: float
@@ -423,7 +425,7 @@ def send(
     receivers: int | None = None,
     timeout: float | None = None,
     name: str = "",
-    metadata: bytes | Metadata = b"",
+    metadata: bytes | BaseModel = b"",
     strategy: Strategy = all_receivers(),  # noqa: B008  (immutable)
     rate: float = inf,
     peer_timeout: float = DEFAULT_PEER_TIMEOUT,

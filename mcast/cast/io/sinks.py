@@ -10,18 +10,20 @@ from functools import cache, partial
 from time import monotonic
 from typing import Any, NamedTuple, TypeVar, cast
 
-from mcast.arguments import Buffer
+from pydantic import BaseModel
+from typing_extensions import Buffer
+
 from mcast.arguments.buffers import writable_bytes
 from mcast.arguments.file_objects import FileWriter, SupportsWrite
 from mcast.cast.io.files import Sink, StreamSink, native, sink_of_path
-from mcast.cast.io.sources import Metadata, Tensor, memory_of, poll_of
+from mcast.cast.io.sources import Tensor, memory_of, poll_of
 from mcast.endpoint.waiting import call_user
 
 Target = Buffer | Tensor | os.PathLike[str] | SupportsWrite | Sink | None
 """Destination of one object: a writable buffer or CPU tensor, the path of a file, an object with `write`, a
 `mcast.cast.io.files.Sink`, or None for new memory."""
 
-M = TypeVar("M", bound=Metadata)
+M = TypeVar("M", bound=BaseModel)
 
 
 class Offered(NamedTuple):

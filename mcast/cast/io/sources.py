@@ -17,10 +17,11 @@ from contextlib import suppress
 from functools import partial
 from io import BufferedRandom, BufferedReader, BufferedWriter, BytesIO, FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, cast
+
+from typing_extensions import Buffer
 
 from mcast.api import HeaderBodyBatch, McastError, Region
-from mcast.arguments import Buffer
 from mcast.arguments.buffers import flat_bytes, is_buffer
 from mcast.arguments.file_objects import SupportsRead, read_some
 from mcast.cast.io.files import Source, native
@@ -50,14 +51,6 @@ Lend = Callable[[memoryview], Region | None]
 
 def lend_nothing(part: memoryview) -> None:
     """Register nothing, for a session without a queue pair."""
-
-
-class Metadata(Protocol):
-    """Metadata of an object in a form that is sent as JSON, such as a model of pydantic."""
-
-    @classmethod
-    def model_validate_json(cls, json_data: bytes, /) -> Self: ...
-    def model_dump_json(self) -> str: ...
 
 
 class Tensor(Protocol):

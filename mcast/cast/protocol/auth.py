@@ -25,9 +25,9 @@ import struct
 from collections.abc import Callable, Sequence
 
 from blake3 import blake3
+from typing_extensions import Buffer
 
 from mcast.api import HeaderBodyBatch, list_rows
-from mcast.arguments import Buffer
 from mcast.cast.protocol.packets import (
     HEADER,
     MAGIC,

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 
 from blake3 import blake3
+from typing_extensions import Buffer
 
 from mcast.api import HeaderBodyBatch
-from mcast.arguments import Buffer
 from mcast.arguments.rows import copy_rows
 from mcast.cast.protocol.fec import parity_segments, restore
 from mcast.cast.protocol.packets import (

@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from blake3 import blake3
+from typing_extensions import Buffer
 
-from mcast.arguments import Buffer
 from mcast.arguments.rows import copy_rows
 
 MAX_TEXT = 64
