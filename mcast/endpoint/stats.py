@@ -11,7 +11,9 @@ from mcast.wire.addresses import Gid
 
 
 class _Snapshot(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, arbitrary_types_allowed=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        frozen=True, arbitrary_types_allowed=True, extra="forbid", defer_build=True
+    )
 
 
 class SourceStats(_Snapshot):

@@ -80,8 +80,8 @@ class Delivery:
         """Destination that other objects may share: the caller's buffer, stream or sink; None for a path."""
         self.sink: Sink | None = None
         self.path: Path | None = None
-        self.size = 0
-        self.digest = Digest()
+        self.size: int = 0
+        self.digest: Digest = Digest()
         self._layout = ObjectLayout.of(about)
         self._block_size = self._layout.offset_of(1)
         self._key = about.session, about.object
@@ -96,15 +96,15 @@ class Delivery:
         self._assembled: dict[int, memoryview] = {}
         """Verified blocks to be written, or the rest of one."""
         self._is_partly_written = False
-        self.committing = False
+        self.committing: bool = False
         """True while the sink replaces the destination, which may take a disk some time."""
         self._in_place = False
         """True if blocks are assembled in the sink's own memory, so that `write` has nothing to copy."""
         self.stored_block: ReadyBlock | None = None
         """Next block that an earlier run may have stored, to be verified."""
-        self.abandoned = False
+        self.abandoned: bool = False
         """True if this receiver has failed the object: a later run must not resume from its bytes."""
-        self.carousel = about.carousel > 0
+        self.carousel: bool = about.carousel > 0
         self._on_disk = set[int]()
         """Blocks that were written out of order, to be read back for the object's digest."""
 
