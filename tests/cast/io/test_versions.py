@@ -247,7 +247,9 @@ def test_an_unfinished_version_is_dropped() -> None:
     world.cut = lambda source, target, now: target is slow and 2.0 < now < 2.9 and world.random.random() < 0.6
     world.run(6.0)
     assert len(slow.missed) > 0
-    assert [*fast.versions.values()] == [[*range(publisher.reports[-1].version + 1)]]  # type: ignore[operator]
+    (took,) = fast.versions.values()
+    assert took == [*range(took[0], publisher.reports[-1].version + 1)]  # type: ignore[operator]
+    assert took[0] < 2, "the other one may have been admitted a moment before"
     (seen,) = slow.versions.values()
     assert {one.offered.version for one in slow.missed}.isdisjoint(seen)
     assert slow.newest >= publisher.version - 1

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from unittest.mock import patch
 
 from mcast.api import HeaderBodyBatch, list_rows
-from mcast.cast.io import files, receiving
+from mcast.cast.io import receiving
 from mcast.cast.io.driver import SessionContext, SessionSteps
 from mcast.cast.io.receiving import Missed, Received, ReceivingSession
 from mcast.cast.io.sending import Object, ObjectReport, SendingSession
@@ -274,6 +274,6 @@ def drawn(seed: int) -> Iterator[None]:
     """Make receivers draw their random numbers from the seed."""
     with (
         patch.object(receiving, "SystemRandom", partial(Random, seed)),
-        patch.object(files, "ThreadPoolExecutor", AtOnce),
+        patch("concurrent.futures.ThreadPoolExecutor", AtOnce),  # `files` imports it where it needs it
     ):
         yield
