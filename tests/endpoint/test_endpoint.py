@@ -1102,7 +1102,7 @@ def test_receive_queue_is_sampled_per_quarter(sim: SimNet, monkeypatch: pytest.M
     receiver.join(GROUP)
     group = sender.sender(GROUP)
     polls = itertools.count()
-    kind = type(receiver._core.resources.qp)
+    kind: Any = type(receiver._core.resources.qp)
     read = kind.counters.fget
     monkeypatch.setattr(kind, "counters", property(lambda qp: (next(polls), read(qp))[1]))
     for _ in range(32):
