@@ -16,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from mcast.cast.io import files
 from mcast.cast.io.files import FileSink, Source, StreamSink, open_sink
 
 
@@ -154,7 +153,7 @@ def test_second_interrupt_during_fsync_leaves_no_file(
     assert not sink.commit()
     assert syncing.wait(60)
     with monkeypatch.context() as patched:
-        patched.setattr(files, "wait", interrupted)
+        patched.setattr("concurrent.futures.wait", interrupted)
         with pytest.raises(KeyboardInterrupt):
             sink.close()
     slow.set()

@@ -10,12 +10,12 @@ from typing import cast
 import pytest
 
 from mcast.cast.io.placing import PLACER, encode_bitmap, gid_of
-from mcast.cast.protocol.packets import DATA_HEADER_SIZE, Data, Seal, data_header, encode
+from mcast.cast.protocol.packets import DATA_HEADER_SIZE, Data, data_header, encode
 from mcast.contract.batch import RECORD_DTYPE
 from mcast.wire.addresses import Gid
 from tests.cast.batches import batch_of
 
-from .alone import SEGMENT, SESSION, Alone, K, cut, heard
+from .alone import SESSION
 
 if PLACER is None:
     pytest.skip("mcast.cast._plane is not built", allow_module_level=True)
@@ -50,20 +50,6 @@ def test_it_stops_where_a_block_is_complete() -> None:
     assert one.place(*messages) == (3, [(SESSION, 0, 0, encode_bitmap(0b1001), 3)], None, 0)
     assert one.place(*messages, first=3) == (4, [(SESSION, 0, 0, encode_bitmap(0b10), 1)], None, 0)
     assert one.memory == b"\1" * SIZE + b"\2" * SIZE + bytes(SIZE) + b"\4" * SIZE
-
-
-def test_a_seal_amid_a_block_is_heeded() -> None:
-    """The block is compared, and dropped, at the segment that completes it, before the one behind that."""
-    memory, missing = bytearray(2 * SEGMENT * K), list[int]()
-    for in_c in (True, False):
-        alone, (block, _) = Alone(memory, len(memory), parity=2, in_c=in_c), cut(bytes(memory))
-        segments = [Data(SESSION, 0, 0, esi, block.segment(esi)) for esi in (4, 5, 0, 3, 1)]
-        seal = Seal(SESSION, 0, 0, 0, 2, 1, 1000, (block.info._replace(digest=bytes(32)),))
-        alone.on_batch(heard(*segments[:3], seal, *segments[3:]))
-        incoming = alone.receiving.sessions[SESSION].core.incoming
-        assert incoming is not None
-        missing += [request.missing for request in incoming.requests()]
-    assert missing == [0b1101] * 2
 
 
 def test_it_stops_before_a_block_that_is_not_open() -> None:

@@ -18,10 +18,11 @@ from mcast.backends.sim import Fabric
 from mcast.backends.sim.testbed import SimObserver
 from mcast.cast.io import workers
 from mcast.cast.io.files import Sink
+from mcast.cast.io.placing import PLACER
 from mcast.cast.protocol.blocks import Digest
 from mcast.cast.protocol.packets import ALL_MEMBERS, Bye, Data, Flush, Seal
 
-from .alone import SESSION, Alone, cut, heard
+from .alone import SEGMENT, SESSION, Alone, K, cut, heard
 from .test_objects import BOUND, DATA, member, others
 from .test_workers import names
 
@@ -188,3 +189,17 @@ def test_a_part_file_has_what_a_thread_verifies(monkeypatch: pytest.MonkeyPatch,
     alone.on_packets(Bye(SESSION, ALL_MEMBERS, ""))
     alone.receiving.close()
     assert (tmp_path / ".copy.part").read_bytes() == OBJECT
+
+
+def test_a_seal_amid_a_block_is_heeded() -> None:
+    """The block is compared, and dropped, at the segment that completes it, before the one behind that."""
+    memory, missing = bytearray(2 * SEGMENT * K), list[int]()
+    for in_c in {PLACER is not None, False}:
+        alone, (block, _) = Alone(memory, len(memory), parity=2, in_c=in_c), cut(bytes(memory))
+        segments = [Data(SESSION, 0, 0, esi, block.segment(esi)) for esi in (4, 5, 0, 3, 1)]
+        seal = Seal(SESSION, 0, 0, 0, 2, 1, 1000, (block.info._replace(digest=bytes(32)),))
+        alone.on_batch(heard(*segments[:3], seal, *segments[3:]))
+        incoming = alone.receiving.sessions[SESSION].core.incoming
+        assert incoming is not None
+        missing += [request.missing for request in incoming.requests()]
+    assert set(missing) == {0b1101}

@@ -24,7 +24,7 @@ KEY = bytes(range(32))
 SESSION, MEMBER = number(0), number(1)
 OFFER = Offer(SESSION, 0, 5, 3, 1000, 77, "sender")
 LEAVE = Ack(SESSION, 0, MEMBER, 0, 0, 0, LEFT, "")
-TAGGED = "0000000000000001bfd4d11d093a4eb9f6b315db6774508d"
+TAGGED = "00000000000000013c19316262695d727f10b5fa320d1b6c"
 """The end of that message, the first of its end."""
 
 
