@@ -132,7 +132,7 @@ TIDIES = """
 import sys, types, typer
 from rdma_lab import cli
 try:
-    with cli._plain_errors(types.SimpleNamespace(parent=None, command_path="rdma-lab")):
+    with cli._plain_errors(types.SimpleNamespace(parent=None, command_path="rdma-lab", params={})):
         try:
             print("begun", flush=True)
             sys.stdin.readline()
