@@ -95,6 +95,7 @@ class Member:
         "queue",
         "reason",
         "requested",
+        "silent",
         "stamp",
         "state",
         "status",
@@ -119,6 +120,8 @@ class Member:
         self.version: int = NO_VERSION
         """The newest version that it is known to have."""
         self.last_heard: float = now
+        self.silent: float = 0.0
+        """Seconds for which the sender waited for its answer in earlier objects, since its last packet."""
         self.begin(0, now)
 
     def begin(self, sent: int, now: float) -> None:
@@ -157,6 +160,17 @@ class Member:
         self.waiting_since: float = inf
         """Time since which the sender waits for an answer of it; inf if it does not wait."""
         self.complete_at: float = inf
+
+    def answered(self) -> None:
+        """Note a packet of it: the sender waits no more."""
+        self.waiting_since, self.silent = inf, 0.0
+
+    def waited(self, now: float) -> float:
+        """Return for how many seconds the sender has waited for an answer of it.
+
+        The waits of several objects add up: where each ends at its deadline, none is long enough alone.
+        """
+        return self.silent + max(0.0, now - self.waiting_since)
 
     @property
     def active(self) -> bool:
@@ -277,9 +291,10 @@ class MemberTable:
             if member.in_object:
                 self._add_pending(member)
 
-    def end(self) -> None:
+    def end(self, now: float) -> None:
         """End the object for all receivers."""
         for member in self:
+            member.silent, member.waiting_since = member.waited(now), inf
             if member.in_object and not member.active:
                 self._departed[member.number] = member
             member.in_object = False
@@ -311,6 +326,7 @@ class MemberTable:
         """Note the outcome of the object at a receiver: COMPLETE, FAILED, or BEHIND by the sender."""
         if member.pending and state != PENDING:
             self._drop_pending(member)
+            member.silent, member.waiting_since = member.waited(now), inf
             member.state, member.reason = state, reason
             if state == COMPLETE:
                 self.note_version(member, self._version)

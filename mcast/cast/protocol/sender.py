@@ -351,7 +351,7 @@ class ObjectSender:
                 self._on_leave(member, packet, now)
             else:
                 member.last_heard = now
-                member.waiting_since = inf
+                member.answered()
                 self._window.answered(member.number, packet.stamp)
                 outgoing = self.outgoing
                 if outgoing is None or packet.object != outgoing.about.object or outgoing.about.carousel:
@@ -380,7 +380,7 @@ class ObjectSender:
                 self._update_window()
         if member.active:
             member.nonce = join.nonce
-            member.waiting_since = inf  # it has lost the ADMIT, and does not answer before it has one
+            member.answered()  # it has lost the ADMIT, and does not answer before it has one
             self.members.note_version(member, join.version)
             self._queue.admit(member, now)
         else:
@@ -667,7 +667,7 @@ class ObjectSender:
                 continue
             if member.waiting_since == inf:
                 member.waiting_since = now
-            if now - member.waiting_since > timers.peer_timeout:
+            if member.waited(now) > timers.peer_timeout:
                 self._give_up(member, MemberStatus.SILENT)
             elif waits and now - max(member.last_progress, outgoing.sent_at) > timers.stall:
                 self._give_up(member, MemberStatus.STALLED)
@@ -748,7 +748,7 @@ class ObjectSender:
             self._queue.send_repeatedly(done, now, self._round_trip)
         self.outgoing, self._carousel, self._queue.runs, self._queue.seals = None, [], [], []
         self._flush_timer.end()
-        members.end()
+        members.end(now)
 
 
 class _SendQueue:

@@ -239,6 +239,18 @@ def test_a_given_up_replica_returns_by_itself() -> None:
     assert stopped.number_in(publisher) != stopped.context.number
 
 
+def test_a_killed_replica_is_given_up_over_several_versions() -> None:
+    """Each deadline ends before the replica was silent for long enough; the waits add up."""
+    world, whole = World(), {bytes(SIZE): -1}
+    publisher = Publisher(world, 1, whole, strategy=lambda: deadline(PEER_TIMEOUT / 4))
+    killed, other = (Replica(world, f"10.0.0.{end}", 2, whole) for end in (2, 3))
+    world.run(2.0)
+    killed.kill()
+    world.run(2.0 + 12 * PEER_TIMEOUT)
+    assert [one.name for one in publisher.out.versions] == ["10.0.0.3"]
+    assert other.newest >= publisher.version - 1
+
+
 def test_an_unfinished_version_is_dropped() -> None:
     """The publisher waits for the fast one alone. The log has no warning of it."""
     world, whole = World(), {bytes(SIZE): -1}
