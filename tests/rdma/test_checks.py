@@ -20,7 +20,7 @@ from mcast.api import (
     UnavailableReason,
     UnusableDevice,
 )
-from mcast.backends.net.firewall import dropping_rule
+from mcast.backends.net.firewall import IGMP, dropping_rule
 from mcast.backends.rdma import availability, memlock
 from mcast.backends.rdma.doctor.checks import QUIRKS, judge
 from mcast.backends.rdma.doctor.host import Bridge, HostFacts, PortFacts
@@ -495,3 +495,21 @@ FILTERS: dict[str, tuple[list[dict[str, Any]], bool]] = {
 def test_a_filter_is_read_as_the_kernel_does(name: str) -> None:
     ruleset, drops = FILTERS[name]
     assert (dropping_rule(ruleset) is not None) == drops
+
+
+@pytest.mark.parametrize(
+    ("ruleset", "drops"),
+    [
+        (rules([match(DPORT, 4791), {"drop": None}]), False),
+        (rules([UDP, {"drop": None}]), False),
+        (rules(policy="drop"), True),
+        (rules([match({"payload": {"protocol": "ip", "field": "protocol"}}, "igmp"), {"drop": None}]), True),
+        (
+            rules([match({"meta": {"key": "l4proto"}}, "igmp"), {"accept": None}], policy="drop"),
+            False,
+        ),
+    ],
+    ids=["the port", "UDP", "the policy", "IGMP", "the policy, but let in"],
+)
+def test_a_filter_is_read_for_igmp(ruleset: list[dict[str, Any]], drops: bool) -> None:
+    assert (dropping_rule(ruleset, IGMP) is not None) == drops

@@ -55,6 +55,33 @@ def test_a_firewall_is_a_problem(hosts: tuple[Host, Host]) -> None:
 
 
 @needs_namespaces
+def test_a_firewall_that_drops_igmp_is_a_warning(hosts: tuple[Host, Host]) -> None:
+    """A switch's queries are not answered, although messages may pass."""
+    host = hosts[0]
+    host.run("nft", "add table inet t")
+    host.run("nft", "add chain inet t in { type filter hook input priority 0; policy drop; }")
+    host.run("nft", "add rule inet t in udp dport 4791 accept")
+    assert problems(host) == []
+    (found,) = (one for one in findings(host) if one["check"] == "firewall")
+    assert (found["level"], found["fix"]) == ("warning", "nft insert rule inet t in ip protocol igmp accept")
+    host.run("sh", "-c", found["fix"])
+    (found,) = (one for one in findings(host) if one["check"] == "firewall")
+    assert found["level"] == "ok"
+
+
+@needs_namespaces
+def test_a_strict_reverse_path_filter_is_a_note(hosts: tuple[Host, Host]) -> None:
+    host = hosts[0]
+    host.run("sh", "-c", "echo 1 >/proc/sys/net/ipv4/conf/eth0/rp_filter")
+    (found,) = (one for one in findings(host) if one["check"] == "rp_filter")
+    assert (found["level"], found["subject"]) == ("note", "eth0")
+    assert "rp_filter drops senders" in host.run("sh", "-c", RECV)
+    host.run("sh", "-c", "echo 2 >/proc/sys/net/ipv4/conf/eth0/rp_filter")
+    assert [one for one in findings(host) if one["check"] == "rp_filter"] == []
+    assert "rp_filter" not in host.run("sh", "-c", RECV)
+
+
+@needs_namespaces
 def test_a_missing_querier_is_a_warning(hosts: tuple[Host, Host]) -> None:
     found = findings(hosts[0], "--listen 0.2")
     (querier,) = [one for one in found if one["check"] == "querier"]

@@ -1,7 +1,7 @@
-"""Finds rules of the host's packet filter that drop RoCEv2, in the output of `nft -j list ruleset`.
+"""Finds rules of the host's packet filter that drop RoCEv2 or IGMP, in the output of `nft -j list ruleset`.
 
-This concerns sockets, Soft-RoCE and other software devices, because the packets of a RoCE card pass no filter
-of the host.
+RoCEv2 concerns sockets, Soft-RoCE and other software devices, because the packets of a RoCE card pass no
+filter of the host.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mcast.backends.net import hostnet
 from mcast.wire.packets import ROCE_UDP_PORT
@@ -19,6 +19,17 @@ _HOOKS = frozenset({"ingress", "prerouting", "input", "output", "postrouting"})
 _VERDICTS = {"drop": "drop", "reject": "drop", "accept": "accept"}
 _DEPTH = 16
 """Chains that may call each other, as many as the kernel allows (NFT_JUMP_STACK_SIZE)."""
+
+
+class Traffic(NamedTuple):
+    """Packets of one kind: the protocol's names in nft, and the port that they are sent to."""
+
+    protocol: frozenset[str | int]
+    port: int | None
+
+
+ROCE = Traffic(frozenset({"udp", 17}), ROCE_UDP_PORT)
+IGMP = Traffic(frozenset({"igmp", 2}), None)
 
 
 def ruleset() -> tuple[dict[str, Any], ...] | None:
@@ -35,8 +46,8 @@ def ruleset() -> tuple[dict[str, Any], ...] | None:
     return tuple(found["nftables"])
 
 
-def dropping_rule(ruleset: Sequence[dict[str, Any]]) -> str | None:
-    """The chain whose rules or policy drop every RoCEv2 packet, as `family table chain`; None if none does.
+def dropping_rule(ruleset: Sequence[dict[str, Any]], traffic: Traffic = ROCE) -> str | None:
+    """The chain whose rules or policy drop all of the traffic, as `family table chain`; None if none does.
 
     A rule that also tests something else (an address, an interface, a state) counts as not matching, because
     its effect cannot be told from here.
@@ -47,7 +58,7 @@ def dropping_rule(ruleset: Sequence[dict[str, Any]]) -> str | None:
         rules.setdefault((rule["family"], rule["table"], rule["chain"]), []).append(rule["expr"])
     for key, chain in chains.items():
         if chain.get("hook") in _HOOKS and chain["family"] not in ("arp", "ip6"):
-            verdict = _verdict(key, rules, 0) or chain.get("policy", "accept")
+            verdict = _verdict(key, rules, 0, traffic) or chain.get("policy", "accept")
             if verdict == "drop":
                 return " ".join(key)
     return None
@@ -58,18 +69,18 @@ def _key(chain: dict[str, Any]) -> tuple[str, str, str]:
 
 
 def _verdict(
-    key: tuple[str, str, str], rules: dict[tuple[str, str, str], list[Any]], depth: int
+    key: tuple[str, str, str], rules: dict[tuple[str, str, str], list[Any]], depth: int, traffic: Traffic
 ) -> str | None:
-    """Return the verdict of a chain on a RoCEv2 packet; None if it is not certain."""
+    """Return the verdict of a chain on the traffic; None if it is not certain."""
     for expressions in rules.get(key, ()) if depth < _DEPTH else ():
-        if not all(_matches(one["match"]) for one in expressions if "match" in one):
+        if not all(_matches(one["match"], traffic) for one in expressions if "match" in one):
             continue
         for one in expressions:
             name = next(iter(one))
             if name in _VERDICTS:
                 return _VERDICTS[name]
             if name in ("jump", "goto"):
-                found = _verdict((*key[:2], one[name]["target"]), rules, depth + 1)
+                found = _verdict((*key[:2], one[name]["target"]), rules, depth + 1, traffic)
                 if found or name == "goto":
                     return found
             elif name == "return":
@@ -79,19 +90,22 @@ def _verdict(
     return None
 
 
-def _matches(match: dict[str, Any]) -> bool:
-    """Return True if every RoCEv2 packet matches, whatever its addresses and interface."""
+def _matches(match: dict[str, Any], traffic: Traffic) -> bool:
+    """Return True if every packet of the traffic matches, whatever its addresses and interface."""
     left, values = match["left"], _values(match["right"])
     if values is None:
         return False
     inside = match.get("op", "==") in ("==", "in")
     if left in ({"payload": {"protocol": p, "field": "dport"}} for p in ("udp", "th")):
-        return inside == any(isinstance(low, int) and low <= ROCE_UDP_PORT <= high for low, high in values)
+        port = traffic.port
+        return port is not None and inside == any(
+            isinstance(low, int) and low <= port <= high for low, high in values
+        )
     if left in (
         {"meta": {"key": "l4proto"}},
         {"payload": {"protocol": "ip", "field": "protocol"}},
     ):
-        return inside == any(low in ("udp", 17) for low, _ in values)
+        return inside == any(low in traffic.protocol for low, _ in values)
     return False
 
 

@@ -14,6 +14,7 @@ from mcast.backends.net import netlink
 from mcast.wire.addresses import needs_interface
 
 NET = Path("/sys/class/net")
+_SYSCTL = Path("/proc/sys")
 _IGMP = Path("/proc/net/igmp")
 _BYTES = "surrogateescape"
 """The name of an interface may have any bytes: they become what `os.fsdecode` makes of them."""
@@ -81,6 +82,19 @@ def bridge_port_of(netdev: str) -> str | None:
     peers = [one.peer for one in there.values() if one.name == netdev]
     other = there.get(peers[0]) if peers else None
     return other.name if other is not None and other.is_bridge_port and other.name != netdev else None
+
+
+def rp_filter_of(netdev: str) -> str:
+    """The interface's reverse path filter, as sysctl names it; with slashes, for names such as eth0.5."""
+    return f"net/ipv4/conf/{netdev}/rp_filter"
+
+
+def reverse_path_is_strict(netdev: str) -> bool:
+    """Return True if packets are dropped whose source is routed through another interface."""
+    try:  # the larger one counts: 1 is strict, 2 loose
+        return max(int((_SYSCTL / rp_filter_of(one)).read_text()) for one in ("all", netdev)) == 1
+    except (OSError, ValueError):
+        return False
 
 
 def igmp_versions() -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mcast.api import Finding, Level, Status
 from mcast.backends.net import hostnet
-from mcast.backends.net.firewall import dropping_rule, ruleset
+from mcast.backends.net.firewall import IGMP, dropping_rule, ruleset
 from mcast.backends.net.igmp_listener import hear_queriers
 from mcast.backends.udp.availability import LOOPBACK_DOWN, status
 from mcast.backends.udp.sockets import max_buffer
@@ -22,19 +22,26 @@ _ROCE_DEVICES = Path("/sys/class/infiniband")
 def examine(listen: float = 0) -> tuple[Finding, ...]:
     """Inspect this host, listening for IGMP queriers for `listen` seconds, and change nothing."""
     found = status()
-    here = (*_of_interfaces(), *_queriers(listen)) if found.available else ()
-    return (_provider(found), *here, _firewall(), *_container(), _buffers(), *_devices())
+    here = (*_of_interfaces(), *_reverse_path(), *_queriers(listen)) if found.available else ()
+    return (_provider(found), *here, *_firewall(), *_container(), _buffers(), *_devices())
 
 
-def _firewall() -> Finding:
+def _firewall() -> list[Finding]:
     rules = ruleset()
     if rules is None:
         seen = "the packet filter's rules cannot be read"
         fix = "run this as root, with nft installed: apt-get install nftables"
-        return Finding("firewall", "", Level.WARNING, seen, fix)
-    chain = dropping_rule(rules)
-    if chain is None:
-        return Finding("firewall", "", Level.OK, f"no rule drops UDP port {ROCE_UDP_PORT}")
+        return [Finding("firewall", "", Level.WARNING, seen, fix)]
+    chain, of_igmp = dropping_rule(rules), dropping_rule(rules, IGMP)
+    found = [_port_dropped(chain)] if chain else []
+    if of_igmp:
+        seen = f"the chain {of_igmp} drops IGMP: a switch that snoops forgets this host's groups"
+        fix = f"nft insert rule {of_igmp} ip protocol igmp accept"
+        found.append(Finding("firewall", "", Level.WARNING, seen, fix))
+    return found or [Finding("firewall", "", Level.OK, f"no rule drops UDP port {ROCE_UDP_PORT} or IGMP")]
+
+
+def _port_dropped(chain: str) -> Finding:
     seen = f"the chain {chain} drops UDP port {ROCE_UDP_PORT}, which is RoCEv2"
     fix = f"nft insert rule {chain} udp dport {ROCE_UDP_PORT} accept"
     return Finding("firewall", "", Level.PROBLEM, seen, fix)
@@ -49,14 +56,29 @@ def _container() -> list[Finding]:
     return [Finding("container", "", Level.WARNING, seen, fix)]
 
 
-def _queriers(listen: float) -> list[Finding]:
-    """A switch can only be listened to."""
+def _used() -> list[str]:
+    """The interfaces that groups may use, without loopback."""
     native = import_module("mcast.backends.udp._native")
-    names = [
+    return [
         name
         for name, _, flags, _, _, addresses in native.interfaces()
         if addresses and flags & _UP and flags & _MULTICAST and not flags & _LOOPBACK
     ]
+
+
+def _reverse_path() -> list[Finding]:
+    """A note alone, because the senders' addresses are not known."""
+    seen = "rp_filter is 1: a sender is not heard if the route to it leads through another interface"
+    return [
+        Finding("rp_filter", name, Level.NOTE, seen, f"sysctl -w {hostnet.rp_filter_of(name)}=2")
+        for name in _used()
+        if hostnet.reverse_path_is_strict(name)
+    ]
+
+
+def _queriers(listen: float) -> list[Finding]:
+    """A switch can only be listened to."""
+    names = _used()
     try:
         heard = hear_queriers(names, listen) if listen else None
     except PermissionError:
@@ -77,9 +99,12 @@ def _queriers(listen: float) -> list[Finding]:
         else:
             seen = (
                 f"none was heard in {listen:g} s: a switch that snoops IGMP, without a querier, stops the "
-                "group's messages minutes after a join"
+                "group's messages minutes after a join, or at once"
             )
-            fix = "switch on an IGMP querier in that network"
+            fix = (
+                "switch on an IGMP querier in that network; on a Linux bridge: "
+                "ip link set BRIDGE type bridge mcast_querier 1"
+            )
             found.append(Finding("querier", name, Level.WARNING, seen, fix))
     return found
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from mcast.api import Cause
+from mcast.backends.net import hostnet
 from mcast.wire.packets import ROCE_UDP_PORT
 
 LOOPBACK = "lo"
@@ -17,6 +18,11 @@ def suspicions(device: str, has_link: bool) -> tuple[Cause, ...]:
         return (Cause(f"{device} has no link", f"ip link show {device}", f"ip link set {device} up"),)
     if device == LOOPBACK:
         return ()
+    strict = Cause(
+        "rp_filter drops senders routed through another interface",
+        f"ip route get SENDER names {device}, or not; mcast doctor --backend udp",
+        "loosen it",
+    )
     return (
         Cause(
             f"a firewall, here or there, drops UDP port {ROCE_UDP_PORT}",
@@ -38,4 +44,5 @@ def suspicions(device: str, has_link: bool) -> tuple[Cause, ...]:
             f"rdma link | grep 'netdev {device}'",
             "use the provider rdma",
         ),
+        *([strict] if hostnet.reverse_path_is_strict(device) else []),
     )
