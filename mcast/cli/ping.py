@@ -211,6 +211,8 @@ def _show_members(outcome: PingResult) -> None:
         say(f"{other.messages} other messages from {other.address} QP {other.qp}")
     who = f"{len(outcome.members)} answered" if outcome.members else "no member answered"
     say(f"ping: {outcome.sent} sent in {outcome.seconds:.1f} s, {who}")
+    if not outcome.members:
+        say("  check that `mcast recv` or `mcast ping --answer` runs at the others")
 
 
 def _show_heard(outcome: AnswerResult) -> None:

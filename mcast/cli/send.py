@@ -41,6 +41,7 @@ _LINGER = 1.0
 """Seconds after the first receiver in which others may join, where no number is given."""
 
 _HINT = "start `mcast recv` at the others, give a longer --wait, or run `mcast doctor` there"
+_KEY_HINT = "; without the same --key-file there, `mcast recv` prints that it rejected a message"
 
 _NAMED = 3
 """Maximum number of files missed by a receiver that are named; JSON has all."""
@@ -104,7 +105,7 @@ def send(
             member, rate=most, peer_timeout=peer_timeout, key=key, progress=watch.on_progress
         ) as session:
             if receivers is not None or not strategy.carousel:
-                _wait_for_receivers(session, receivers, wait)
+                _wait_for_receivers(session, receivers, wait, keyed=key is not None)
             with on_signal(session.stop) if strategy.carousel else nullcontext(list[int]()) as signals:
                 sent = _sent_around if strategy.carousel else _sent
                 reports = [*sent(session, bundle, strategy, watch)]
@@ -153,7 +154,7 @@ def _bundle(files: list[str]) -> Bundle:
         raise UsageError(str(error)) from None
 
 
-def _wait_for_receivers(session: ObjectSession, receivers: int | None, wait: float) -> None:
+def _wait_for_receivers(session: ObjectSession, receivers: int | None, wait: float, keyed: bool) -> None:
     from mcast.api import TimedOut
 
     try:
@@ -162,7 +163,7 @@ def _wait_for_receivers(session: ObjectSession, receivers: int | None, wait: flo
         here = [f"{address} ({', '.join(names)})" for address, names in session.addresses.items()]
         few = f"{session.receivers} of {receivers or 1} receivers joined within {wait:g} s"
         found = ": ".join(filter(None, [few, ", ".join(here)]))
-        raise Failure(f"{found}; {_HINT}") from error
+        raise Failure(f"{found}; {_HINT}{_KEY_HINT if keyed else ''}") from error
     if receivers is None:
         session.wait_for_receivers(timeout=_LINGER)
 
@@ -287,7 +288,7 @@ def _show(outcome: SendOutput, carousel: bool) -> None:
     what += f"{outcome['size']:,} bytes"
     if len(files) == 1 and (digest := files[0]["blake3"]):
         what += f", BLAKE3 {digest[:16]}..."
-    repaired = "" if outcome["parity"] else " without parity"
+    repaired = "" if outcome["parity"] or not outcome["sent_again"] else " without parity"
     repaired += f", {outcome['skipped']:,} not sent again" if outcome["skipped"] else ""
     segments, again = outcome["segments"], outcome["sent_again"]
     out.print(
@@ -316,9 +317,9 @@ def _show(outcome: SendOutput, carousel: bool) -> None:
         return
     verified = sum(receiver["verified"] for receiver in receivers)
     each = (
-        f"{segments} {plural('segment', segments)} each"
+        f"{segments:,} {plural('segment', segments)} each"
         if len(files) == 1
-        else f"{len(files)} files and folders each"
+        else f"{len(files):,} files and folders each"
     )
     say(f"\nsend: {verified}/{len(receivers)} receivers verified, {each}")
 

@@ -372,7 +372,8 @@ def test_group_with_a_key_refuses_others(with_others: Run, tmp_path: Path) -> No
     assert (done.returncode, done.stdout) == (1, "")
     few = "mcast: 0 of 1 receivers joined within 0.5 s"
     hint = "start `mcast recv` at the others, give a longer --wait, or run `mcast doctor` there"
-    assert done.stderr.splitlines()[-1] == f"{few}; {hint}"
+    keys = "without the same --key-file there, `mcast recv` prints that it rejected a message"
+    assert done.stderr.splitlines()[-1] == f"{few}; {hint}; {keys}"
     script = tmp_path / "script.py"
     script.write_text(OTHER_END.replace("one_session=True", "one_session=True, key=Path('key').read_bytes()"))
     assert with_others("send", "file", "239.1.1.1", "-n", 2, "--key-file", "key").returncode == 0
