@@ -52,6 +52,7 @@ pytestmark = pytest.mark.timeout(2 * SECONDS)
 NOT_RUN = {
     "it needs an RDMA host": "mcast rdma ip bridge cat ls echo modprobe ulimit sminfo saquery docker srun "
     "mpirun sudo python",
+    "it needs other hosts, and mail": "mcast jq mail exit",
     "it fetches packages": "make mkdir cd . pip podman python3 sudo venv/bin/pip MCAST_RDMA=1",
     "it takes minutes": "make mcast rdma-lab pre-commit .venv/bin/pytest dpkg /sbin/depmod",
     "it needs a running guest": "rdma-lab",
