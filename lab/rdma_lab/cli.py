@@ -155,7 +155,7 @@ def run(
     share: Share = None,
     timeout: Annotated[
         float | None,
-        typer.Option(parser=_seconds, metavar="SECONDS", help="Stop after this time."),
+        typer.Option(parser=_seconds, metavar="SECONDS", help="Stop after this time: 90, or 10min."),
     ] = None,
     output_timeout: Annotated[
         float | None,

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 
 class LabError(Exception):
-    """The lab could not do its part; `console` holds the guest's last output, oldest line first.
+    """The lab could not do its part; `console` holds the last lines of the guest's console, oldest first.
 
     Each class has the exit status of `rdma-lab`, `exit_code`:
 
@@ -28,7 +28,8 @@ class LabError(Exception):
     def __str__(self) -> str:
         if not self.console:
             return self.message
-        return "\n".join([self.message, "the guest's last output:", *(f"  {line}" for line in self.console)])
+        lines = (f"  {line}" for line in self.console)
+        return "\n".join([self.message, "the end of the guest's console:", *lines])
 
 
 class LabUnavailableError(LabError):

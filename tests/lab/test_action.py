@@ -43,7 +43,8 @@ def test_inputs_reach_the_steps_by_variables(action: dict[str, Any]) -> None:
     used = set()
     for step in action["runs"]["steps"]:
         env = step.get("env", {})
-        used |= {name for text in env.values() for name in re.findall(r"^\$\{\{ inputs\.(\w+) \}\}$", text)}
+        inputs = re.compile(r"^\$\{\{ inputs\.([\w-]+) \}\}$")
+        used |= {name for text in env.values() for name in inputs.findall(text)}
         run = step.get("run", "")
         assert "${{" not in run
         named = set(re.findall(r"\$\{?([A-Z_]+)\b", run))
@@ -69,7 +70,7 @@ def test_pages_give_inputs_that_exist(action: dict[str, Any]) -> None:
     texts = [*fences, (ROOT / "docs/assets/mcast-lab.yml").read_text("utf-8")]
     steps = [step for text in texts for job in yaml.safe_load(text)["jobs"].values() for step in job["steps"]]
     ours = [step["with"] for step in steps if step.get("uses", "").startswith("OWNER/REPO/lab@")]
-    assert len(ours) == 2
+    assert len(ours) == 3
     for given in ours:
         assert "run" in given
         assert given.keys() <= action["inputs"].keys()
@@ -107,6 +108,7 @@ def test_inputs_become_options(tmp_path: Path) -> None:
         switches="3",
         share="results\nmore results\n",
         timeout="10 min",
+        **{"output-timeout": "5min"},
     )
     assert done.returncode == 0, done.stderr
     words = ["run", "--verbose", "--fabric", "infiniband", "--ports", "4", "--switches", "3"]
@@ -117,6 +119,8 @@ def test_inputs_become_options(tmp_path: Path) -> None:
         "more results",
         "--timeout",
         "10 min",
+        "--output-timeout",
+        "5min",
         "--",
         "bash",
         "-eo",
