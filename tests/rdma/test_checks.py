@@ -117,6 +117,7 @@ def test_host_without_devices_has_no_problem(lack: Any) -> None:
 
 
 W, P = Level.WARNING, Level.PROBLEM
+DROP_ALL = ({"chain": {"family": "inet", "table": "t", "name": "in", "hook": "input", "policy": "drop"}},)
 DROP = [
     {"chain": {"family": "inet", "table": "t", "name": "in", "hook": "input", "policy": "accept"}},
     {
@@ -186,6 +187,11 @@ DEFECTS: dict[str, tuple[HostFacts, list[tuple[str, str, Level]], str]] = {
     ),
     "cgroup": (host(roce(), cgroup={"rxe1": {"hca_handle": 0}}), [("cgroup", "rxe1", P)], "hca_handle=max"),
     "firewall": (host(roce(), ruleset=tuple(DROP)), [("firewall", "", P)], "nft insert rule inet t in udp"),
+    "firewall, IGMP": (
+        host(roce(software=False), ruleset=DROP_ALL),
+        [("firewall", "", W)],
+        "nft insert rule inet t in ip protocol igmp accept",
+    ),
     "firewall unknown": (host(roce(), ruleset=None), [("firewall", "", W)], "root"),
     "link down": (
         host(roce(DOWN, bridge=Bridge("br0", snooping=True, querier=False))),

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mcast.api import Finding, Level
 from mcast.backends.net import hostnet
 from mcast.wire.packets import ROCE_UDP_PORT
 
@@ -62,6 +63,15 @@ def dropping_rule(ruleset: Sequence[dict[str, Any]], traffic: Traffic = ROCE) ->
             if verdict == "drop":
                 return " ".join(key)
     return None
+
+
+def igmp_findings(ruleset: Sequence[dict[str, Any]]) -> list[Finding]:
+    """Return the doctor's finding if a chain drops IGMP, which the host sends for cards, too."""
+    chain = dropping_rule(ruleset, IGMP)
+    if chain is None:
+        return []
+    seen = f"the chain {chain} drops IGMP: a switch that snoops forgets this host's groups"
+    return [Finding("firewall", "", Level.WARNING, seen, f"nft insert rule {chain} ip protocol igmp accept")]
 
 
 def _key(chain: dict[str, Any]) -> tuple[str, str, str]:

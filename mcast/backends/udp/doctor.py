@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mcast.api import Finding, Level, Status
 from mcast.backends.net import hostnet
-from mcast.backends.net.firewall import IGMP, dropping_rule, ruleset
+from mcast.backends.net.firewall import dropping_rule, igmp_findings, ruleset
 from mcast.backends.net.igmp_listener import hear_queriers
 from mcast.backends.udp.availability import LOOPBACK_DOWN, status
 from mcast.backends.udp.sockets import max_buffer
@@ -32,12 +32,8 @@ def _firewall() -> list[Finding]:
         seen = "the packet filter's rules cannot be read"
         fix = "run this as root, with nft installed: apt-get install nftables"
         return [Finding("firewall", "", Level.WARNING, seen, fix)]
-    chain, of_igmp = dropping_rule(rules), dropping_rule(rules, IGMP)
-    found = [_port_dropped(chain)] if chain else []
-    if of_igmp:
-        seen = f"the chain {of_igmp} drops IGMP: a switch that snoops forgets this host's groups"
-        fix = f"nft insert rule {of_igmp} ip protocol igmp accept"
-        found.append(Finding("firewall", "", Level.WARNING, seen, fix))
+    chain = dropping_rule(rules)
+    found = [*([_port_dropped(chain)] if chain else []), *igmp_findings(rules)]
     return found or [Finding("firewall", "", Level.OK, f"no rule drops UDP port {ROCE_UDP_PORT} or IGMP")]
 
 

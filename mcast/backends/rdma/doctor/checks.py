@@ -11,7 +11,7 @@ from ipaddress import IPv4Address
 from typing import NamedTuple
 
 from mcast.api import Finding, Level, LinkLayer, PortState
-from mcast.backends.net.firewall import dropping_rule
+from mcast.backends.net.firewall import dropping_rule, igmp_findings
 from mcast.backends.rdma.availability import REQUIREMENTS
 from mcast.backends.rdma.doctor.host import HostFacts, PortFacts, gather
 from mcast.backends.rdma.drivers import multicast_doubt
@@ -176,7 +176,9 @@ def _cgroup(facts: HostFacts) -> Iterator[Finding]:
 
 
 def _firewall(facts: HostFacts) -> Iterator[Finding]:
-    """Only packets of software devices pass the host's packet filter."""
+    """RoCEv2 of software devices alone passes the host's packet filter, and IGMP of all RoCE devices."""
+    if facts.ruleset is not None and any(port.is_roce for port in facts.ports):
+        yield from igmp_findings(facts.ruleset)
     names = sorted({port.device for port in facts.ports if port.software and port.is_roce})
     if not names:
         return
