@@ -16,7 +16,6 @@ import platform
 import re
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -74,8 +73,8 @@ def packed(project: Path, scratch: Path, to: Path) -> Path:
     """Make the source distribution of a project, and return the folder with its contents."""
     scratch.mkdir()
     sdist = build("sdist", project, scratch / "packed")
-    with tarfile.open(sdist) as contents:
-        contents.extractall(scratch / "source", filter="data")
+    (scratch / "source").mkdir()
+    run("tar", "-xf", sdist, "-C", scratch / "source")
     sdist.rename(to / sdist.name)
     (source,) = (scratch / "source").iterdir()
     return source

@@ -228,7 +228,7 @@ def test_a_resumed_guest_knows_the_time(again: Again) -> None:
 WITHOUT_HOSTS = """
 mount -t tmpfs tmpfs "$0" && mkdir "$0/upper" "$0/work" &&
 mount -t overlay overlay -o "lowerdir=/etc,upperdir=$0/upper,workdir=$0/work" /etc &&
-rm /etc/hosts && exec "$@"
+rm -f /etc/hosts && exec "$@"
 """
 """Runs a command in a mount namespace that has no /etc/hosts, by way of the directory $0."""
 
