@@ -132,7 +132,6 @@ class _Reception:
     """Steps of a `receive` call, and the reason that the senders get when it ends."""
 
     def __init__(self, context: SessionContext, timeout: float | None, options: tuple[Any, ...]) -> None:
-
         self.guard: Guard = Guard("receiver", "receive anew")
         self._receiving = ReceivingSession(context, *options)
         self._timeout, self._reason = timeout, ""

@@ -27,7 +27,7 @@ from itertools import accumulate
 from math import inf
 from operator import index
 from random import SystemRandom
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from pydantic import BaseModel
 from typing_extensions import Buffer
@@ -257,9 +257,8 @@ class SendingSession:
             if self._repeats:
                 yield from self._repeat(end)
             else:
-                until = (
-                    end if active < wanted else core.admit_at
-                )  # the last step sends the ADMIT, and does not wait
+                # The last step sends the ADMIT, and does not wait.
+                until = end if active < wanted else core.admit_at
                 may_repeat = core.members.lacking and not self._stopped
                 yield from self._step(min(until, self._repeat_at) if may_repeat else until)
         return core.members.active
@@ -548,5 +547,4 @@ def _lasting_source(data: Sendable) -> ByteSource:
 
 def _metadata_of(metadata: bytes | BaseModel) -> bytes:
     """Return metadata as bytes; a model is encoded as JSON."""
-    dump: Callable[[], str] | None = getattr(metadata, "model_dump_json", None)
-    return cast(bytes, metadata) if dump is None else dump().encode()
+    return metadata.model_dump_json().encode() if isinstance(metadata, BaseModel) else metadata
