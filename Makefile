@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DELETE_ON_ERROR:
 SECOND_KERNEL ?= 6.12
 
-.PHONY: demo test test-all coverage lint types docs sessions man schemas soak soak-served soak-lab soak-replicas bench mutants oracle wheel test-wheel test-free-threaded test-torch release api test-asan test-tsan fuzz clean test-packages test-debian12 test-debian13
+.PHONY: demo test test-all coverage lint types docs sessions generated soak soak-served soak-lab soak-replicas bench mutants oracle wheel test-wheel test-free-threaded test-torch release api test-asan test-tsan fuzz clean test-packages test-debian12 test-debian13
 
 demo: .venv/demo
 	@$(BIN)/mcast demo $(ARGS)
@@ -77,13 +77,9 @@ sessions: .venv/test
 	$(BIN)/python scripts/pictures.py
 	$(BIN)/python scripts/record_sessions.py
 
-# The manual pages, from the help of the commands.
-man: .venv/test
-	$(BIN)/python -m scripts.man
-
-# The JSON schemas of docs/schemas, from the types of outputs and files.
-schemas: .venv/test
-	$(BIN)/python -m scripts.schemas
+# What is made from the code: the manual pages, the JSON schemas, and tables of the documentation.
+generated: .venv/test
+	for each in man schemas tables; do $(BIN)/python -m scripts.$$each || exit; done
 
 # Everything at once, for so many MINUTES on a served fabric, and for as many in the lab: memory stays flat, and nothing
 # stays open. `make -j2` does both at once.

@@ -1,4 +1,4 @@
-"""Writes the manual pages in `man/` from what the commands say in their help: `make man`."""
+"""Writes the manual pages in `man/` from what the commands say in their help: `make generated`."""
 
 from __future__ import annotations
 

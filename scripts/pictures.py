@@ -418,6 +418,60 @@ def parts(_: str) -> str:
     return nested("The parts", Box(["one process"], above))
 
 
+# --- the life of a membership ---------------------------------------------------------------------
+
+_PLACES = {
+    "JOINING": (60, 24),
+    "JOINED": (270, 24),
+    "LOST": (270, 150),
+    "FAILED": (60, 150),
+    "LEFT": (165, 214),
+}
+"""Where the middle of each state's box is."""
+_ACROSS, _DOWN = 50, 17
+"""Half of a box."""
+
+
+def life(_: str) -> str:
+    """Draw the states of a membership, and the changes between them."""
+    from mcast.endpoint.membership import TRANSITIONS, Change
+
+    changes: dict[tuple[str, str], list[str]] = {}
+    for (state, change), step in TRANSITIONS.items():
+        if state is not step.state and change is not Change.LEAVE:
+            words = change.name.lower().replace("_", " ")
+            changes.setdefault((state.name, step.state.name), []).append(words)
+    parts = [text(165, 249, "by leave, from any state", "", "middle")]
+    for name, (x, y) in _PLACES.items():
+        parts += [
+            box(x - _ACROSS, y - _DOWN, 2 * _ACROSS, 2 * _DOWN),
+            text(x, y + 5, name.lower(), "", "middle"),
+        ]
+    for (one, other), words_of_all in changes.items():
+        parts += _change(_PLACES[one], _PLACES[other], words_of_all)
+    return svg(256, "The life of a membership", parts, NARROW)
+
+
+def _change(start: tuple[int, int], end: tuple[int, int], words: list[str]) -> list[str]:
+    """From box to box, across with the words above, or down or up with the words beside it."""
+    (x, y), (to_x, to_y) = start, end
+    if y == to_y:
+        left, right = min(x, to_x) + _ACROSS, max(x, to_x) - _ACROSS
+        above = [
+            text((left + right) / 2, y - 6 - 15 * at, word, "", "middle")
+            for at, word in enumerate(words[::-1])
+        ]
+        return [arrow(left, right, y, ">" if x < to_x else "<"), *above]
+    down = 1 if y < to_y else -1
+    x += 15 * down  # two that are opposite stand apart
+    y, to_y = y + _DOWN * down, to_y - _DOWN * down
+    side = "start" if down > 0 else "end"
+    beside = [
+        text(x + 8 * down, (y + to_y) / 2 + 15 * at - 5, word, "", side) for at, word in enumerate(words)
+    ]
+    return [line(f"M{x} {y}V{to_y}M{x - 4} {to_y - 7 * down}L{x} {to_y}L{x + 4} {to_y - 7 * down}"), *beside]
+
+
 # --- the README's picture -----------------------------------------------------------------------
 
 OVERVIEW = ROOT / "docs" / "assets" / "overview.svg"

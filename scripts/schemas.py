@@ -1,4 +1,4 @@
-"""Writes the JSON schemas in `docs/schemas` from the types of outputs and files: `make schemas`."""
+"""Writes the JSON schemas in `docs/schemas` from the types of outputs and files: `make generated`."""
 
 from __future__ import annotations
 

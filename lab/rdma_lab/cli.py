@@ -333,6 +333,7 @@ def break_fabric(
         if seconds is not None and (undo or not words or (words[0] == "sm" and words[1:] != ["stop"])):
             raise FaultError("--for undoes a fault later: give it with cable, port, device, loss or sm stop")
         with connect(guest) as running:
+            _say(context, f"the guest is {running.about.name}, which runs: {running.about.command}")
             now = faults.status(running)
             done = faults.changes(words, now, undo=undo) if words or undo else []
             undone = [faults.opposite(change) for change in done] if seconds is not None else []

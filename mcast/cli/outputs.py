@@ -1,8 +1,8 @@
 """JSON output of the commands: the fields of each object that `--json` prints.
 
 A field that is there stays there, with its type, unit and meaning; fields may be added (docs/json.md).
-`docs/schemas` is made from these types by `make schemas`, and no command imports this module: a field costs a
-command no time.
+`docs/schemas` is made from these types by `make generated`, and no command imports this module: a field costs
+a command no time.
 
 A result that is a named tuple stands for the object with its fields and public properties, which the table in
 its docstring describes. Here are the outputs that are put together otherwise.

@@ -26,7 +26,7 @@ def rendered(page: Path) -> str:
 
 
 def test_each_page_is_what_the_help_says() -> None:
-    assert {page.name: page.read_text(encoding="utf-8") for page in PAGES} == pages(), "run `make man`"
+    assert {page.name: page.read_text(encoding="utf-8") for page in PAGES} == pages(), "run `make generated`"
     assert len(PAGES) == 1 + len(SUMMARIES)
 
 

@@ -38,18 +38,18 @@ def test_each_json_option_has_a_schema() -> None:
     lab = with_json("rdma-lab", typer.main.get_command(rdma_lab.cli.app))
     found = {*mcast, *lab}
     lack = sorted(found - {*schemas.commands()})
-    assert lack == [], "add the type of their output to OUTPUTS in mcast/cli/outputs.py, and run make schemas"
+    assert lack == [], "add the types of their outputs to mcast/cli/outputs.py, and run make generated"
     assert sorted({*schemas.commands()} - found) == [], "these have no option --json"
     assert {*schemas.commands().values()} <= {*schemas.described()}
     assert {*LINES} <= {*OUTPUTS}
 
 
 def test_schemas_are_up_to_date() -> None:
-    """`make schemas` renews them."""
+    """`make generated` renews them."""
     kept = {path.name.removesuffix(".schema.json"): path for path in schemas.FOLDER.iterdir()}
     assert sorted(kept) == sorted(schemas.described())
     stale = [name for name, path in kept.items() if path.read_text("utf-8") != schemas.schema(name)]
-    assert stale == [], "run make schemas"
+    assert stale == [], "run make generated"
 
 
 def fields(schema: Any) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -36,6 +36,7 @@ from markdown_it import MarkdownIt
 
 from mcast import backend_names
 from mcast.cli import SUMMARIES, load
+from scripts import tables
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -422,6 +423,16 @@ def test_demo_ends_as_in_the_tutorial() -> None:
     assert [line for line in stable if " ".join(line.split()) not in recorded] == []
 
 
+def test_tables_are_as_made_from_the_code() -> None:
+    """`make generated` renews them."""
+    texts = {page: page.read_text("utf-8") for page in tables.pages()}
+    assert sum(len(tables.TABLE.findall(text)) for text in texts.values()) == sum(
+        text.count("<!-- table: ") for text in texts.values()
+    )
+    stale = [page.name for page, text in texts.items() if text != tables.renewed(text)]
+    assert stale == [], "run make generated"
+
+
 def test_readme_picture_is_as_drawn() -> None:
     """`make sessions` draws it."""
     from scripts.pictures import OVERVIEW, overview
@@ -448,7 +459,7 @@ def test_each_command_has_its_help_and_an_example() -> None:
 
 
 def test_what_a_title_tells_the_tests_is_not_shown(site: Path) -> None:
-    words = ("not run by the tests", "run by make test-all", "figures vary", "<!-- include")
+    words = ("not run by the tests", "run by make test-all", "figures vary", "<!-- include", "<!-- table")
     texts = {page.relative_to(site): page.read_text("utf-8") for page in site.rglob("*.html")}
     assert [(page, word) for page, text in texts.items() for word in words if word in text] == []
 

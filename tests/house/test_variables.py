@@ -92,10 +92,10 @@ def test_other_variables_are_in_the_table() -> None:
 
 def test_pages_link_to_the_table() -> None:
     """The table is on one page, and no other page has a table row for a variable."""
-    pages = [ROOT / "README.md", ROOT / "lab/README.md", *(ROOT / "docs").rglob("*.md")]
+    pages = {ROOT / "README.md", ROOT / "lab/README.md", *(ROOT / "docs").rglob("*.md")}
     other = [
         f"{page.relative_to(ROOT)}: {line}"
-        for page in pages
+        for page in pages - {ROOT / "docs/environment.md"}
         for line in page.read_text("utf-8").splitlines()
         if re.match(r"\| *`?(MCAST|RDMA_LAB)_?[A-Z]*`? *\|", line)
     ]
