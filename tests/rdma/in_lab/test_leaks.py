@@ -37,20 +37,21 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 class Growth:
-    """Growth of all rounds together."""
+    """Growth of memory in all rounds, and of descriptors in each, which has a device of its own."""
 
     def __init__(self) -> None:
-        self._before: tuple[set[tuple[str, str]], int] | None = None
+        self._before: int | None = None
 
     def by(self, cycle: Callable[[], None], times: int) -> tuple[int, int]:
-        """(file descriptors, bytes) that are left since the first turn's warm-up, a tenth of its cycles."""
+        """(file descriptors left by this round, bytes left since a warm-up of a tenth of its cycles)."""
         if self._before is None:
             for _ in range(times // 10):
                 cycle()
-            self._before = descriptors(), resident()
+            self._before = resident()
+        opened = descriptors()
         for _ in range(times):
             cycle()
-        return len(descriptors() - self._before[0]), resident() - self._before[1]
+        return len(descriptors() - opened), resident() - self._before
 
 
 JOINING, OPENING = Growth(), Growth()
