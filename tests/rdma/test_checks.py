@@ -20,10 +20,11 @@ from mcast.api import (
     UnavailableReason,
     UnusableDevice,
 )
+from mcast.backends.net.bridges import Bridge
 from mcast.backends.net.firewall import IGMP, dropping_rule
 from mcast.backends.rdma import availability, memlock
 from mcast.backends.rdma.doctor.checks import QUIRKS, judge
-from mcast.backends.rdma.doctor.host import Bridge, HostFacts, PortFacts
+from mcast.backends.rdma.doctor.host import HostFacts, PortFacts
 from mcast.backends.rdma.memlock import shortage
 from mcast.backends.rdma.net.ipoib import IpoibInterface
 from mcast.errors.cause import Cause

@@ -89,6 +89,19 @@ def test_a_missing_querier_is_a_warning(hosts: tuple[Host, Host]) -> None:
     assert "without a querier" in querier["seen"]
 
 
+@needs_namespaces
+def test_a_bridge_of_the_host_that_nobody_asks_is_a_note(hosts: tuple[Host, Host]) -> None:
+    host = hosts[0]
+    host.run("ip", "link", "add", "br7", "type", "bridge", "mcast_snooping", "1")
+    assert [one for one in findings(host) if one["subject"] == "br7"] == []  # it has no port
+    host.run("ip", "link", "add", "guest0", "master", "br7", "type", "veth", "peer", "guest1")
+    (found,) = (one for one in findings(host) if one["subject"] == "br7")
+    assert (found["check"], found["level"]) == ("querier", "note")
+    assert found["seen"].startswith("br7 snoops and nobody asks")
+    host.run(*found["fix"].split())
+    assert [one for one in findings(host) if one["subject"] == "br7"] == []
+
+
 def test_who_may_not_listen_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(names: list[str], seconds: float) -> None:
         raise PermissionError
@@ -188,10 +201,8 @@ def test_lost_network_is_suspected_at_both_ends(hosts: tuple[Host, Host], tmp_pa
     send = f"nsenter -t {hosts[1].pid} -n {MCAST} send {tmp_path}/file 239.1.1.1 --backend udp"
     (tmp_path / "file").write_bytes(bytes(12_000_000))
     chain = "add table ip t; add chain ip t in { type filter hook input priority 0; }"
-    drop = f"nft '{chain}; add rule ip t in udp dport 4791 drop'"
-    said = hosts[0].run(
-        "sh", "-c", f"({recv}) & {send} --rate 8M --peer-timeout 2 2>&1 & sleep 6; {drop}; wait; true"
-    )
+    hosts[0].run("nft", f"{chain}; add rule ip t in udp dport 4791 quota over 2 mbytes drop")
+    said = hosts[0].run("sh", "-c", f"({recv}) & {send} --rate 8M --peer-timeout 2 2>&1 & wait; true")
     assert "the sender was silent for 2 s" in said
     assert "a receiver was silent for 2 s" in said
     assert said.count("check: as root, at both ends: mcast doctor --backend udp --listen 130") == 2

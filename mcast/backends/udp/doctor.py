@@ -7,6 +7,7 @@ from pathlib import Path
 
 from mcast.api import Finding, Level, Status
 from mcast.backends.net import hostnet
+from mcast.backends.net.bridges import bridges, querier
 from mcast.backends.net.firewall import dropping_rule, igmp_findings, ruleset
 from mcast.backends.net.igmp_listener import hear_queriers
 from mcast.backends.udp.availability import LOOPBACK_DOWN, status
@@ -23,7 +24,17 @@ def examine(listen: float = 0) -> tuple[Finding, ...]:
     """Inspect this host, listening for IGMP queriers for `listen` seconds, and change nothing."""
     found = status()
     here = (*_of_interfaces(), *_reverse_path(), *_queriers(listen)) if found.available else ()
-    return (_provider(found), *here, *_firewall(), *_container(), _buffers(), *_devices())
+    return (_provider(found), *here, *_bridges(), *_firewall(), *_container(), _buffers(), *_devices())
+
+
+def _bridges() -> list[Finding]:
+    """Notes alone, because nobody may send to a group through them."""
+    try:
+        links = hostnet.ask("ip", "-j", "-d", "addr", "show") or ()
+    except (OSError, RuntimeError):
+        return []
+    found = [querier(bridge, name) for name, bridge in bridges(links).items() if bridge.mtus]
+    return [one._replace(level=Level.NOTE) for one in found if one.level is not Level.OK]
 
 
 def _firewall() -> list[Finding]:

@@ -11,6 +11,7 @@ from ipaddress import IPv4Address
 from typing import NamedTuple
 
 from mcast.api import Finding, Level, LinkLayer, PortState
+from mcast.backends.net.bridges import MEMBERSHIP_SECONDS, querier
 from mcast.backends.net.firewall import dropping_rule, igmp_findings
 from mcast.backends.rdma.availability import REQUIREMENTS
 from mcast.backends.rdma.doctor.host import HostFacts, PortFacts, gather
@@ -21,9 +22,6 @@ from mcast.wire.partition import find_pkey
 
 SMALL_MTU = 1024
 """An MTU below this wastes an Ethernet frame. An interface with an MTU of 1500 bytes gives this MTU."""
-MEMBERSHIP_SECONDS = 260
-"""A snooping switch forgets a membership that no query renews (RFC 3376, 8.4)."""
-
 _IGMP_V1 = 1
 _STRICT = 1
 
@@ -349,17 +347,8 @@ def _querier(facts: HostFacts, port: PortFacts) -> Iterator[Finding]:
     bridge = port.bridge
     if bridge is None:
         yield _heard(port)
-    elif not bridge.snooping:
-        yield _ok("querier", f"{bridge.name} does not snoop: every port gets every group", port.name)
-    elif bridge.querier or bridge.other_querier:
-        who = bridge.name if bridge.querier else bridge.other_querier
-        yield _ok("querier", f"{who} asks, {bridge.name} snoops", port.name)
     else:
-        seen = (
-            f"{bridge.name} snoops and nobody asks: it sends each group to every port if it never heard a "
-            f"querier, and stops {MEMBERSHIP_SECONDS} s after a join if one has fallen silent"
-        )
-        yield _warning("querier", seen, f"ip link set {bridge.name} type bridge mcast_querier 1", port.name)
+        yield querier(bridge, port.name)
 
 
 def _heard(port: PortFacts) -> Finding:

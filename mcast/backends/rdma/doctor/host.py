@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from mcast.api import DeviceInfo, LinkLayer, PortInfo
 from mcast.backends.net import hostnet
+from mcast.backends.net.bridges import Bridge, bridges
 from mcast.backends.net.firewall import ruleset
 from mcast.backends.net.hostnet import NET
 from mcast.backends.net.igmp_listener import hear_queriers
@@ -30,19 +31,6 @@ SA_SECONDS = 1.0
 """Maximum number of seconds to wait for the SA of a port."""
 _A_GROUP = "239.255.0.1"
 """Stands for any group when a route is looked up."""
-
-
-class Bridge(NamedTuple):
-    """A bridge of this host that a port is connected to.
-
-    `other_querier`: the address of a querier that it hears, "" if none. `mtus`: port -> MTU in bytes.
-    """
-
-    name: str
-    snooping: bool
-    querier: bool
-    other_querier: str = ""
-    mtus: Mapping[str, int] = {}
 
 
 class PortFacts(NamedTuple):
@@ -243,17 +231,7 @@ def _bridge(netdev: str, links: Mapping[str, dict[str, Any]]) -> Bridge | None:
         if port is None:
             return None
         name = (NET / port / "brport/bridge").resolve().name
-    sysfs = NET / name / "bridge"
-    details = links.get(name, {}).get("linkinfo", {}).get("info_data", {})
-    return Bridge(
-        name,
-        snooping=_number(sysfs / "multicast_snooping") == 1,
-        querier=_number(sysfs / "multicast_querier") == 1,
-        other_querier=details.get("mcast_querier_ipv4_addr", ""),
-        mtus={
-            path.name: _number(NET / path.name / "mtu") for path in sorted((NET / name / "brif").glob("*"))
-        },
-    )
+    return bridges(links.values()).get(name)
 
 
 class _SmSaid(NamedTuple):
