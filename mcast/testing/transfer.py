@@ -292,7 +292,7 @@ class SimulatedTransfer:
         return thread_time() - start
 
     def _gather(self) -> float:
-        """Simulate until all receivers have joined, and return the time. Raises RuntimeError otherwise."""
+        """Simulate until all receivers are in, and return the time. Raises RuntimeError otherwise."""
         for now in self._turns(0.0):
             if all(end.index is not None for end in self._ends):
                 return now

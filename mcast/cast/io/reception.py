@@ -147,8 +147,8 @@ class _Reception:
             raise
 
     def end(self) -> SessionSteps[None]:
-        """Notify the senders that this receiver leaves."""
-        with suppress(McastError):
+        """Notify the senders that this receiver leaves; after an interrupted step, if that is possible."""
+        with suppress(Exception if self.guard.broken else McastError):
             yield from self._receiving.leave(self._reason)
 
     def close(self) -> None:
@@ -172,8 +172,7 @@ def _receive_blocking(
                 yield received
         finally:
             try:
-                if not reception.guard.broken:
-                    drive_blocking(group, context.now, reception.guard, reception.end(), "cast.receive")
+                drive_blocking(group, context.now, Guard("receiver"), reception.end(), "cast.receive")
             finally:
                 reception.close()
     finally:
@@ -194,7 +193,6 @@ async def _receive_awaiting(
                 yield received
         finally:
             try:
-                if not reception.guard.broken:
-                    await drive_awaiting(group, context.now, reception.guard, reception.end(), "cast.receive")
+                await drive_awaiting(group, context.now, Guard("receiver"), reception.end(), "cast.receive")
             finally:
                 reception.close()

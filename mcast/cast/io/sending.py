@@ -149,7 +149,8 @@ class Progress(NamedTuple):
 
     name       name of the current object; None while the sender waits for receivers
     size       size in bytes, for a carousel that of all its objects; None if unknown before the end
-    done       bytes that all receivers have; for a carousel, bytes sent in this cycle
+    done       bytes that all receivers have that still receive the object; at its end all of them, if any
+               receiver has it. For a carousel, bytes sent in this cycle
     receivers  number of receivers in the session
     """
 
@@ -247,11 +248,13 @@ class SendingSession:
             if self._context.now() >= end and receivers is None:
                 break
             if self._context.now() >= end and active < (receivers or 0):
+                gone = sum(not member.active for member in core.members)
+                left = f", and {gone} have left it" if gone else ""
                 raise TimedOut(
                     ETIMEDOUT,
                     call,
                     Phase.RECV,
-                    detail=f"{active} of {receivers} receivers have joined the session after {timeout:g} s: "
+                    detail=f"{active} of {receivers} receivers are in the session after {timeout:g} s{left}: "
                     f"check that cast.receive runs on the others, in the same group.{self._key_hint()}",
                 )
             if self._repeats:
@@ -519,12 +522,15 @@ class SendingSession:
         if self._progress is None:
             return
         now = Progress(None, None, 0, self.core.members.active)
-        if self.core.outgoing is not None and self._buffer is not None:
+        if self._buffer is not None:
             about = self._buffer.about
             size, before = None if about.size == UNKNOWN_SIZE else about.size, 0
             if self._offsets:
                 before, size = self._offsets[about.position], self._offsets[-1]
             now = now._replace(name=about.name, size=size, done=before + self._buffer.done)
+            if self.core.outgoing is None:  # it has ended
+                complete = any(one.complete for result in self.core.results for one in result.receivers)
+                now = now._replace(done=self._buffer.size if complete else self._last_progress.done)
         if now != self._last_progress:
             self._last_progress = now
             call_user(self._progress, now)

@@ -242,4 +242,4 @@ def _allocate(size: int) -> bytearray:
 
 
 def _too_large(limit: int) -> OSError:
-    return OSError(f"the object is larger than the {limit} bytes that it may have here")
+    return OSError(f"the object is larger than the {limit} bytes allowed here")

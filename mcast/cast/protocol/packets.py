@@ -18,7 +18,7 @@ from typing_extensions import Buffer
 from mcast.arguments.rows import copy_rows
 
 MAX_TEXT = 64
-"""Maximum bytes of a name or of a reason; longer ones are cut."""
+"""Maximum bytes of a name or of a reason; longer ones are cut, and end with "..."."""
 
 HEADER = struct.Struct("!4sB3xQ")
 """Packet header: magic, kind, session."""
@@ -47,7 +47,8 @@ def printable(text: str) -> str:
     clean = text
     if not text.isprintable():
         clean = "".join(letter if letter.isprintable() else "?" for letter in text)
-    return clean.encode()[:MAX_TEXT].decode(errors="ignore")
+    raw = clean.encode()
+    return clean if len(raw) <= MAX_TEXT else raw[: MAX_TEXT - 3].decode(errors="ignore") + "..."
 
 
 MAGIC = b"mcC4"

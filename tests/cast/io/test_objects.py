@@ -9,6 +9,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, asynccontextmanager, closing, contextmanager, suppress
+from io import BytesIO
 from math import inf, nan
 from pathlib import Path
 from random import Random
@@ -230,15 +231,13 @@ def test_objects_go_where_the_receiver_wants(roce: Fabric, tmp_path: Path) -> No
     assert path.read_bytes() == b"little"
     assert (tmp_path / "chosen").read_bytes() == b"little"
     assert sorted(one.name for one in tmp_path.iterdir()) == ["chosen", "copy", "source"]
-    assert [one.reason for one in too_small] == [
-        "the object is larger than the 10 bytes that it may have here"
-    ]
+    assert [one.reason for one in too_small] == ["the object is larger than the 10 bytes allowed here"]
     assert not report.strategy_met
     assert {one.address: one.reason for one in report.receivers} == {
         "10.0.0.2": "",
         "10.0.0.3": "",
         "10.0.0.4": "no room for this one",
-        "10.0.0.5": "the object is larger than the 10 bytes that it may have here",
+        "10.0.0.5": "the object is larger than the 10 bytes allowed here",
     }
 
 
@@ -487,10 +486,67 @@ def test_ctrl_c_tells_the_receivers_and_leaves_no_file(roce: Fabric, tmp_path: P
         with pytest.raises(KeyboardInterrupt):
             cast.send(group, Random(3).randbytes(3_000_000), timeout=BOUND, rate=100_000)
         assert isinstance(ends[0].exception(BOUND), EOFError)
-        with pytest.raises(TimedOut, match="0 of 1 receivers have joined"):
+        with pytest.raises(TimedOut, match="0 of 1 receivers are in"):
             cast.send(group, b"again", timeout=0)  # the membership is free again
     assert [one.reason for one in missed] == ["the sender has ended the session: interrupted"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_in_the_middle_of_a_step_tells_the_sender(
+    roce: Fabric, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A receiver is not given up for silence if it could still say that it leaves."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def receives() -> None:
+        with member(roce, 1) as group, closing(cast.receive(group)) as objects:
+            next(objects)
+
+    monkeypatch.setattr("mcast.cast.io.receiving.ReceivingSession._store", interrupted)
+    with others(receives) as ends, member(roce, 0) as group:
+        report = cast.send(group, DATA, timeout=BOUND, peer_timeout=BOUND / 2)
+        assert isinstance(ends[0].exception(BOUND), KeyboardInterrupt)
+    assert [(one.complete, one.reason) for one in report.receivers] == [(False, "interrupted")]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["size known", "a stream"])
+def test_the_last_progress_of_an_object_is_all_of_it(roce: Fabric, stream: bool) -> None:
+    seen: list[cast.Progress] = []
+
+    def refuses(_: cast.Offered) -> Path:
+        raise FileExistsError
+
+    def fails() -> None:
+        with member(roce, 2) as group:
+            assert [*cast.receive(group, refuses, one_session=True, missed=lambda _: None)] == []
+
+    with (
+        others(lambda: gets(roce, 1, 1), fails) as ends,
+        member(roce, 0) as group,
+        cast.open_session(group, progress=seen.append) as session,
+    ):
+        session.wait_for_receivers(2, BOUND)
+        session.send(BytesIO(DATA) if stream else DATA, name="it")
+        assert body(ends[0].result(BOUND)[0]) == DATA
+    named = [one.done for one in seen if one.name == "it"]
+    assert (named, named[-1]) == (sorted(named), len(DATA))
+
+
+def test_who_waits_in_vain_learns_of_receivers_that_have_left(roce: Fabric) -> None:
+    def receives() -> None:
+        with member(roce, 1) as group:
+            assert [*cast.receive(group, timeout=2)] == []
+
+    with others(receives) as ends, member(roce, 0) as group, cast.open_session(group) as session:
+        assert session.wait_for_receivers(1, BOUND) == 1
+        with suppress(TimedOut):  # its answers make the receiver's steps
+            session.wait_for_receivers(2, 4)
+        ends[0].result(BOUND)
+        said = "0 of 1 receivers are in the session after 0.1 s, and 1 have left it: check that"
+        with pytest.raises(TimedOut, match=said):
+            session.wait_for_receivers(1, 0.1)
 
 
 def test_a_session_takes_one_call_at_a_time(roce: Fabric) -> None:
@@ -588,13 +644,13 @@ def test_too_few_receivers_are_notified(roce: Fabric) -> None:
 
     with others(hears_the_end) as ends, member(roce, 0) as group:
         group.ready(timeout=BOUND)
-        with pytest.raises(TimedOut, match="0 of 2 receivers have joined"):
+        with pytest.raises(TimedOut, match="0 of 2 receivers are in"):
             cast.send(group, b"", receivers=2, timeout=0)
         assert ends[0].result(BOUND).member == ALL_MEMBERS
 
     async def awaits() -> None:
         async with amember(roce, 0) as group:
-            with pytest.raises(TimedOut, match="0 of 2 receivers have joined"):
+            with pytest.raises(TimedOut, match="0 of 2 receivers are in"):
                 await cast.send(group, b"", receivers=2, timeout=0)
 
     asyncio.run(awaits())

@@ -83,7 +83,7 @@ def test_a_deaf_receiver_takes_no_part() -> None:
         open_fabric(fabric) as backend,
         ends(backend, GROUP, 3, DATA, wait=30.0, peer_timeout=10.0) as (sender, receivers),
     ):
-        with pytest.raises(TimedOut, match="2 of 3 receivers have joined the session after 30 s"):
+        with pytest.raises(TimedOut, match="2 of 3 receivers are in the session after 30 s"):
             run(sender, receivers, lambda: None)
         assert [sender.has_member(receiver) for receiver in receivers] == [True, True, False]
 

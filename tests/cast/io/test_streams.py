@@ -296,7 +296,7 @@ def test_a_buffer_is_filled_to_its_end_and_no_further() -> None:
     sink = sink_at(target)
     sink.write(b"ab")
     sink.write(b"c")
-    with pytest.raises(OSError, match="the object is larger than the 3 bytes that it may have here"):
+    with pytest.raises(OSError, match="the object is larger than the 3 bytes allowed here"):
         sink.write(b"d")
     assert target == b"abc"
     with pytest.raises(OSError, match=os.strerror(errno.ENOMEM)) as caught:

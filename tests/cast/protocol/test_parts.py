@@ -499,7 +499,7 @@ def test_a_receiver_with_a_long_name_takes_part() -> None:
     (entry,) = receiver.messages(receiver.due)
     sender = ObjectSender(number(0), "sender", 1024, 0.0)
     sender.on_packet(decode_from(entry, address(1)), address(1), 0.0)
-    assert [member.name for member in sender.members] == [me.name[:MAX_TEXT]]
+    assert [member.name for member in sender.members] == [me.name[: MAX_TEXT - 3] + "..."]
 
 
 def test_byes_of_a_step_are_bounded() -> None:
