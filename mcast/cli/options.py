@@ -292,9 +292,22 @@ def port_of(device: str | None) -> tuple[str | None, int]:
     return name or None, int(port or 1)
 
 
-def network_hint(endpoint: Endpoint, was_silent: bool) -> str:
-    """Return a line about the network for who has lost its peer; "" where no network is between them."""
-    if not was_silent or not endpoint.backend.suspicions():
+def network_hint(endpoint: Endpoint, reasons: Iterable[str], size: int) -> str:
+    """Return lines about the network that fit to why objects were missed; "" where no network is between.
+
+    size  maximum number of bytes of a message
+    """
+    from mcast.cast.protocol.members import MemberStatus
+    from mcast.cast.protocol.receiver import NO_SEGMENT, SENDER_SILENT
+
+    reasons = [*reasons] if endpoint.backend.suspicions() else []
+    lost = NO_SEGMENT, MemberStatus.STALLED.value, MemberStatus.OVER_BUDGET.value
+    if any(sign in one for one in reasons for sign in lost):
+        return (
+            "\n  likely: a link on the way has a smaller MTU than the interfaces at its ends, or loses much\n"
+            f"    check: mcast ping GROUP --answer at one end, mcast ping GROUP -S {size} at the other"
+        )
+    if not any(one.startswith((SENDER_SILENT, MemberStatus.SILENT.value)) for one in reasons):
         return ""
     return (
         "\n  if the other end still runs: a firewall, or a switch without a querier\n"

@@ -81,7 +81,6 @@ def recv(
     """
     from mcast.cast import receive
     from mcast.cast.io.driver import IO_TIMEOUT
-    from mcast.cast.protocol.receiver import SENDER_SILENT
 
     apart = json_output.on_stderr = output == STANDARD
     refuse_in_process(backend, "send")
@@ -112,7 +111,7 @@ def recv(
                     break
         if came.sender is None:
             raise Failure(f"no transfer began on {where} within {wait:g} s{_why_none(endpoint, came.late)}")
-        hint = network_hint(endpoint, any(one.reason.startswith(SENDER_SILENT) for one in came.lacks))
+        hint = network_hint(endpoint, (one.reason for one in came.lacks), member.max_message_size)
         outcome = outcome_of(member, group, output, came, came.sender, watch)
     if as_json:
         json_output.result(outcome)

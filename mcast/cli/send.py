@@ -111,14 +111,16 @@ def send(
                 reports = [*sent(session, bundle, strategy, watch)]
             seconds = watch.seconds
         outcome = outcome_of(member, group, bundle, reports, seconds)
-        silent = MemberStatus.SILENT.value
-        hint = network_hint(endpoint, any(one["outcome"] == silent for one in outcome["receivers"]))
+        outcomes = [one["outcome"] for one in outcome["receivers"]]
+        hint = network_hint(endpoint, outcomes, member.max_message_size)
     if as_json:
         json_output.result(outcome)
     else:
         _show(outcome, strategy.carousel)
     if hint:
-        say(f"mcast: a receiver was silent for {peer_timeout:g} s{hint}", err=True)
+        silent = MemberStatus.SILENT.value in outcomes
+        why = f"was silent for {peer_timeout:g} s" if silent else "got no further"
+        say(f"mcast: a receiver {why}{hint}", err=True)
     if signals:
         raise Failure("interrupted", by_signal(signals[0]))
     if not outcome["strategy_met"]:

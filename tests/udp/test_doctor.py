@@ -209,6 +209,29 @@ def test_lost_network_is_suspected_at_both_ends(hosts: tuple[Host, Host], tmp_pa
 
 
 @needs_namespaces
+def test_a_link_with_a_smaller_mtu_is_suspected(hosts: tuple[Host, Host], tmp_path: Path) -> None:
+    recv = RECV.replace("--wait 0.1", "--wait 20")
+    send = f"nsenter -t {hosts[1].pid} -n {MCAST} send {tmp_path}/file 239.1.1.1 --backend udp"
+    (tmp_path / "file").write_bytes(bytes(1_000_000))
+    chain = "add table ip t; add chain ip t in { type filter hook input priority 0; }"
+    hosts[0].run("nft", f"{chain}; add rule ip t in udp dport 4791 udp length > 700 drop")
+    said = hosts[0].run("sh", "-c", f"({recv}) & {send} 2>&1 & wait; true")
+    assert "requested too many repairs" in said
+    assert said.count("a link on the way has a smaller MTU") == 2
+
+
+@needs_namespaces
+@pytest.mark.parametrize("mtu", [1000, 1500])
+def test_an_mtu_below_that_of_objects_is_a_warning(hosts: tuple[Host, Host], mtu: int) -> None:
+    hosts[0].run("ip", "link", "set", "eth0", "mtu", str(mtu))
+    found = [(one["subject"], one["level"]) for one in findings(hosts[0]) if one["check"] == "MTU"]
+    assert found == ([("eth0", "warning")] if mtu == 1000 else [])
+    said = hosts[0].run("sh", "-c", RECV)
+    assert ("objects need 1024: take a port with a larger MTU" in said) == (mtu == 1000)
+    assert "Traceback" not in said
+
+
+@needs_namespaces
 @pytest.mark.parametrize("kind", ["docker", ""], ids=["inside", "outside"])
 def test_a_container_is_a_warning(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the kernel's own processes are not seen; its network may carry no multicast."""

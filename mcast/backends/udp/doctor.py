@@ -11,12 +11,14 @@ from mcast.backends.net.bridges import bridges, querier
 from mcast.backends.net.firewall import dropping_rule, igmp_findings, ruleset
 from mcast.backends.net.igmp_listener import hear_queriers
 from mcast.backends.udp.availability import LOOPBACK_DOWN, status
+from mcast.backends.udp.host import roce_mtu
 from mcast.backends.udp.sockets import max_buffer
 from mcast.wire.packets import ROCE_UDP_PORT
 
 _WANTED_BYTES = 4 << 20
 """Bytes that a receive queue of some hundred large messages takes."""
 _UP, _LOOPBACK, _MULTICAST = 0x1, 0x8, 0x1000
+_SMALL_MTU = 1024
 _ROCE_DEVICES = Path("/sys/class/infiniband")
 
 
@@ -123,7 +125,7 @@ def _provider(found: Status) -> Finding:
 
 def _of_interfaces() -> list[Finding]:
     native, findings = import_module("mcast.backends.udp._native"), []
-    for name, _, flags, _, _, addresses in native.interfaces():
+    for name, _, flags, mtu, _, addresses in native.interfaces():
         if flags & _LOOPBACK:
             if not flags & _UP:
                 fix = f"ip link set {name} up"
@@ -136,6 +138,9 @@ def _of_interfaces() -> list[Finding]:
         elif not flags & _MULTICAST:
             fix = f"ip link set {name} multicast on, or use another interface"
             findings.append(Finding("interface", name, Level.PROBLEM, "it has no multicast", fix))
+        elif (found := roce_mtu(mtu)) < _SMALL_MTU:
+            seen = f"its MTU of {mtu} bytes carries messages of {found}: objects need {_SMALL_MTU}"
+            findings.append(Finding("MTU", name, Level.WARNING, seen, f"ip link set {name} mtu 1500"))
     return findings
 
 

@@ -27,6 +27,7 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from errno import EMSGSIZE
 from functools import lru_cache, partial
 from math import inf
 from random import SystemRandom
@@ -36,7 +37,7 @@ from weakref import ref
 
 from typing_extensions import Buffer
 
-from mcast.api import Batch, Guard, McastError, Phase, Refused, Series, TimedOut
+from mcast.api import Batch, Guard, GuardError, McastError, Phase, Refused, Series, TimedOut
 from mcast.cast.io.sources import Lend, lend_nothing
 from mcast.cast.protocol.blocks import keep_freed_memory
 from mcast.cast.protocol.packets import MAX_TEXT, number_at
@@ -162,7 +163,7 @@ def open_context(group: SenderBase, call: str, use: ExclusiveUse) -> SessionCont
     call  name of the call, for errors
     use   mark to activate; the caller deactivates it, also if it never sees this function return
 
-    Raises TypeError if `group` is not a membership, ValueError if its messages are too small, and
+    Raises TypeError if `group` is not a membership, GuardError if its messages are too small, and
     RuntimeError if another session uses it.
     """
     if not (isinstance(group, blocking.Membership) or is_awaiting(group)):
@@ -175,9 +176,13 @@ def open_context(group: SenderBase, call: str, use: ExclusiveUse) -> SessionCont
         _of_call(error, call)
         raise
     if max_message < MIN_MAX_MESSAGE:
-        raise ValueError(
-            f"{call}: messages to this group have at most {max_message} bytes, and objects need "
-            f"{MIN_MAX_MESSAGE}: look for a port with a smaller MTU"
+        raise GuardError(
+            EMSGSIZE,
+            call,
+            Phase.SEND,
+            {"group": str(group.group)},
+            f"messages to this group have at most {max_message} bytes, and objects need {MIN_MAX_MESSAGE}: "
+            "take a port with a larger MTU, such as an Ethernet interface of 1500 bytes",
         )
     endpoint = group.endpoint
     source = endpoint.port.gids.get(group.destination.sgid_index, Gid(endpoint.address))

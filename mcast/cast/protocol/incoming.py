@@ -125,6 +125,13 @@ class IncomingObject:
         """True if a segment, a SEAL or a FLUSH of any block was received."""
         return self._edge > 0
 
+    @property
+    def has_segments(self) -> bool:
+        """True if a segment of any block was received, or stored by an earlier run."""
+        return bool(
+            self._base or self._done or self.ready or any(one.segments for one in self._open.values())
+        )
+
     def wanted(self, block: int) -> tuple[int, int]:
         """Open a block; return what `ObjectReceiver.wanted` does."""
         self._note_sent(block)

@@ -63,6 +63,8 @@ from mcast.cast.protocol.packets import (
 )
 
 SENDER_SILENT = "the sender was silent"
+NO_SEGMENT = "no segment arrived, only shorter messages,"
+"""Beginnings of reasons: the second is what a link with a smaller MTU looks like."""
 """Beginning of the reason of an object whose sender was not heard for `peer_timeout` seconds."""
 
 MAX_PARTIAL_OBJECTS = 32
@@ -486,7 +488,9 @@ class ObjectReceiver:
 
     @property
     def _stall_reason(self) -> str:
-        is_writing = self.incoming is not None and self.incoming.is_writing
+        if self.incoming is None or not self.incoming.has_segments:
+            return NO_SEGMENT
+        is_writing = self.incoming.is_writing
         return "the program or disk here took nothing" if is_writing else "the sender sent no missing segment"
 
     @property

@@ -879,7 +879,8 @@ def test_stalled_sender_is_given_up(
         alone.now += 1.0
         alone.on_packets(Offer(SESSION, 0, 1, 1, 1000, 0, "sender"))
     assert caplog.messages == [
-        "mine: the object 'thing' from 10.0.0.3 was missed: the sender sent no missing segment for 60 s"
+        "mine: the object 'thing' from 10.0.0.3 was missed: "
+        "no segment arrived, only shorter messages, for 60 s"
     ]
 
 

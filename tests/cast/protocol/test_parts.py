@@ -587,15 +587,23 @@ def test_a_receiver_without_admit_is_not_silent() -> None:
     assert sender.results[0].strategy_met
 
 
-def test_a_sender_without_segments_is_given_up() -> None:
-    """It is heard, but sends no missing segment for `stall` seconds."""
+@pytest.mark.parametrize(
+    ("segments", "reason"),
+    [
+        (0, "no segment arrived, only shorter messages, for 60 s"),  # as if the MTU of a link were smaller
+        (1, "the sender sent no missing segment for 60 s"),
+    ],
+)
+def test_a_sender_without_segments_is_given_up(segments: int, reason: str) -> None:
+    """It is heard for `stall` seconds."""
     one = described(2)
+    if segments:
+        assert one.incoming is not None
+        one.incoming.add_segments(0, 1, 1)
     for now in range(0, 70, 5):  # beyond `ReceiverConfig.stall`
         one.on_packet(Flush(number(0), 0, 2, UNKNOWN_BLOCKS, 0, 0, 1, 1000, 1, bytes(32), 0, 0), now)
         one.messages(now)
-    assert [(ended.complete, ended.reason) for ended in one.ended] == [
-        (False, "the sender sent no missing segment for 60 s")
-    ]
+    assert [(ended.complete, ended.reason) for ended in one.ended] == [(False, reason)]
 
 
 def test_a_rejected_prefix_does_not_wake_forever() -> None:
