@@ -95,6 +95,12 @@ def test_behind_a_bridged_port_of_ours_are_others(host: Callable[..., None]) -> 
     assert members(ETHERNET) == {"br0/eth0": {SWITCH}}
 
 
+def test_behind_a_bridge_that_is_our_port_are_others(host: Callable[..., None]) -> None:
+    """Also if the bridge itself is in no group."""
+    host({}, [SnoopingEntry("eth0", "p3", GROUP)], {})
+    assert members(ETHERNET) == {"eth0/p3": {SWITCH}}
+
+
 def test_a_bridge_that_cannot_be_asked_is_said(host: Callable[..., None]) -> None:
     error = PermissionError("Operation not permitted")
     host({"eth0": {GROUP}}, error, {})

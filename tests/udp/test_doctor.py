@@ -98,8 +98,11 @@ def test_a_bridge_of_the_host_that_nobody_asks_is_a_note(hosts: tuple[Host, Host
     (found,) = (one for one in findings(host) if one["subject"] == "br7")
     assert (found["check"], found["level"]) == ("querier", "note")
     assert found["seen"].startswith("br7 snoops and nobody asks")
+    host.run("ip", "addr", "add", "10.7.0.1/24", "dev", "br7")
+    host.run("ip", "link", "set", "br7", "up")  # it is a port of this host
+    assert [one["level"] for one in findings(host) if one["subject"] == "br7"] == ["warning"]
     host.run(*found["fix"].split())
-    assert [one for one in findings(host) if one["subject"] == "br7"] == []
+    assert [one["level"] for one in findings(host) if one["subject"] == "br7"] == ["ok"]
 
 
 def test_who_may_not_listen_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,7 +119,7 @@ def _read_bridges(ports: dict[str, str], table: _Table) -> None:
     except OSError as error:
         table.unseen[f"what bridges of this host know: {error}"] = None
         return
-    if not any(ours) and not any(entry.port in ports for entry in entries):
+    if not any(ours) and not any(entry.port in ports or entry.bridge in ports for entry in entries):
         table.unseen[NO_BRIDGE] = None
         return
     for entry in entries:

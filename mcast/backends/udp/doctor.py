@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
 from mcast.api import Finding, Level, Status
 from mcast.backends.net import hostnet
-from mcast.backends.net.bridges import bridges, querier
+from mcast.backends.net.bridges import Bridge, bridges, querier
 from mcast.backends.net.firewall import dropping_rule, igmp_findings, ruleset
 from mcast.backends.net.igmp_listener import hear_queriers
 from mcast.backends.udp.availability import LOOPBACK_DOWN, status
@@ -24,19 +25,16 @@ _ROCE_DEVICES = Path("/sys/class/infiniband")
 
 def examine(listen: float = 0) -> tuple[Finding, ...]:
     """Inspect this host, listening for IGMP queriers for `listen` seconds, and change nothing."""
-    found = status()
-    here = (*_of_interfaces(), *_reverse_path(), *_queriers(listen)) if found.available else ()
-    return (_provider(found), *here, *_bridges(), *_firewall(), *_container(), _buffers(), *_devices())
+    found, known = status(), _bridges()
+    here = (*_of_interfaces(), *_reverse_path(), *_queriers(listen, known)) if found.available else ()
+    return (_provider(found), *here, *_firewall(), *_container(), _buffers(), *_devices())
 
 
-def _bridges() -> list[Finding]:
-    """Notes alone, because nobody may send to a group through them."""
+def _bridges() -> dict[str, Bridge]:
     try:
-        links = hostnet.ask("ip", "-j", "-d", "addr", "show") or ()
+        return bridges(hostnet.ask("ip", "-j", "-d", "addr", "show") or ())
     except (OSError, RuntimeError):
-        return []
-    found = [querier(bridge, name) for name, bridge in bridges(links).items() if bridge.mtus]
-    return [one._replace(level=Level.NOTE) for one in found if one.level is not Level.OK]
+        return {}
 
 
 def _firewall() -> list[Finding]:
@@ -85,14 +83,17 @@ def _reverse_path() -> list[Finding]:
     ]
 
 
-def _queriers(listen: float) -> list[Finding]:
-    """A switch can only be listened to."""
-    names = _used()
+def _queriers(listen: float, known: Mapping[str, Bridge]) -> list[Finding]:
+    """Look at the bridges of this host: notes, if they only carry others. A switch can only be listened to."""
+    used = _used()
+    found = [querier(known[name], name) for name in used if name in known]
+    others = [querier(bridge, name) for name, bridge in known.items() if bridge.mtus and name not in used]
+    found += [one._replace(level=Level.NOTE) for one in others if one.level is not Level.OK]
+    names = [name for name in used if name not in known]
     try:
         heard = hear_queriers(names, listen) if listen else None
     except PermissionError:
         heard = None
-    found = []
     for name in names:
         if heard is None:
             if listen:
@@ -100,7 +101,7 @@ def _queriers(listen: float) -> list[Finding]:
                 fix = f"run this as root: mcast doctor --backend udp --listen {listen:g}"
                 found.append(Finding("querier", name, Level.WARNING, seen, fix))
             else:
-                seen = "what the switch does cannot be seen: as root, this command can listen for a querier"
+                seen = "what the switch does cannot be seen: listen for a querier, as root"
                 fix = "mcast doctor --backend udp --listen 130"
                 found.append(Finding("querier", name, Level.NOTE, seen, fix))
         elif name in heard:
