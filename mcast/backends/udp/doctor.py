@@ -84,7 +84,7 @@ def _reverse_path() -> list[Finding]:
 
 
 def _queriers(listen: float, known: Mapping[str, Bridge]) -> list[Finding]:
-    """Look at the bridges of this host: notes, if they only carry others. A switch can only be listened to."""
+    """Look at the bridges of this host: notes, if they only carry others; elsewhere listen."""
     used = _used()
     found = [querier(known[name], name) for name in used if name in known]
     others = [querier(bridge, name) for name, bridge in known.items() if bridge.mtus and name not in used]
