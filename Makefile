@@ -32,6 +32,7 @@ test: .venv/test
 
 # Before a release, and after a change of what only this covers: docs/dev/testing.md, "What runs where".
 test-all: .venv/test
+	@PYTHON="$(PYTHON)" scripts/bootstrap fresh
 	$(BIN)/mcast lab kernel $(SECOND_KERNEL)
 	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --long --oracle-requests $(N) $(ARGS)
 	$(BIN)/pytest --long --lab-kernel $(SECOND_KERNEL) tests/lab/test_guest.py
