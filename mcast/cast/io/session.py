@@ -382,7 +382,7 @@ def open_session(
     group         membership of an endpoint; with one of `mcast.aio`, the session's calls are awaited
     memory        approximate number of bytes that the sender keeps for repairs: it is at most this far ahead
                   of the slowest receiver
-    rate          maximum rate in bytes per second on the sender's link
+    rate          maximum rate in bytes per second, repairs included, headers of the link and of IP not
     peer_timeout  give up a receiver that does not answer requests for this many seconds
     key           key of a closed group: the bytes of a key file, at least 16 random ones. Members without it
                   can neither send objects nor join the session
