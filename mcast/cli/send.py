@@ -106,6 +106,8 @@ def send(
         ) as session:
             if receivers is not None or not strategy.carousel:
                 _wait_for_receivers(session, receivers, wait, keyed=key is not None)
+            if strategy.carousel:  # its receivers send nothing: that no message arrives is no trouble
+                endpoint._core.resources.isolation_logged = True
             with on_signal(session.stop) if strategy.carousel else nullcontext(list[int]()) as signals:
                 sent = _sent_around if strategy.carousel else _sent
                 reports = [*sent(session, bundle, strategy, watch)]
@@ -288,16 +290,21 @@ def _show(outcome: SendOutput, carousel: bool) -> None:
     what += f"{outcome['size']:,} bytes"
     if len(files) == 1 and (digest := files[0]["blake3"]):
         what += f", BLAKE3 {digest[:16]}..."
-    repaired = "" if outcome["parity"] or not outcome["sent_again"] else " without parity"
-    repaired += f", {outcome['skipped']:,} not sent again" if outcome["skipped"] else ""
     segments, again = outcome["segments"], outcome["sent_again"]
+    sent = f"{segments:,} {plural('segment', segments)}"
+    if carousel:
+        sent += " in each cycle" if cycles else ""
+    else:
+        sent += f", {again:,} {plural('repair', again)}"
+        sent += "" if outcome["parity"] or not again else " without parity"
+        sent += f", {outcome['skipped']:,} not sent again" if outcome["skipped"] else ""
     out.print(
         f"{what}\n{outcome['sender']} -> {outcome['group']} on {outcome['backend']}, "
-        f"{segments:,} {plural('segment', segments)}, {again:,} {plural('repair', again)}{repaired}, "
-        f"{decimal(int(outcome['bytes_per_second']))}/s\n",
+        f"{sent}, {decimal(int(outcome['bytes_per_second']))}/s",
         markup=False,
     )
     if receivers:
+        say()
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("receiver", overflow="fold")
         table.add_column("address", no_wrap=True)

@@ -292,7 +292,9 @@ def test_carousel_with_and_without_receivers(with_others: Run) -> None:
     carousel = ("--strategy", "carousel:40", "--rate", "50M")
     done = with_others("send", "file", "239.1.1.1", *carousel)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[-1] == "send: 40 cycles, without answers from receivers"
+    lines = done.stdout.splitlines()
+    assert lines[1].startswith("10.0.0.1 -> 239.1.1.1 on sim-roce, 21 segments in each cycle, ")
+    assert lines[2:] == ["", "send: 40 cycles, without answers from receivers"]
     outcome = json.loads(with_others("send", "file", "239.1.1.1", "-n", 1, *carousel, "--json").stdout)
     assert (outcome["strategy_met"], outcome["cycles"], outcome["receivers"]) == (True, 40, [])
     assert outcome["sent_again"] >= 39 * outcome["segments"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +59,26 @@ def test_ping_is_answered_by_another_process(mcast: Run) -> None:
         with endpoint.sender(GROUP) as sender:
             sender.send(b"")
         assert other.wait(BOUND) == 0
+
+
+@pytest.fixture
+def quiet_is_suspicious(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait in vain names likely causes at once, and on loopback, too."""
+    monkeypatch.setattr("mcast.endpoint.receiving.QUIET_TIME", 1e-9)
+    monkeypatch.setattr("mcast.backends.udp.suspicions.LOOPBACK", "none")
+
+
+@pytest.mark.usefixtures("quiet_is_suspicious")
+@pytest.mark.parametrize("carousel", [True, False])
+def test_carousel_expects_no_message(
+    here: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture, carousel: bool
+) -> None:
+    """Its receivers send nothing, so no firewall is suspected; other receivers would have joined."""
+    (tmp_path / "file").write_bytes(bytes(100_000))
+    how = ("--strategy", "carousel:3", "--rate", "100M") if carousel else ("--wait", "0.2")
+    done = here("send", "file", GROUP, *how, *UDP, *LO)
+    assert done.returncode == int(not carousel), done.stderr
+    assert ("no message arrived" in caplog.text) is not carousel
 
 
 def test_groups_lists_a_membership(mcast: Run) -> None:
