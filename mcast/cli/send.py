@@ -23,7 +23,7 @@ from mcast.cli.options import (
 )
 from mcast.cli.progress import Watch
 from mcast.cli.signals import interruptible, on_signal
-from mcast.cli.status import ExitStatus, by_signal
+from mcast.cli.status import by_signal
 from mcast.cli.terminal import Failure, UsageError, console, json_output, plural, print_table, say
 from mcast.cli.values import MAX_RECEIVERS, WAITING, KeyFile, StrategyOption, bit_rate, number_option
 from mcast.wire.addresses import McastAddress
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from mcast.cast import ObjectReport, ObjectSession, Progress, ReceiverReport
     from mcast.cast.io.bundle import Bundle, Item
+    from mcast.cast.protocol.strategy import Strategy
     from mcast.cli.outputs import SendOutput, SendReceiver
     from mcast.endpoint.blocking import Membership
     from mcast.endpoint.settings import Settings
@@ -124,7 +125,7 @@ def send(
     if signals:
         raise Failure("interrupted", by_signal(signals[0]))
     if not outcome["strategy_met"]:
-        raise typer.Exit(ExitStatus.FAILED)
+        raise Failure(_unmet(strategy, outcome["receivers"]))
 
 
 class SendWatch(Watch):
@@ -329,6 +330,20 @@ def _show(outcome: SendOutput, carousel: bool) -> None:
         else f"{len(files):,} files and folders each"
     )
     say(f"\nsend: {verified}/{len(receivers)} receivers verified, {each}")
+
+
+def _unmet(strategy: Strategy, receivers: list[SendReceiver]) -> str:
+    """Return the sentence for a strategy whose promise was not kept."""
+    if strategy.carousel:
+        return "the carousel ended before its first cycle was complete"
+    name = "best-effort" if strategy.effort else "all"
+    if strategy.receivers is not None:
+        name = f"quorum:{strategy.receivers}"
+    elif strategy.seconds is not None:
+        name = f"deadline:{strategy.seconds:g}"
+    having = sum(receiver["verified"] for receiver in receivers)
+    who = f"{having or 'none'} of {len(receivers)} {plural('receiver', len(receivers))}"
+    return f"the strategy {name} was not met: {who} {'have' if having > 1 else 'has'} all"
 
 
 def _words(receiver: SendReceiver, files: int) -> str:

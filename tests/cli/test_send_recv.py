@@ -269,15 +269,15 @@ bytes_in.NewMemorySink.__init__ = make
 """The first of the receivers has no room."""
 
 
-@pytest.mark.parametrize(("strategy", "status"), [("all", 1), ("quorum:1", 0)])
-def test_strategy_decides_if_a_loss_is_a_failure(
-    with_others: Run, tmp_path: Path, strategy: str, status: int
-) -> None:
+@pytest.mark.parametrize("strategy", ["all", "quorum:2", "quorum:1"])
+def test_strategy_decides_if_a_loss_is_a_failure(with_others: Run, tmp_path: Path, strategy: str) -> None:
     """Who did not get it is named and the strategy says whether that is a failure."""
+    status = int(strategy != "quorum:1")
     script = tmp_path / "script.py"
     script.write_text(REFUSES + OTHER_END)
     done = with_others("send", "file", "239.1.1.1", "-n", 2, "--strategy", strategy)
-    assert (done.returncode, done.stderr) == (status, "")
+    missed = f"mcast: the strategy {strategy} was not met: 1 of 2 receivers has all\n"
+    assert (done.returncode, done.stderr) == (status, missed * status)
     lines = [line.rstrip() for line in done.stdout.splitlines()]
     # The promise may be kept before the other receiver has said why it cannot take part.
     why, promised = sorted(line.split()[-1] for line in lines[4:6])
@@ -285,6 +285,19 @@ def test_strategy_decides_if_a_loss_is_a_failure(
     assert why == "device" or (status == 0 and why == "receiver")
     assert lines[-1] == "send: 1/2 receivers verified, 21 segments each"
     assert "/secret" not in done.stdout
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "JSON"])
+@pytest.mark.parametrize(
+    ("strategy", "why"),
+    [("quorum:3", "2 of 2 receivers have all"), ("deadline:1ms", "none of 2 receivers has all")],
+)
+def test_missed_strategy_is_a_sentence(with_others: Run, strategy: str, why: str, form: list[str]) -> None:
+    slow = ("--rate", "100K") if "deadline" in strategy else ()
+    done = with_others("send", "file", "239.1.1.1", "-n", 2, "--strategy", strategy, *slow, *form)
+    assert done.stderr == f"mcast: the strategy {strategy.replace('1ms', '0.001')} was not met: {why}\n"
+    assert done.returncode == 1
+    assert not form or json.loads(done.stdout)["strategy_met"] is False
 
 
 def test_carousel_with_and_without_receivers(with_others: Run) -> None:
@@ -353,7 +366,10 @@ def test_a_signal_ends_a_carousel_with_its_outcome(with_others: Run, tmp_path: P
 def test_carousel_of_less_than_one_cycle_is_reported(with_others: Run) -> None:
     """A carousel that goes round not even once says so."""
     done = with_others("send", "file", "239.1.1.1", "--strategy", "carousel:1us", "--rate", "50M")
-    assert (done.returncode, done.stderr) == (1, "")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "mcast: the carousel ended before its first cycle was complete\n",
+    )
     assert done.stdout.splitlines()[-1] == "send: 0 cycles, without answers from receivers"
     assert "BLAKE3" not in done.stdout
 
