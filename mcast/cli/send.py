@@ -291,14 +291,15 @@ def _show(outcome: SendOutput, carousel: bool) -> None:
     what += f"{outcome['size']:,} bytes"
     if len(files) == 1 and (digest := files[0]["blake3"]):
         what += f", BLAKE3 {digest[:16]}..."
-    segments, again = outcome["segments"], outcome["sent_again"]
+    segments, again, skipped = outcome["segments"], outcome["sent_again"], outcome["skipped"]
     sent = f"{segments:,} {plural('segment', segments)}"
+    if skipped:
+        sent = f"{segments - skipped:,} of {sent} sent, {skipped:,} were there already"
     if carousel:
         sent += " in each cycle" if cycles else ""
     else:
         sent += f", {again:,} {plural('repair', again)}"
         sent += "" if outcome["parity"] or not again else " without parity"
-        sent += f", {outcome['skipped']:,} not sent again" if outcome["skipped"] else ""
     out.print(
         f"{what}\n{outcome['sender']} -> {outcome['group']} on {outcome['backend']}, "
         f"{sent}, {decimal(int(outcome['bytes_per_second']))}/s",
