@@ -371,6 +371,8 @@ class SendOutput(TypedDict):
     seconds: float
     bytes_per_second: float
     files: list[SentFile]
+    left_out: dict[str, str]
+    """Path of what is not sent of a folder -> reason, such as "a named pipe"."""
     receivers: list[SendReceiver]
     rejected: dict[str, int]
     """Reason -> number of messages that were rejected."""

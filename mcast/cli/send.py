@@ -251,6 +251,7 @@ def outcome_of(
             }
             for name, one in zip(names, reports, strict=True)
         ],
+        "left_out": bundle.skipped,
         "receivers": receivers,
         "rejected": reports[-1].refused if reports else {},
     }

@@ -189,7 +189,7 @@ def test_send_as_json(with_others: Run) -> None:
         0,
     )
     sent = {"name": "file", "size": 20_000, "offered": 20_000, "blake3": BLAKE3, "strategy_met": True}
-    assert outcome["files"] == [sent]
+    assert (outcome["files"], outcome["left_out"]) == ([sent], {})
     assert sorted(receiver["address"] for receiver in outcome["receivers"]) == ["10.0.0.2", "10.0.0.3"]
     assert all(receiver["verified"] and not receiver["missed"] for receiver in outcome["receivers"])
 
@@ -202,8 +202,13 @@ def test_send_of_many_says_what_each_lacks(with_others: Run, tmp_path: Path) -> 
     lines = done.stdout.splitlines()
     assert lines[0] == "3 files and folders: 40,000 bytes"
     assert lines[-1] == "send: 2/2 receivers verified, 3 files and folders each"
-    many = json.loads(with_others("send", "many", "239.1.1.1", "-n", 2, "--rate", "1G", "--json").stdout)
+    os.mkfifo(tmp_path / "many" / "pipe")
+    (tmp_path / "many" / "link").symlink_to("../site")
+    done = with_others("send", "many", "239.1.1.1", "-n", 2, "--rate", "1G", "--json")
+    many = json.loads(done.stdout)
     assert [one["name"] for one in many["files"]] == ["many", "many/one"]
+    assert many["left_out"] == {"many/link": "a link to a folder", "many/pipe": "a named pipe"}
+    assert all(f"mcast: {path} is not sent: {why}\n" in done.stderr for path, why in many["left_out"].items())
 
 
 NAMES = (b"gr\xc3\xbcn", b"inv\xff\xfe", b"\xe5\xad\x97" * 85)
@@ -475,7 +480,10 @@ def test_recv_names_the_part_file_it_leaves(with_others: Run, tmp_path: Path) ->
     assert not (tmp_path / ".copy.part").exists()
 
 
-def test_send_says_how_much_a_receiver_had_from_before(with_others: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "JSON"])
+def test_send_says_how_much_a_receiver_had_from_before(
+    with_others: Run, tmp_path: Path, form: list[str]
+) -> None:
     data = Random(2).randbytes(4_000_000)
     for name in ("file", ".copy.part"):
         (tmp_path / name).write_bytes(data)
@@ -483,11 +491,18 @@ def test_send_says_how_much_a_receiver_had_from_before(with_others: Run, tmp_pat
     script = OTHER_END.replace("(1, 2), receiving", "(1,), receiving")
     (tmp_path / "script.py").write_text(script.replace("receive(group, ", "receive(group, Path('copy'), "))
     # All of it would take more than a minute, and the receiver says at once what it has.
-    done = with_others("send", "file", "239.1.1.1", "--rate", "500K", "--json")
+    done = with_others("send", "file", "239.1.1.1", "--rate", "500K", *form)
     assert (done.returncode, done.stderr) == (0, "")
-    outcome = json.loads(done.stdout)
-    assert 0 < outcome["skipped"] <= outcome["segments"]
     assert (tmp_path / "copy").read_bytes() == data
+    if form:
+        outcome = json.loads(done.stdout)
+        assert 0 < outcome["skipped"] <= outcome["segments"]
+        return
+    words = r"([0-9,]+) of ([0-9,]+) segments sent, ([0-9,]+) were there already, [0-9,]+ repairs?, "
+    found = re.search(words, " ".join(done.stdout.split()))
+    assert found is not None, done.stdout
+    sent, segments, there = (int(number.replace(",", "")) for number in found.groups())
+    assert 0 <= sent == segments - there < segments
 
 
 def test_recv_replaces_nothing_unasked(with_others: Run, tmp_path: Path) -> None:
