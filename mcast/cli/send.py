@@ -61,7 +61,12 @@ def send(
     strategy: StrategyOption = "all",
     rate: Annotated[
         float | None,
-        typer.Option(parser=bit_rate, metavar="BITS", help="Maximum bits per second, such as 2G."),
+        typer.Option(
+            parser=bit_rate,
+            metavar="BITS",
+            help="Maximum bits per second, such as 2G; repairs and headers of mcast count, those of RoCE, "
+            "UDP, IP and Ethernet do not.",
+        ),
     ] = None,
     key: KeyFile = None,
     bind: Bind = None,
