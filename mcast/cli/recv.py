@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -91,6 +92,7 @@ def recv(
         endpoint = stack.enter_context(endpoint_at(backend, bind, device, settings))
         member = endpoint.join(group, timeout=IO_TIMEOUT)
         where = f"{group} as {endpoint.address} ({endpoint.device.name})"
+        _name_first(stack, _nobody_sends(endpoint, group))
         watch = stack.enter_context(ReceiveWatch(f"listening to {where}"))
         came = TransferResult(target)
         objects = receive(
@@ -111,7 +113,8 @@ def recv(
                 if came.ended:
                     break
         if came.sender is None:
-            raise Failure(f"no transfer began on {where} within {wait:g} s{_why_none(endpoint, came.late)}")
+            why = _why_none(endpoint, group, came.late)
+            raise Failure(f"no transfer began on {where} within {wait:g} s{why}")
         hint = network_hint(endpoint, any(one.reason.startswith(SENDER_SILENT) for one in came.lacks))
         outcome = outcome_of(member, group, output, came, came.sender, watch)
     if as_json:
@@ -122,7 +125,31 @@ def recv(
         raise Failure(f"{outcome['failure']}{hint}")
 
 
-def _why_none(endpoint: Endpoint, late: bool) -> str:
+def _nobody_sends(endpoint: Endpoint, group: McastAddress) -> str:
+    """Return the lines of the commonest cause, which no endpoint can know."""
+    from mcast.api import Cause
+
+    ping = f"`mcast ping {group} --backend {endpoint.backend.name}`"
+    return Cause(
+        f"nobody sends to {group} yet", f"{ping} at the sender: mcast recv answers", "start `mcast send`"
+    ).shown("likely")
+
+
+def _name_first(stack: ExitStack, cause: str) -> None:
+    """Have the endpoint log this cause before its own ones, until the stack is closed."""
+
+    def add(record: logging.LogRecord) -> bool:
+        match record.args:
+            case (name, why, str(likely)) if likely.count("\n  likely: ") > 1:
+                record.args = (name, why, f"\n{cause}{likely}")
+        return True
+
+    logger = logging.getLogger("mcast")
+    logger.addFilter(add)
+    stack.callback(logger.removeFilter, add)
+
+
+def _why_none(endpoint: Endpoint, group: McastAddress, late: bool) -> str:
     """Return why no transfer has begun, as the end of a sentence and lines of causes.
 
     The causes are left out if the endpoint has logged them while it waited.
@@ -136,7 +163,10 @@ def _why_none(endpoint: Endpoint, late: bool) -> str:
         )
     if endpoint._core.resources.isolation_logged:
         return ""
-    return "".join(f"\n{cause.shown('likely')}" for cause in endpoint.backend.suspicions())
+    causes = [cause.shown("likely") for cause in endpoint.backend.suspicions()]
+    if len(causes) > 1:  # one alone is no guess: nobody can be heard without a link
+        causes.insert(0, _nobody_sends(endpoint, group))
+    return "".join(f"\n{cause}" for cause in causes)
 
 
 def _target(stack: ExitStack, output: str, overwrite: bool) -> Folder | OneFile:

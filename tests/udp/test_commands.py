@@ -81,6 +81,22 @@ def test_carousel_expects_no_message(
     assert ("no message arrived" in caplog.text) is not carousel
 
 
+@pytest.mark.usefixtures("quiet_is_suspicious")
+@pytest.mark.parametrize("logged", [True, False], ids=["while it waits", "at the end"])
+def test_idle_recv_names_first_that_nobody_sends(
+    here: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, logged: bool
+) -> None:
+    """Once, be it while the command waits or when it ends."""
+    if not logged:
+        monkeypatch.setattr("mcast.endpoint.receiving.QUIET_TIME", 100.0)
+    done = here("recv", GROUP, "-o", "copy", "--wait", "0.2", *UDP, *LO)
+    assert done.returncode == 1
+    named = [line.strip() for line in f"{caplog.text}{done.stderr}".splitlines() if "likely: " in line]
+    assert named[0].startswith(f"likely: nobody sends to {GROUP} yet -> ")
+    assert named[1].startswith("likely: a firewall")
+    assert len({*named}) == len(named) > 3
+
+
 def test_groups_lists_a_membership(mcast: Run) -> None:
     with open_endpoint("udp", bind="127.0.0.1") as endpoint, endpoint.join("239.1.1.77"):
         done = mcast("groups", *UDP)
