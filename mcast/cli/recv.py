@@ -158,8 +158,8 @@ def _why_none(endpoint: Endpoint, group: McastAddress, late: bool) -> str:
         return "; one that began earlier is under way, which cannot be joined: wait for its end"
     if endpoint.stats().received:
         return (
-            ", but messages arrived: their sender waits for more receivers, has another key, or is not heard "
-            "any more"
+            ", but messages arrived: their sender only pings, waits for more receivers, has another key, or "
+            "is not heard any more"
         )
     if endpoint._core.resources.isolation_logged:
         return ""

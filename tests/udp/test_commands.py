@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -14,7 +16,7 @@ from mcast.api import PortState, open_backend
 from mcast.backends.net import hostnet
 from mcast.conformance.helpers import BOUND
 
-from ..commands import Run
+from ..commands import MCAST, Run
 from ..own_network import needs_namespaces
 from ..waiting import until
 from .test_processes import GROUP, LO, UDP, echo
@@ -95,6 +97,15 @@ def test_idle_recv_names_first_that_nobody_sends(
     assert named[0].startswith(f"likely: nobody sends to {GROUP} yet -> ")
     assert named[1].startswith("likely: a firewall")
     assert len({*named}) == len(named) > 3
+
+
+def test_recv_that_was_only_pinged_says_what_it_may_be(mcast: Run) -> None:
+    with subprocess.Popen(
+        [MCAST, "recv", GROUP, "-o", "/dev/null", "--wait", "3", *UDP, *LO], stderr=PIPE
+    ) as one:
+        until(hostnet.igmp_memberships)
+        assert mcast("ping", GROUP, *UDP, *LO, "-C", "1").returncode == 0
+        assert b"but messages arrived: their sender only pings, " in one.communicate()[1]
 
 
 def test_groups_lists_a_membership(mcast: Run) -> None:
