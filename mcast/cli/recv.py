@@ -281,6 +281,9 @@ def outcome_of(
     watch: ReceiveWatch,
 ) -> RecvOutput:
     """Return the result for JSON."""
+    from mcast.cast.io.bundle import Label
+    from mcast.cli.send import kind_of
+
     endpoint, size = member.endpoint, sum(one.size for one in came.whole)
     return {
         "backend": endpoint.backend.name,
@@ -297,7 +300,12 @@ def outcome_of(
         "seconds": watch.seconds,
         "bytes_per_second": size / watch.seconds if watch.seconds > 0 else 0.0,
         "files": [
-            {"name": came.name_of(one.offered), "size": one.size, "blake3": one.digest.hex()}
+            {
+                "name": came.name_of(one.offered),
+                "kind": kind_of(Label.decode(one.offered.metadata)),
+                "size": one.size,
+                "blake3": one.digest.hex(),
+            }
             for one in came.whole
         ],
         "missed": {came.name_of(one.offered): one.reason for one in came.lacks},

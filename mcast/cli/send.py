@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, nullcontext
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from mcast.cast import ObjectReport, ObjectSession, Progress, ReceiverReport
-    from mcast.cast.io.bundle import Bundle, Item
+    from mcast.cast.io.bundle import Bundle, Item, Label
     from mcast.cast.protocol.strategy import Strategy
     from mcast.cli.outputs import SendOutput, SendReceiver
     from mcast.endpoint.blocking import Membership
@@ -248,18 +248,26 @@ def outcome_of(
         "bytes_per_second": sent * max(1, cycles) / seconds if seconds > 0 else 0.0,
         "files": [
             {
-                "name": name,
+                "name": item.label.name,
+                "kind": kind_of(item.label),
                 "size": one.size,
                 "offered": one.offered,
                 "blake3": one.digest.hex() if one.digest else None,
                 "strategy_met": one.strategy_met,
             }
-            for name, one in zip(names, reports, strict=True)
+            for item, one in zip(bundle.items, reports, strict=True)
         ],
         "left_out": bundle.skipped,
         "receivers": receivers,
         "rejected": reports[-1].refused if reports else {},
     }
+
+
+def kind_of(label: Label | None) -> Literal["file", "folder"]:
+    """Return the kind of an object, as JSON has it; without a label it is a file."""
+    from mcast.cast.io.bundle import Content
+
+    return "folder" if label is not None and label.kind is Content.FOLDER else "file"
 
 
 def _receivers_of(reports: dict[str, ObjectReport]) -> list[SendReceiver]:

@@ -188,7 +188,8 @@ def test_send_as_json(with_others: Run) -> None:
         21,
         0,
     )
-    sent = {"name": "file", "size": 20_000, "offered": 20_000, "blake3": BLAKE3, "strategy_met": True}
+    sent = {"name": "file", "kind": "file", "size": 20_000, "offered": 20_000, "blake3": BLAKE3}
+    sent |= {"strategy_met": True}
     assert (outcome["files"], outcome["left_out"]) == ([sent], {})
     assert sorted(receiver["address"] for receiver in outcome["receivers"]) == ["10.0.0.2", "10.0.0.3"]
     assert all(receiver["verified"] and not receiver["missed"] for receiver in outcome["receivers"])
@@ -206,7 +207,8 @@ def test_send_of_many_says_what_each_lacks(with_others: Run, tmp_path: Path) -> 
     (tmp_path / "many" / "link").symlink_to("../site")
     done = with_others("send", "many", "239.1.1.1", "-n", 2, "--rate", "1G", "--json")
     many = json.loads(done.stdout)
-    assert [one["name"] for one in many["files"]] == ["many", "many/one"]
+    kinds = [(one["name"], one["kind"]) for one in many["files"]]
+    assert kinds == [("many", "folder"), ("many/one", "file")]
     assert many["left_out"] == {"many/link": "a link to a folder", "many/pipe": "a named pipe"}
     assert all(f"mcast: {path} is not sent: {why}\n" in done.stderr for path, why in many["left_out"].items())
 
@@ -348,6 +350,9 @@ def test_recv_ends_when_a_carousel_gave_it_all(with_others: Run, tmp_path: Path)
     assert (done.returncode, done.stderr) == (0, "")
     outcome = json.loads(done.stdout)
     assert (outcome["verified"], outcome["missed"], len(outcome["files"])) == (True, {}, 12)
+    folders = {one["name"] for one in outcome["files"] if one["kind"] == "folder"}
+    assert folders == {"many", "many/empty"}
+    assert {one["kind"] for one in outcome["files"] if one["name"] not in folders} == {"file"}
     for path in [tmp_path / "file", *(tmp_path / "many").rglob("*")]:
         copy = tmp_path / "in" / path.relative_to(tmp_path)
         assert copy.is_dir() if path.is_dir() else copy.read_bytes() == path.read_bytes()
@@ -438,7 +443,7 @@ def test_recv_writes_the_file_and_says_so(with_others: Run, tmp_path: Path) -> N
     ]
     outcome = json.loads(with_others("recv", "239.1.1.1", "-o", "copy", "--json").stdout)
     assert (outcome["verified"], outcome["missed"], outcome["sender_address"]) == (True, {}, "10.0.0.2")
-    assert outcome["files"] == [{"name": "copy", "size": 20_000, "blake3": BLAKE3}]
+    assert outcome["files"] == [{"name": "copy", "kind": "file", "size": 20_000, "blake3": BLAKE3}]
 
 
 def test_long_host_name_leaves_room_for_the_device(with_others: Run, tmp_path: Path) -> None:
