@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +12,16 @@ import typer.main
 from typer.core import TyperGroup
 
 from mcast.cli import SUMMARIES, app, help_record, load
-from mcast.cli.status import MEANINGS
+from mcast.cli.status import MEANINGS, OF_LAB, ExitStatus
 from scripts.variables import SYSTEM, USE
 
 if TYPE_CHECKING:
-    from typer._click.core import Command
+    from typer._click.core import Command, Context
 
 FOLDER = Path(__file__).parents[1] / "man"
+
+OTHER_END = {"send": "recv", "recv": "send", "record": "replay", "replay": "record"}
+"""Command -> the command that takes what it gives."""
 
 VARIABLES = {one.name: one.brief for one in (*USE, *SYSTEM) if one.brief}
 
@@ -41,7 +44,9 @@ def _front() -> str:
     ]
     for name, summary in SUMMARIES.items():
         lines += [".TP", f".BR mcast\\-{name} (1)", _plain(summary)]
-    return _joined([*lines, *_options("mcast", command), *_tail([f"mcast-{name}" for name in SUMMARIES])])
+    return _joined(
+        [*lines, *_options("mcast", command), *_tail([f"mcast-{name}" for name in SUMMARIES], MEANINGS)]
+    )
 
 
 def _page(name: str, command: Command) -> str:
@@ -53,7 +58,8 @@ def _page(name: str, command: Command) -> str:
         for sub, one in command.commands.items():
             lines += [f".SS {_plain(f'{words} {sub}')}", *_synopsis(f"{words} {sub}", one), ".PP"]
             lines += [*_text(one.help or ""), *_options(f"{words} {sub}", one, within=True)]
-    return _joined([*lines, *_tail(["mcast"])])
+    others = ["mcast", *(f"mcast-{other}" for one, other in OTHER_END.items() if one == name)]
+    return _joined([*lines, *_tail(others, MEANINGS.keys() - (() if name == "lab" else OF_LAB))])
 
 
 def _head(name: str, summary: str) -> Iterator[str]:
@@ -71,8 +77,14 @@ def _usage(words: str, command: Command) -> Iterator[str]:
         yield from (*_synopsis(f"{words} {sub}", one), ".br")
 
 
+def _context(words: str, command: Command) -> Context:
+    """Return the context of the command's help, which keeps the names of --help that it has first."""
+    settings = typer.main.get_command(app).context_settings
+    return command.make_context(words, [], resilient_parsing=True, **settings)
+
+
 def _synopsis(words: str, command: Command) -> Iterator[str]:
-    with command.make_context(words, [], resilient_parsing=True) as context:
+    with _context(words, command) as context:
         pieces = command.collect_usage_pieces(context)
     yield f".B {_plain(words)}"
     yield _plain(" ".join(pieces))
@@ -80,7 +92,7 @@ def _synopsis(words: str, command: Command) -> Iterator[str]:
 
 def _options(words: str, command: Command, within: bool = False) -> Iterator[str]:
     """Return the help of arguments and options."""
-    with command.make_context(words, [], resilient_parsing=True) as context:
+    with _context(words, command) as context:
         records = [found for one in command.get_params(context) if (found := help_record(one, context))]
     if records and not within:
         yield ".SH OPTIONS"
@@ -88,10 +100,10 @@ def _options(words: str, command: Command, within: bool = False) -> Iterator[str
         yield from (".TP", f".B {_plain(names)}", *_text(meaning))
 
 
-def _tail(others: list[str]) -> Iterator[str]:
+def _tail(others: list[str], statuses: Collection[ExitStatus]) -> Iterator[str]:
     yield ".SH EXIT STATUS"
-    for status, meaning in MEANINGS.items():
-        yield from (".TP", f".B {status.value}", _plain(meaning))
+    for status in sorted(statuses):
+        yield from (".TP", f".B {status.value}", _plain(MEANINGS[status]))
     yield ".SH ENVIRONMENT"
     for name, meaning in VARIABLES.items():
         yield from (".TP", f".B {name}", _plain(meaning))

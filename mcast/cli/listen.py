@@ -49,8 +49,9 @@ def listen(
     A message is a line of text, in which bytes that are not text are escaped; with --json it is a line of
     JSON, which has the bytes as hexadecimal digits, and as text if they are UTF-8. A message of a sender with
     sequence=True is shown with its number, such as #7, and without the header; the first one after a gap
-    says which numbers are missing. Listening ends after --count, --seconds or with Ctrl-C. The status is 1 if
-    fewer messages than --count arrived.
+    says which numbers are missing. Pings of `mcast ping` are answered and not shown, except most of those
+    with -S. Listening ends after --count, --seconds or with Ctrl-C. The status is 1 if fewer messages than
+    --count arrived.
     """
     if as_hex and as_json:
         raise UsageError("--hex and --json are two forms of the same: give one of them")

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcast.cli.options import choose_backend, endpoint_at, is_in_process
+from mcast.cli.options import choose_backend, endpoint_at, is_in_process, network_options
 from mcast.cli.terminal import Failure, UsageError, group
 from mcast.cli.values import MAX_SECONDS, number_option, seconds
 from mcast.errors.tree import McastError
@@ -72,7 +72,7 @@ def opened(wanted: str | None, demo: bool, bind: IPv4Address | IPv6Address | Non
         raise UsageError(
             f"{name!r} is a fabric inside this process, on which no other program can send: add --demo for "
             "made-up messages, run `mcast sim serve` in another terminal and export what it prints, or use "
-            "--backend rdma",
+            f"{network_options()}",
         )
     # Two threads, so time has to be the wall's.
     options: dict[str, object] = {"ports": 2, "clock": "wall"} if alone else {}

@@ -41,6 +41,9 @@ Equal to `mcast.cast.io.driver.DEFAULT_RECEIVE_DEPTH`, which would take long to 
 DEFAULT = "rdma"
 """The backend of all commands but the demonstration, where nobody names one."""
 
+SOCKETS = "udp"
+"""The backend that needs no card."""
+
 BIND = "MCAST_BIND"
 """The variable with an address to take part from, where no option says so."""
 
@@ -118,11 +121,19 @@ def choose_backend(backend: str | None) -> str:
     status = backend_status(DEFAULT)
     if status.available:
         return DEFAULT
+    sockets = backend_status(SOCKETS)
+    there = f"--backend {SOCKETS} ({sockets.detail}) or " if sockets.available else ""
     raise UsageError(
         f"no --backend is given, and {DEFAULT} cannot be used here: {status.detail}. Repair that "
-        f"(`mcast doctor --backend {DEFAULT}`), or take --backend sim, a simulated fabric: `mcast demo` has "
-        "all ends in one process, `mcast sim serve` lets programs share a fabric"
+        f"(`mcast doctor --backend {DEFAULT}`), or take {there}--backend sim, a simulated fabric: `mcast "
+        "demo` has all ends in one process, `mcast sim serve` lets programs share a fabric"
     )
+
+
+def network_options() -> str:
+    """Return the options for a backend on which other programs are: those that can be used, else DEFAULT."""
+    usable = [name for name in (SOCKETS, DEFAULT) if backend_status(name).available] or [DEFAULT]
+    return " or ".join(f"--backend {name}" for name in usable)
 
 
 def is_in_process(backend: str) -> bool:
@@ -140,8 +151,8 @@ def refuse_in_process(backend: str | None, what: str) -> None:
     if backend is not None and is_in_process(backend):
         raise UsageError(
             f"{backend!r} is a fabric inside this process, on which no other program can {what}: "
-            "run `mcast sim serve` in another terminal and export what it prints, use --backend rdma, or try "
-            "`mcast demo`, which has both ends in one process",
+            f"run `mcast sim serve` in another terminal and export what it prints, use {network_options()}, "
+            "or try `mcast demo`, which has both ends in one process",
         )
 
 

@@ -317,6 +317,7 @@ class SentFile(TypedDict):
 
     name: str
     """Path as the receivers see it."""
+    kind: Literal["file", "folder"]
     size: int | None
     """Bytes of the file; null for a stream that was cut short."""
     offered: int
@@ -371,6 +372,8 @@ class SendOutput(TypedDict):
     seconds: float
     bytes_per_second: float
     files: list[SentFile]
+    left_out: dict[str, str]
+    """Path of what is not sent of a folder -> reason, such as "a named pipe"."""
     receivers: list[SendReceiver]
     rejected: dict[str, int]
     """Reason -> number of messages that were rejected."""
@@ -380,8 +383,9 @@ class ReceivedFile(TypedDict):
     """A file or a folder that was received and verified."""
 
     name: str
+    kind: Literal["file", "folder"]
     size: int
-    """Bytes."""
+    """Bytes; 0 for a folder."""
     blake3: str
     """Digest in hexadecimal."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -90,6 +91,7 @@ def recv(
         endpoint = stack.enter_context(endpoint_at(backend, bind, device, settings))
         member = endpoint.join(group, timeout=IO_TIMEOUT)
         where = f"{group} as {endpoint.address} ({endpoint.device.name})"
+        _name_first(stack, _nobody_sends(endpoint, group))
         watch = stack.enter_context(ReceiveWatch(f"listening to {where}"))
         came = TransferResult(target)
         objects = receive(
@@ -110,7 +112,8 @@ def recv(
                 if came.ended:
                     break
         if came.sender is None:
-            raise Failure(f"no transfer began on {where} within {wait:g} s{_why_none(endpoint, came.late)}")
+            why = _why_none(endpoint, group, came.late)
+            raise Failure(f"no transfer began on {where} within {wait:g} s{why}")
         hint = network_hint(endpoint, (one.reason for one in came.lacks), member.max_message_size)
         outcome = outcome_of(member, group, output, came, came.sender, watch)
     if as_json:
@@ -121,7 +124,31 @@ def recv(
         raise Failure(f"{outcome['failure']}{hint}")
 
 
-def _why_none(endpoint: Endpoint, late: bool) -> str:
+def _nobody_sends(endpoint: Endpoint, group: McastAddress) -> str:
+    """Return the lines of the commonest cause, which no endpoint can know."""
+    from mcast.api import Cause
+
+    ping = f"`mcast ping {group} --backend {endpoint.backend.name}`"
+    return Cause(
+        f"nobody sends to {group} yet", f"{ping} at the sender: mcast recv answers", "start `mcast send`"
+    ).shown("likely")
+
+
+def _name_first(stack: ExitStack, cause: str) -> None:
+    """Have the endpoint log this cause before its own ones, until the stack is closed."""
+
+    def add(record: logging.LogRecord) -> bool:
+        match record.args:
+            case (name, why, str(likely)) if likely.count("\n  likely: ") > 1:
+                record.args = (name, why, f"\n{cause}{likely}")
+        return True
+
+    logger = logging.getLogger("mcast")
+    logger.addFilter(add)
+    stack.callback(logger.removeFilter, add)
+
+
+def _why_none(endpoint: Endpoint, group: McastAddress, late: bool) -> str:
     """Return why no transfer has begun, as the end of a sentence and lines of causes.
 
     The causes are left out if the endpoint has logged them while it waited.
@@ -130,12 +157,15 @@ def _why_none(endpoint: Endpoint, late: bool) -> str:
         return "; one that began earlier is under way, which cannot be joined: wait for its end"
     if endpoint.stats().received:
         return (
-            ", but messages arrived: their sender waits for more receivers, has another key, or is not heard "
-            "any more"
+            ", but messages arrived: their sender only pings, waits for more receivers, has another key, or "
+            "is not heard any more"
         )
     if endpoint._core.resources.isolation_logged:
         return ""
-    return "".join(f"\n{cause.shown('likely')}" for cause in endpoint.backend.suspicions())
+    causes = [cause.shown("likely") for cause in endpoint.backend.suspicions()]
+    if len(causes) > 1:  # one alone is no guess: nobody can be heard without a link
+        causes.insert(0, _nobody_sends(endpoint, group))
+    return "".join(f"\n{cause}" for cause in causes)
 
 
 def _target(stack: ExitStack, output: str, overwrite: bool) -> Folder | OneFile:
@@ -250,6 +280,9 @@ def outcome_of(
     watch: ReceiveWatch,
 ) -> RecvOutput:
     """Return the result for JSON."""
+    from mcast.cast.io.bundle import Label
+    from mcast.cli.send import kind_of
+
     endpoint, size = member.endpoint, sum(one.size for one in came.whole)
     return {
         "backend": endpoint.backend.name,
@@ -266,7 +299,12 @@ def outcome_of(
         "seconds": watch.seconds,
         "bytes_per_second": size / watch.seconds if watch.seconds > 0 else 0.0,
         "files": [
-            {"name": came.name_of(one.offered), "size": one.size, "blake3": one.digest.hex()}
+            {
+                "name": came.name_of(one.offered),
+                "kind": kind_of(Label.decode(one.offered.metadata)),
+                "size": one.size,
+                "blake3": one.digest.hex(),
+            }
             for one in came.whole
         ],
         "missed": {came.name_of(one.offered): one.reason for one in came.lacks},

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, nullcontext
 from math import inf
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -23,7 +23,7 @@ from mcast.cli.options import (
 )
 from mcast.cli.progress import Watch
 from mcast.cli.signals import interruptible, on_signal
-from mcast.cli.status import ExitStatus, by_signal
+from mcast.cli.status import by_signal
 from mcast.cli.terminal import Failure, UsageError, console, json_output, plural, print_table, say
 from mcast.cli.values import MAX_RECEIVERS, WAITING, KeyFile, StrategyOption, bit_rate, number_option
 from mcast.wire.addresses import McastAddress
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from mcast.cast import ObjectReport, ObjectSession, Progress, ReceiverReport
-    from mcast.cast.io.bundle import Bundle, Item
+    from mcast.cast.io.bundle import Bundle, Item, Label
+    from mcast.cast.protocol.strategy import Strategy
     from mcast.cli.outputs import SendOutput, SendReceiver
     from mcast.endpoint.blocking import Membership
     from mcast.endpoint.settings import Settings
@@ -60,7 +61,12 @@ def send(
     strategy: StrategyOption = "all",
     rate: Annotated[
         float | None,
-        typer.Option(parser=bit_rate, metavar="BITS", help="Maximum bits per second, such as 2G."),
+        typer.Option(
+            parser=bit_rate,
+            metavar="BITS",
+            help="Maximum bits per second, such as 2G; repairs and headers of mcast count, those of RoCE, "
+            "UDP, IP and Ethernet do not.",
+        ),
     ] = None,
     key: KeyFile = None,
     bind: Bind = None,
@@ -106,6 +112,8 @@ def send(
         ) as session:
             if receivers is not None or not strategy.carousel:
                 _wait_for_receivers(session, receivers, wait, keyed=key is not None)
+            if strategy.carousel:  # its receivers send nothing: that no message arrives is no trouble
+                endpoint._core.resources.isolation_logged = True
             with on_signal(session.stop) if strategy.carousel else nullcontext(list[int]()) as signals:
                 sent = _sent_around if strategy.carousel else _sent
                 reports = [*sent(session, bundle, strategy, watch)]
@@ -124,7 +132,7 @@ def send(
     if signals:
         raise Failure("interrupted", by_signal(signals[0]))
     if not outcome["strategy_met"]:
-        raise typer.Exit(ExitStatus.FAILED)
+        raise Failure(_unmet(strategy, outcome["receivers"]))
 
 
 class SendWatch(Watch):
@@ -242,17 +250,26 @@ def outcome_of(
         "bytes_per_second": sent * max(1, cycles) / seconds if seconds > 0 else 0.0,
         "files": [
             {
-                "name": name,
+                "name": item.label.name,
+                "kind": kind_of(item.label),
                 "size": one.size,
                 "offered": one.offered,
                 "blake3": one.digest.hex() if one.digest else None,
                 "strategy_met": one.strategy_met,
             }
-            for name, one in zip(names, reports, strict=True)
+            for item, one in zip(bundle.items, reports, strict=True)
         ],
+        "left_out": bundle.skipped,
         "receivers": receivers,
         "rejected": reports[-1].refused if reports else {},
     }
+
+
+def kind_of(label: Label | None) -> Literal["file", "folder"]:
+    """Return the kind of an object, as JSON has it; without a label it is a file."""
+    from mcast.cast.io.bundle import Content
+
+    return "folder" if label is not None and label.kind is Content.FOLDER else "file"
 
 
 def _receivers_of(reports: dict[str, ObjectReport]) -> list[SendReceiver]:
@@ -290,16 +307,22 @@ def _show(outcome: SendOutput, carousel: bool) -> None:
     what += f"{outcome['size']:,} bytes"
     if len(files) == 1 and (digest := files[0]["blake3"]):
         what += f", BLAKE3 {digest[:16]}..."
-    repaired = "" if outcome["parity"] or not outcome["sent_again"] else " without parity"
-    repaired += f", {outcome['skipped']:,} not sent again" if outcome["skipped"] else ""
-    segments, again = outcome["segments"], outcome["sent_again"]
+    segments, again, skipped = outcome["segments"], outcome["sent_again"], outcome["skipped"]
+    sent = f"{segments:,} {plural('segment', segments)}"
+    if skipped:
+        sent = f"{segments - skipped:,} of {sent} sent, {skipped:,} were there already"
+    if carousel:
+        sent += " in each cycle" if cycles else ""
+    else:
+        sent += f", {again:,} {plural('repair', again)}"
+        sent += "" if outcome["parity"] or not again else " without parity"
     out.print(
         f"{what}\n{outcome['sender']} -> {outcome['group']} on {outcome['backend']}, "
-        f"{segments:,} {plural('segment', segments)}, {again:,} {plural('repair', again)}{repaired}, "
-        f"{decimal(int(outcome['bytes_per_second']))}/s\n",
+        f"{sent}, {decimal(int(outcome['bytes_per_second']))}/s",
         markup=False,
     )
     if receivers:
+        say()
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column("receiver", overflow="fold")
         table.add_column("address", no_wrap=True)
@@ -324,6 +347,20 @@ def _show(outcome: SendOutput, carousel: bool) -> None:
         else f"{len(files):,} files and folders each"
     )
     say(f"\nsend: {verified}/{len(receivers)} receivers verified, {each}")
+
+
+def _unmet(strategy: Strategy, receivers: list[SendReceiver]) -> str:
+    """Return the sentence for a strategy whose promise was not kept."""
+    if strategy.carousel:
+        return "the carousel ended before its first cycle was complete"
+    name = "best-effort" if strategy.effort else "all"
+    if strategy.receivers is not None:
+        name = f"quorum:{strategy.receivers}"
+    elif strategy.seconds is not None:
+        name = f"deadline:{strategy.seconds:g}"
+    having = sum(receiver["verified"] for receiver in receivers)
+    who = f"{having or 'none'} of {len(receivers)} {plural('receiver', len(receivers))}"
+    return f"the strategy {name} was not met: {who} {'have' if having > 1 else 'has'} all"
 
 
 def _words(receiver: SendReceiver, files: int) -> str:

@@ -35,6 +35,9 @@ MEANINGS = {
 }
 """Meaning of each exit status, for authors of scripts."""
 
+OF_LAB = frozenset({ExitStatus.TIMEOUT, ExitStatus.LAB, ExitStatus.NOT_FOUND})
+"""Statuses of `mcast lab` alone."""
+
 
 def by_signal(number: int) -> ExitStatus:
     """The status of a command that this signal ended."""

@@ -55,6 +55,25 @@ def test_no_device_is_a_sentence_with_choices(here: Run, command: str) -> None:
         assert words in done.stderr
 
 
+ALONE = " --backend sim-roce"
+"""A fabric inside one process, on which no other program can be."""
+
+
+@pytest.mark.usefixtures("no_device")
+@pytest.mark.parametrize("usable", [True, False])
+@pytest.mark.parametrize(
+    "command",
+    [*COMMANDS, f"ping {GROUP}{ALONE}", f"listen {GROUP}{ALONE}", f"recv {GROUP} -o x{ALONE}"],
+)
+def test_sockets_are_named_where_they_can_be_used(here: Run, command: str, usable: bool) -> None:
+    status = Status(True, "sockets on lo") if usable else NO_DEVICE
+    with override_provider("udp", ROCE._replace(status=lambda: status)):
+        done = here(*command.split())
+    assert done.returncode == 2
+    assert ("--backend udp" in done.stderr) is usable
+    assert ALONE in command or ("sockets on lo" in done.stderr) is usable
+
+
 @pytest.mark.parametrize("command", ["bench --seconds 0.01 --receivers 1", f"listen {GROUP} --demo -C 1"])
 def test_usable_device_is_the_default(here: Run, command: str) -> None:
     """The stand-in for cards is a simulated fabric of four ports."""

@@ -177,6 +177,17 @@ def test_ctrl_c_works_before_large_imports(run: Run) -> None:
     assert not names & {"typing", "re", "contextlib"}
 
 
+@pytest.mark.parametrize(
+    ("name", "fact"),
+    [
+        ("send", "Maximum bits per second, such as 2G; repairs and headers of mcast count, those of RoCE"),
+        ("listen", "Pings of `mcast ping` are answered and not shown"),
+    ],
+)
+def test_help_has_the_fact(mcast: Run, name: str, fact: str) -> None:
+    assert fact in " ".join(mcast(name, "--help").stdout.split())
+
+
 def test_all_help_fits_80_columns(run: Run) -> None:
     done = run(MCAST.with_name("python"), "-c", ALL, env={"COLUMNS": "80"})
     assert (done.returncode, done.stderr) == (0, "")

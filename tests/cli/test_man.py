@@ -43,6 +43,21 @@ def test_a_page_is_sane(page: Path) -> None:
     assert re.findall(r"<(?:list|str|int|path|Mcast)", shown) == [], "Python's types"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.stem))
+def test_a_page_has_what_applies_to_its_command(page: Path) -> None:
+    """Statuses of the lab where the lab is, and the options that the help has."""
+    text = rendered(page)
+    assert {*re.findall("^ {7}(.*--help)$", text, re.MULTILINE)} == {"-h, --help"}
+    listed = re.findall("^ {7}([0-9]+) ", text.partition("EXIT STATUS")[2], re.MULTILINE)
+    of_lab = ["124", "125", "127"] if page.stem in ("mcast", "mcast-lab") else []
+    assert listed == ["0", "1", "2", *of_lab, "129", "130", "141", "143"]
+
+
+def test_both_ends_of_a_transfer_refer_to_each_other() -> None:
+    for one, other in (("send", "recv"), ("recv", "send")):
+        assert f"mcast-{other}(1)" in rendered(FOLDER / f"mcast-{one}.1").partition("SEE ALSO")[2]
+
+
 def test_a_page_shows_quotes_and_hyphens_to_paste() -> None:
     text = " ".join(rendered(FOLDER / "mcast-bench.1").split())
     assert "`mcast bench --client --receivers N`" in text

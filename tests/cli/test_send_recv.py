@@ -188,8 +188,9 @@ def test_send_as_json(with_others: Run) -> None:
         21,
         0,
     )
-    sent = {"name": "file", "size": 20_000, "offered": 20_000, "blake3": BLAKE3, "strategy_met": True}
-    assert outcome["files"] == [sent]
+    sent = {"name": "file", "kind": "file", "size": 20_000, "offered": 20_000, "blake3": BLAKE3}
+    sent |= {"strategy_met": True}
+    assert (outcome["files"], outcome["left_out"]) == ([sent], {})
     assert sorted(receiver["address"] for receiver in outcome["receivers"]) == ["10.0.0.2", "10.0.0.3"]
     assert all(receiver["verified"] and not receiver["missed"] for receiver in outcome["receivers"])
 
@@ -202,8 +203,14 @@ def test_send_of_many_says_what_each_lacks(with_others: Run, tmp_path: Path) -> 
     lines = done.stdout.splitlines()
     assert lines[0] == "3 files and folders: 40,000 bytes"
     assert lines[-1] == "send: 2/2 receivers verified, 3 files and folders each"
-    many = json.loads(with_others("send", "many", "239.1.1.1", "-n", 2, "--rate", "1G", "--json").stdout)
-    assert [one["name"] for one in many["files"]] == ["many", "many/one"]
+    os.mkfifo(tmp_path / "many" / "pipe")
+    (tmp_path / "many" / "link").symlink_to("../site")
+    done = with_others("send", "many", "239.1.1.1", "-n", 2, "--rate", "1G", "--json")
+    many = json.loads(done.stdout)
+    kinds = [(one["name"], one["kind"]) for one in many["files"]]
+    assert kinds == [("many", "folder"), ("many/one", "file")]
+    assert many["left_out"] == {"many/link": "a link to a folder", "many/pipe": "a named pipe"}
+    assert all(f"mcast: {path} is not sent: {why}\n" in done.stderr for path, why in many["left_out"].items())
 
 
 NAMES = (b"gr\xc3\xbcn", b"inv\xff\xfe", b"\xe5\xad\x97" * 85)
@@ -269,15 +276,15 @@ bytes_in.NewMemorySink.__init__ = make
 """The first of the receivers has no room."""
 
 
-@pytest.mark.parametrize(("strategy", "status"), [("all", 1), ("quorum:1", 0)])
-def test_strategy_decides_if_a_loss_is_a_failure(
-    with_others: Run, tmp_path: Path, strategy: str, status: int
-) -> None:
+@pytest.mark.parametrize("strategy", ["all", "quorum:2", "quorum:1"])
+def test_strategy_decides_if_a_loss_is_a_failure(with_others: Run, tmp_path: Path, strategy: str) -> None:
     """Who did not get it is named and the strategy says whether that is a failure."""
+    status = int(strategy != "quorum:1")
     script = tmp_path / "script.py"
     script.write_text(REFUSES + OTHER_END)
     done = with_others("send", "file", "239.1.1.1", "-n", 2, "--strategy", strategy)
-    assert (done.returncode, done.stderr) == (status, "")
+    missed = f"mcast: the strategy {strategy} was not met: 1 of 2 receivers has all\n"
+    assert (done.returncode, done.stderr) == (status, missed * status)
     lines = [line.rstrip() for line in done.stdout.splitlines()]
     # The promise may be kept before the other receiver has said why it cannot take part.
     why, promised = sorted(line.split()[-1] for line in lines[4:6])
@@ -287,12 +294,27 @@ def test_strategy_decides_if_a_loss_is_a_failure(
     assert "/secret" not in done.stdout
 
 
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "JSON"])
+@pytest.mark.parametrize(
+    ("strategy", "why"),
+    [("quorum:3", "2 of 2 receivers have all"), ("deadline:1ms", "none of 2 receivers has all")],
+)
+def test_missed_strategy_is_a_sentence(with_others: Run, strategy: str, why: str, form: list[str]) -> None:
+    slow = ("--rate", "100K") if "deadline" in strategy else ()
+    done = with_others("send", "file", "239.1.1.1", "-n", 2, "--strategy", strategy, *slow, *form)
+    assert done.stderr == f"mcast: the strategy {strategy.replace('1ms', '0.001')} was not met: {why}\n"
+    assert done.returncode == 1
+    assert not form or json.loads(done.stdout)["strategy_met"] is False
+
+
 def test_carousel_with_and_without_receivers(with_others: Run) -> None:
     """A carousel goes round without receivers and with them."""
     carousel = ("--strategy", "carousel:40", "--rate", "50M")
     done = with_others("send", "file", "239.1.1.1", *carousel)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[-1] == "send: 40 cycles, without answers from receivers"
+    lines = done.stdout.splitlines()
+    assert lines[1].startswith("10.0.0.1 -> 239.1.1.1 on sim-roce, 21 segments in each cycle, ")
+    assert lines[2:] == ["", "send: 40 cycles, without answers from receivers"]
     outcome = json.loads(with_others("send", "file", "239.1.1.1", "-n", 1, *carousel, "--json").stdout)
     assert (outcome["strategy_met"], outcome["cycles"], outcome["receivers"]) == (True, 40, [])
     assert outcome["sent_again"] >= 39 * outcome["segments"]
@@ -328,6 +350,9 @@ def test_recv_ends_when_a_carousel_gave_it_all(with_others: Run, tmp_path: Path)
     assert (done.returncode, done.stderr) == (0, "")
     outcome = json.loads(done.stdout)
     assert (outcome["verified"], outcome["missed"], len(outcome["files"])) == (True, {}, 12)
+    folders = {one["name"] for one in outcome["files"] if one["kind"] == "folder"}
+    assert folders == {"many", "many/empty"}
+    assert {one["kind"] for one in outcome["files"] if one["name"] not in folders} == {"file"}
     for path in [tmp_path / "file", *(tmp_path / "many").rglob("*")]:
         copy = tmp_path / "in" / path.relative_to(tmp_path)
         assert copy.is_dir() if path.is_dir() else copy.read_bytes() == path.read_bytes()
@@ -351,7 +376,10 @@ def test_a_signal_ends_a_carousel_with_its_outcome(with_others: Run, tmp_path: P
 def test_carousel_of_less_than_one_cycle_is_reported(with_others: Run) -> None:
     """A carousel that goes round not even once says so."""
     done = with_others("send", "file", "239.1.1.1", "--strategy", "carousel:1us", "--rate", "50M")
-    assert (done.returncode, done.stderr) == (1, "")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "mcast: the carousel ended before its first cycle was complete\n",
+    )
     assert done.stdout.splitlines()[-1] == "send: 0 cycles, without answers from receivers"
     assert "BLAKE3" not in done.stdout
 
@@ -415,7 +443,7 @@ def test_recv_writes_the_file_and_says_so(with_others: Run, tmp_path: Path) -> N
     ]
     outcome = json.loads(with_others("recv", "239.1.1.1", "-o", "copy", "--json").stdout)
     assert (outcome["verified"], outcome["missed"], outcome["sender_address"]) == (True, {}, "10.0.0.2")
-    assert outcome["files"] == [{"name": "copy", "size": 20_000, "blake3": BLAKE3}]
+    assert outcome["files"] == [{"name": "copy", "kind": "file", "size": 20_000, "blake3": BLAKE3}]
 
 
 def test_long_host_name_leaves_room_for_the_device(with_others: Run, tmp_path: Path) -> None:
@@ -457,7 +485,10 @@ def test_recv_names_the_part_file_it_leaves(with_others: Run, tmp_path: Path) ->
     assert not (tmp_path / ".copy.part").exists()
 
 
-def test_send_says_how_much_a_receiver_had_from_before(with_others: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", [[], ["--json"]], ids=["text", "JSON"])
+def test_send_says_how_much_a_receiver_had_from_before(
+    with_others: Run, tmp_path: Path, form: list[str]
+) -> None:
     data = Random(2).randbytes(4_000_000)
     for name in ("file", ".copy.part"):
         (tmp_path / name).write_bytes(data)
@@ -465,11 +496,18 @@ def test_send_says_how_much_a_receiver_had_from_before(with_others: Run, tmp_pat
     script = OTHER_END.replace("(1, 2), receiving", "(1,), receiving")
     (tmp_path / "script.py").write_text(script.replace("receive(group, ", "receive(group, Path('copy'), "))
     # All of it would take more than a minute, and the receiver says at once what it has.
-    done = with_others("send", "file", "239.1.1.1", "--rate", "500K", "--json")
+    done = with_others("send", "file", "239.1.1.1", "--rate", "500K", *form)
     assert (done.returncode, done.stderr) == (0, "")
-    outcome = json.loads(done.stdout)
-    assert 0 < outcome["skipped"] <= outcome["segments"]
     assert (tmp_path / "copy").read_bytes() == data
+    if form:
+        outcome = json.loads(done.stdout)
+        assert 0 < outcome["skipped"] <= outcome["segments"]
+        return
+    words = r"([0-9,]+) of ([0-9,]+) segments sent, ([0-9,]+) were there already, [0-9,]+ repairs?, "
+    found = re.search(words, " ".join(done.stdout.split()))
+    assert found is not None, done.stdout
+    sent, segments, there = (int(number.replace(",", "")) for number in found.groups())
+    assert 0 <= sent == segments - there < segments
 
 
 def test_recv_replaces_nothing_unasked(with_others: Run, tmp_path: Path) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -13,7 +16,7 @@ from mcast.api import PortState, open_backend
 from mcast.backends.net import hostnet
 from mcast.conformance.helpers import BOUND
 
-from ..commands import Run
+from ..commands import MCAST, Run
 from ..own_network import needs_namespaces
 from ..waiting import until
 from .test_processes import GROUP, LO, UDP, echo
@@ -58,6 +61,51 @@ def test_ping_is_answered_by_another_process(mcast: Run) -> None:
         with endpoint.sender(GROUP) as sender:
             sender.send(b"")
         assert other.wait(BOUND) == 0
+
+
+@pytest.fixture
+def quiet_is_suspicious(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wait in vain names likely causes at once, and on loopback, too."""
+    monkeypatch.setattr("mcast.endpoint.receiving.QUIET_TIME", 1e-9)
+    monkeypatch.setattr("mcast.backends.udp.suspicions.LOOPBACK", "none")
+
+
+@pytest.mark.usefixtures("quiet_is_suspicious")
+@pytest.mark.parametrize("carousel", [True, False])
+def test_carousel_expects_no_message(
+    here: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture, carousel: bool
+) -> None:
+    """Its receivers send nothing, so no firewall is suspected; other receivers would have joined."""
+    (tmp_path / "file").write_bytes(bytes(100_000))
+    how = ("--strategy", "carousel:3", "--rate", "100M") if carousel else ("--wait", "0.2")
+    done = here("send", "file", GROUP, *how, *UDP, *LO)
+    assert done.returncode == int(not carousel), done.stderr
+    assert ("no message arrived" in caplog.text) is not carousel
+
+
+@pytest.mark.usefixtures("quiet_is_suspicious")
+@pytest.mark.parametrize("logged", [True, False], ids=["while it waits", "at the end"])
+def test_idle_recv_names_first_that_nobody_sends(
+    here: Run, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, logged: bool
+) -> None:
+    """Once, be it while the command waits or when it ends."""
+    if not logged:
+        monkeypatch.setattr("mcast.endpoint.receiving.QUIET_TIME", 100.0)
+    done = here("recv", GROUP, "-o", "copy", "--wait", "0.2", *UDP, *LO)
+    assert done.returncode == 1
+    named = [line.strip() for line in f"{caplog.text}{done.stderr}".splitlines() if "likely: " in line]
+    assert named[0].startswith(f"likely: nobody sends to {GROUP} yet -> ")
+    assert named[1].startswith("likely: a firewall")
+    assert len({*named}) == len(named) > 3
+
+
+def test_recv_that_was_only_pinged_says_what_it_may_be(mcast: Run) -> None:
+    with subprocess.Popen(
+        [MCAST, "recv", GROUP, "-o", "/dev/null", "--wait", "3", *UDP, *LO], stderr=PIPE
+    ) as one:
+        until(hostnet.igmp_memberships)
+        assert mcast("ping", GROUP, *UDP, *LO, "-C", "1").returncode == 0
+        assert b"but messages arrived: their sender only pings, " in one.communicate()[1]
 
 
 def test_groups_lists_a_membership(mcast: Run) -> None:
