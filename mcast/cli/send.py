@@ -118,7 +118,7 @@ def send(
                 sent = _sent_around if strategy.carousel else _sent
                 reports = [*sent(session, bundle, strategy, watch)]
             seconds = watch.seconds
-        outcome = outcome_of(member, group, bundle, reports, seconds)
+        outcome = outcome_of(member, group, bundle, strategy, reports, seconds)
         outcomes = [one["outcome"] for one in outcome["receivers"]]
         hint = network_hint(endpoint, outcomes, member.max_message_size)
     if as_json:
@@ -225,9 +225,17 @@ def _sent_around(
 
 
 def outcome_of(
-    member: Membership, group: McastAddress, bundle: Bundle, reports: list[ObjectReport], seconds: float
+    member: Membership,
+    group: McastAddress,
+    bundle: Bundle,
+    strategy: Strategy,
+    reports: list[ObjectReport],
+    seconds: float,
 ) -> SendOutput:
-    """Return the result for JSON."""
+    """Return the result for JSON.
+
+    The promise to all receivers is to each of them, of all files: also to one that joined after the first.
+    """
     endpoint = member.endpoint
     sent, cycles = sum(report.offered for report in reports), min(report.cycles for report in reports)
     names = [item.label.name for item in bundle.items]
@@ -240,7 +248,8 @@ def outcome_of(
         "sender": str(endpoint.address),
         "size": sent,
         "strategy_met": all(report.strategy_met for report in reports)
-        and (cycles > 0 or any(one["verified"] for one in receivers)),
+        and (cycles > 0 or any(one["verified"] for one in receivers))
+        and (strategy != type(strategy)() or all(one["verified"] for one in receivers)),
         "cycles": cycles,
         "parity": all(report.parity for report in reports),
         "segments": sum(report.segments for report in reports),

@@ -213,6 +213,23 @@ def test_send_of_many_says_what_each_lacks(with_others: Run, tmp_path: Path) -> 
     assert all(f"mcast: {path} is not sent: {why}\n" in done.stderr for path, why in many["left_out"].items())
 
 
+def test_send_of_many_fails_if_one_joined_after_the_first(
+    run: Run, third_party: Install, tmp_path: Path
+) -> None:
+    (tmp_path / "many").mkdir()
+    for at in range(60):
+        (tmp_path / "many" / f"{at}").write_bytes(DATA)
+    late = OTHER_END.replace("    with (\n", "    if host == 2:\n        begun.wait()\n    with (\n", 1)
+    late = late.replace("            pass\n", "            begun.set()\n", 1)
+    (tmp_path / "script.py").write_text(f"import threading\nbegun = threading.Event()\n{late}")
+    words = ("send", "many", "239.1.1.1", "-n", 1, "--rate", "5M", "--json", *PATIENT, "--backend", "acme")
+    done = run(PYTHON, "script.py", *words, env=third_party(source=ONE_FABRIC))
+    rows = {one["address"]: one["verified"] for one in json.loads(done.stdout)["receivers"]}
+    assert rows == {"10.0.0.2": True, "10.0.0.3": False}
+    assert done.returncode == 1
+    assert "mcast: the strategy all was not met: 1 of 2 receivers has all" in done.stderr
+
+
 NAMES = (b"gr\xc3\xbcn", b"inv\xff\xfe", b"\xe5\xad\x97" * 85)
 """File names: with an umlaut, of no text at all, and as long as a name may be."""
 
