@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -79,6 +80,17 @@ def test_a_strict_reverse_path_filter_is_a_note(hosts: tuple[Host, Host]) -> Non
     host.run("sh", "-c", "echo 2 >/proc/sys/net/ipv4/conf/eth0/rp_filter")
     assert [one for one in findings(host) if one["check"] == "rp_filter"] == []
     assert "rp_filter" not in host.run("sh", "-c", RECV)
+
+
+def test_without_the_extension_the_doctor_says_how_to_build_it() -> None:
+    script = """
+import sys
+sys.modules["mcast.backends.udp._native"] = None
+from mcast.backends.udp.doctor import examine
+print(examine()[0].seen)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.startswith("extension not built"), done.stdout + done.stderr
 
 
 @needs_namespaces

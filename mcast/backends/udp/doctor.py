@@ -12,7 +12,6 @@ from mcast.backends.net.bridges import Bridge, bridges, querier
 from mcast.backends.net.firewall import dropping_rule, igmp_findings, ruleset
 from mcast.backends.net.igmp_listener import hear_queriers
 from mcast.backends.udp.availability import LOOPBACK_DOWN, status
-from mcast.backends.udp.host import roce_mtu
 from mcast.backends.udp.sockets import max_buffer
 from mcast.wire.packets import ROCE_UDP_PORT
 
@@ -126,6 +125,7 @@ def _provider(found: Status) -> Finding:
 
 def _of_interfaces() -> list[Finding]:
     native, findings = import_module("mcast.backends.udp._native"), []
+    roce_mtu = import_module("mcast.backends.udp.host").roce_mtu
     for name, _, flags, mtu, _, addresses in native.interfaces():
         if flags & _LOOPBACK:
             if not flags & _UP:
