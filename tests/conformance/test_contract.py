@@ -700,10 +700,10 @@ def test_a_reply_goes_to_the_source_of_a_message_alone(bed: Testbed) -> None:
 # --- receiving: leases -----------------------------------------------------
 
 
-def received(peer: Application, count: int) -> Batch:
-    """A batch of exactly `count` messages."""
-    batch = peer.qp.recv(count, BOUND)
-    assert len(batch) == count
+def received(peer: Application) -> Batch:
+    """A batch of one message."""
+    batch = peer.qp.recv(1, BOUND)
+    assert len(batch) == 1
     return batch
 
 
@@ -738,7 +738,7 @@ def test_recv_returns_empty_after_the_timeout(bed: Testbed) -> None:
 def test_a_view_used_after_release_raises(bed: Testbed) -> None:
     sender, outward, receiver = pair(bed)
     sender.send(outward, *numbered(3))
-    batch = received(receiver, 3)
+    batch = receiver.qp.recv(3, BOUND)
     views = [batch[0].payload, *(message.payload for message in batch)]
     assert all(view.readonly for view in views)
     batch.release()
@@ -756,7 +756,7 @@ def test_end_of_with_releases_and_recv_one_copies(bed: Testbed) -> None:
     """The end of a with releases and recv one copies."""
     sender, outward, receiver = pair(bed)
     sender.send(outward, *numbered(2))
-    with received(receiver, 1) as batch:
+    with received(receiver) as batch:
         view = batch[0].payload
     with pytest.raises(ValueError):
         bytes(view)
@@ -771,7 +771,7 @@ def test_release_is_refused_while_a_payload_is_used(bed: Testbed) -> None:
     """Release is refused while something else uses a payload."""
     sender, outward, receiver = pair(bed)
     sender.send(outward, b"in use")
-    batch = received(receiver, 1)
+    batch = received(receiver)
     free = receiver.qp.counters.recv_free
     with in_use(batch[0].payload) as user:
         with pytest.raises(BufferError):
@@ -815,7 +815,7 @@ def test_view_never_shows_another_message(
     if in_slots:
         receiver.qp.register(bytearray(size), recv_slot=size)
     sender.send(outward, b"first message")
-    batch = received(receiver, 1)
+    batch = received(receiver)
     made = derive(batch.memory if of_memory else batch[0].payload)
     before = bytes(made)
     with pytest.raises(BufferError):
@@ -841,13 +841,14 @@ def test_a_held_batch_starves_the_queue_and_release_restores_it(bed: Testbed) ->
         peer.join(group)
     assert receiver.qp.counters.recv_free == 4
     sender.send(outward, *numbered(4))
-    held = received(receiver, 4)
+    held = ExitStack()
+    messages = arrived(held, receiver, 4)
     assert receiver.qp.counters.recv_free == 0
     sender.send(outward, *numbered(3, "lost"))
     # All have reached the port.
     assert witness.receive_until_marker(by=sender) == [*numbered(4), *numbered(3, "lost")]
-    assert [bytes(message.payload) for message in held] == [*numbered(4)]
-    held.release()
+    assert [bytes(message.payload) for message in messages] == [*numbered(4)]
+    held.close()
     sender.send(outward, b"later")
     assert receiver.receive(1) == [b"later"]
     counters = receiver.qp.counters
@@ -857,8 +858,8 @@ def test_a_held_batch_starves_the_queue_and_release_restores_it(bed: Testbed) ->
 def test_a_dropped_batch_is_released(bed: Testbed) -> None:
     sender, outward, receiver = pair(bed, QpInit(max_recv_wr=2))
     for _ in range(3):
-        sender.send(outward, *numbered(2))
-        view = received(receiver, 2)[0].payload
+        sender.send(outward, *numbered(1))
+        view = received(receiver)[0].payload
         assert receiver.qp.counters.recv_free == 2
         with pytest.raises(ValueError):
             bytes(view)
@@ -871,7 +872,8 @@ def test_counters_count(bed: Testbed) -> None:
     sender, outward, receiver = pair(bed, QpInit(max_recv_wr=16))
     assert receiver.qp.counters[:2] == (0, 0)
     sender.send(outward, *numbered(10))
-    with received(receiver, 10):
+    with ExitStack() as held:
+        arrived(held, receiver, 10)
         assert receiver.qp.counters.recv_free == 6
     assert sender.qp.counters.sent == 10
     counters = receiver.qp.counters
@@ -883,10 +885,11 @@ def test_every_reason_to_drop_has_a_counter(bed: Testbed) -> None:
     sender, outward, receiver = pair(bed, QpInit(max_recv_wr=4, max_recv_size=64))
     sender.send(outward.model_copy(update={"qkey": outward.qkey ^ 1}), *numbered(2))
     sender.send(outward, *numbered(4))
-    held = received(receiver, 4)
+    held = ExitStack()
+    arrived(held, receiver, 4)
     sender.send(outward, *numbered(3))
     eventually(bed, lambda: receiver.qp.counters.dropped_no_receive == 3)
-    held.release()
+    held.close()
     sender.send(outward, b"x" * 65)
     eventually(bed, lambda: receiver.qp.counters.dropped_too_long == 1)
     counters = receiver.qp.counters
@@ -1163,8 +1166,8 @@ def test_closing_the_backend_frees_all(bed: Testbed) -> None:
     """Closing the backend frees what is still in use."""
     sender, outward, receiver = pair(bed)
     sender.send(outward, *numbered(3))
-    held, queued = received(receiver, 2), Application(bed, 2)
-    view = held[0].payload
+    held, queued = ExitStack(), Application(bed, 2)
+    view = arrived(held, receiver, 2)[0].payload
     queued.id.join_multicast(new_group())
     eventually(bed, lambda: readable(queued.channel))
     Application(bed, 2).id.join_multicast(new_group())
@@ -1174,7 +1177,7 @@ def test_closing_the_backend_frees_all(bed: Testbed) -> None:
         assert bytes(view) == numbered(3)[0]
     except ValueError:
         pass
-    held.release()
+    held.close()
 
 
 def test_qps_have_numbers_of_their_own(bed: Testbed) -> None:
