@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
@@ -141,10 +140,10 @@ def conformance(
         from mcast.api import provider
         from mcast.conformance.page import to_html
 
-        host = f"Python {platform.python_version()}, {platform.system()} {platform.release()}"
+        hosts = "; ".join(dict.fromkeys(report.hosts.values()))
         today = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         summaries = {name: provider(name).summary for name in report.providers}
-        page = to_html(report, f"mcast {__version__}, {host}, {today}", summaries)
+        page = to_html(report, f"mcast {__version__}, {hosts}, {today}", summaries)
         write_file(html_file, page.encode())
     if card:
         if not card.contents:

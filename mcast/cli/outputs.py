@@ -593,6 +593,8 @@ class ConformanceOutput(TypedDict):
     """Name of a provider that cannot run here -> reason, and what to do."""
     results: list[tuple[str, str | None, list[str], Outcome | Literal["skipped"], str]]
     """Each test: its name, the provider (null: for all), ids of clauses and facts, outcome, reason."""
+    hosts: dict[str, str]
+    """Name of the provider -> Python and kernel with which it was tested; with --lab those of the guest."""
 
 
 # --- mcast sim ---------------------------------------------------------------------------

@@ -158,11 +158,17 @@ def test_json_is_as_promised() -> None:
 
 def test_a_report_survives_json_and_merging() -> None:
     one = build_report([proof(P), SuiteResult("t.py::loose", None, (), F, "1 != 2")], ["one"], {})
-    two = build_report([proof(D, "as measured", backend="two")], ["two", "three"], {"three": "no device"})
+    two = build_report(
+        [proof(D, "as measured", backend="two")],
+        ["two", "three"],
+        {"three": "no device"},
+        {"two": "Linux 6.12"},
+    )
     assert from_json(to_json(one)) == one
     both = merge([one, from_json(to_json(two))])
     assert (both.providers["one"], both.providers["two"]) == (one.providers["one"], two.providers["two"])
     assert (both.unavailable, both.loose) == (two.unavailable, one.loose)
+    assert both.hosts == {**one.hosts, "two": "Linux 6.12"}
 
 
 def test_a_fabric_is_the_lab_s(mcast: Run) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
@@ -45,11 +46,13 @@ class SuiteReport(NamedTuple):
 
     unavailable  backends that cannot run here -> the reason and the fix; they have no column
     loose        failures that belong to no clause or fact, and deviations that name no test
+    hosts        provider -> Python and kernel with which it was tested; with `--lab` those of the guest
     """
 
     providers: Mapping[str, Mapping[str, Cell]]
     unavailable: Mapping[str, str]
     loose: tuple[SuiteResult, ...]
+    hosts: Mapping[str, str]
 
     @property
     def results(self) -> tuple[SuiteResult, ...]:
@@ -80,10 +83,18 @@ def sentence_of(name: str) -> str:
     return CLAUSES[name].says if name in CLAUSES else FACTS[name].says
 
 
+def this_host() -> str:
+    """Python and kernel, as a report names them."""
+    return f"Python {platform.python_version()}, {platform.system()} {platform.release()}"
+
+
 def build_report(
-    results: Sequence[SuiteResult], backends: Iterable[str], unavailable: Mapping[str, str]
+    results: Sequence[SuiteResult],
+    backends: Iterable[str],
+    unavailable: Mapping[str, str],
+    hosts: Mapping[str, str] | None = None,
 ) -> SuiteReport:
-    """The table of these results; a clause or fact without a test is a failure."""
+    """The table of these results; a clause or fact without a test is a failure. `hosts`: if not this one."""
     columns = {
         backend: {
             name: _cell(name, [r for r in results if name in r.proves and r.backend in (backend, None)])
@@ -93,7 +104,8 @@ def build_report(
         if backend not in unavailable
     }
     loose = (r for r in results if r.outcome is Outcome.FAILED and not r.proves)
-    return SuiteReport(columns, dict(unavailable), tuple(loose))
+    where = {backend: this_host() for backend in columns} if hosts is None else dict(hosts)
+    return SuiteReport(columns, dict(unavailable), tuple(loose), where)
 
 
 def _cell(name: str, results: Sequence[SuiteResult]) -> Cell:
@@ -112,7 +124,8 @@ def merge(reports: Iterable[SuiteReport]) -> SuiteReport:
     parts = tuple(reports)
     results = dict.fromkeys(result for part in parts for result in part.results)
     missing = {name: reason for part in parts for name, reason in part.unavailable.items()}
-    return build_report(tuple(results), [name for part in parts for name in part.providers], missing)
+    hosts = {name: host for part in parts for name, host in part.hosts.items()}
+    return build_report(tuple(results), [name for part in parts for name in part.providers], missing, hosts)
 
 
 def written_result(result: SuiteResult) -> list[Any]:
@@ -130,14 +143,14 @@ def from_json(text: str) -> SuiteReport:
     """The report that `to_json` wrote."""
     read = json.loads(text)
     results = [read_result(fields) for fields in read["results"]]
-    return build_report(results, read["providers"], read["unavailable"])
+    return build_report(results, read["providers"], read["unavailable"], read["hosts"])
 
 
 def to_json(report: SuiteReport) -> str:
     """The table, and the results that it was made from.
 
     {"providers": {backend: {id: {"outcome", "tests", "reason"}}}, "unavailable": {backend: reason},
-     "results": [[test, backend, ids, outcome, reason]]}
+     "results": [[test, backend, ids, outcome, reason]], "hosts": {backend: Python and kernel}}
     """
     providers = {
         backend: {
@@ -152,7 +165,7 @@ def to_json(report: SuiteReport) -> str:
     }
     results = [written_result(result) for result in report.results]
     tables = {"providers": providers, "unavailable": dict(report.unavailable), "results": results}
-    return json.dumps(tables, indent=1) + "\n"
+    return json.dumps(tables | {"hosts": dict(report.hosts)}, indent=1) + "\n"
 
 
 def counts(report: SuiteReport, backend: str, names: Iterable[str]) -> Counter[Outcome]:
