@@ -24,16 +24,25 @@ _FIELD = 0x11D
 """Polynomial of GF(2^8) in ISA-L."""
 
 
-def available() -> bool:
-    """Return True if parity can be computed, that is, if the extra `fec` is installed."""
-    return find_spec("pyeclib") is not None
-
-
 @lru_cache(maxsize=512)
 def _code(segments: int, parity: int) -> Any:
     from pyeclib.ec_iface import ECDriver
 
     return ECDriver(k=segments, m=parity, ec_type="isa_l_rs_cauchy", chksum_type="none")
+
+
+@cache
+def available() -> bool:
+    """Return True if parity can be computed: the extra `fec` is installed, and its pyeclib finds ISA-L."""
+    if find_spec("pyeclib") is None:
+        return False
+    from pyeclib.ec_iface import ECDriverError
+
+    try:
+        _code(1, _MIN_PARITY)
+    except ECDriverError:
+        return False
+    return True
 
 
 def parity_segments(data: bytes | memoryview, segment: int, count: int = MAX_PARITY) -> list[bytes]:

@@ -6,8 +6,10 @@ import tracemalloc
 from random import Random
 
 import pytest
+from pyeclib.ec_iface import ECBackendInstanceNotAvailable
 
 from mcast.api import list_rows
+from mcast.cast.protocol import fec
 from mcast.cast.protocol.backoff import ACK_SPREAD, NackTimer, backoff, spread
 from mcast.cast.protocol.blocks import BlockBuffer, Digest, Framer, SourceBlock, keep_freed_memory
 from mcast.cast.protocol.carousel import PartialBlocks
@@ -207,6 +209,15 @@ def test_forged_nacks_suppress_a_few_times_only() -> None:
         assert now < 2.0
     assert asked == [requests]
     assert now > 1.01  # usually the NACKs of others are genuine, and suppress
+
+
+def test_a_library_without_isa_l_computes_no_parity(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(segments: int, parity: int) -> None:
+        raise ECBackendInstanceNotAvailable("Backend instance not found")
+
+    assert fec.available.__wrapped__()
+    monkeypatch.setattr(fec, "_code", fails)
+    assert not fec.available.__wrapped__()
 
 
 def test_one_parity_segment_repairs_different_losses() -> None:
