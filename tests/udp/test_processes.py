@@ -16,6 +16,7 @@ import pytest
 
 from mcast import Endpoint, cast, open_endpoint
 from mcast.api import BackendUnavailable, McastError, QpInit, UnavailableReason, backend_status, open_backend
+from mcast.backends.udp import sockets
 from mcast.conformance.helpers import BOUND
 from mcast.wire.packets import ROCE_UDP_PORT
 
@@ -260,7 +261,12 @@ def test_ipv6_group_is_refused_as_by_the_kernel() -> None:
         assert "IPv4 group" in str(caught.value)
 
 
-def test_the_first_overflow_says_what_to_type(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("given", [True, False], ids=["as deep as asked for", "limited"])
+def test_the_first_overflow_says_what_to_type(
+    given: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_room = sockets.make_room
+    monkeypatch.setattr(sockets, "make_room", lambda *words: make_room(*words) and given)
     with open_backend("udp") as backend, backend.event_channel() as channel:
         receiver, sender = channel.create_id(), channel.create_id()
         for id_ in (receiver, sender):
@@ -279,8 +285,9 @@ def test_the_first_overflow_says_what_to_type(caplog: pytest.LogCaptureFixture) 
         assert counters.received == 1
         assert counters.dropped_no_receive == 64 * 64 - 1
         assert backend.port_counters("lo")["overflow"] > 0
-    (record,) = [one for one in caplog.records if "rmem_max" in one.message]
-    assert "sysctl -w net.core.rmem_max=" in record.message
+    (record,) = [one for one in caplog.records if "was full" in one.message]
+    fix = "room for 1 messages: give a larger receive_depth" if given else "sysctl -w net.core.rmem_max="
+    assert fix in record.message
 
 
 def test_without_the_extension_a_command_builds_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,13 +73,15 @@ class DataPath:
         self.leases: Leases = Leases()
         self._first = init.max_recv_wr, core.room
         self._overflow = self._warned = 0
+        self._has_room = True
+        """True if the kernel's buffer is as large as the depth of the receive queue asks for."""
         self.post_default()
         self._watch(own, is_group=False)
         sockets.send_by(own, address, port.interface_index)
 
     def _watch(self, one: socket.socket, is_group: bool = True) -> None:
         depth, room = self._first
-        sockets.make_room(one, depth, room)
+        self._has_room = sockets.make_room(one, depth, room)
         if depth >= MIN_RUN_DEPTH:
             sockets.take_runs(one)
         self.ring.watch(one.fileno(), ROCE_UDP_PORT if is_group else self.own_port, is_group)
@@ -179,17 +181,18 @@ class DataPath:
                 return
             self._warned = self._overflow
             depth, room = self._first
-            wanted = depth * (room + 1024)
-            aim = f"have room for its {depth} receives" if wanted > has else "double that"
+            fix = f"it has room for {depth} messages: give a larger receive_depth"
+            if not self._has_room:
+                fix = (
+                    f"net.core.rmem_max is {has} bytes; for room for its {depth} receives, run on the host: "
+                    f"sysctl -w net.core.rmem_max={depth * (room + 1024)}, and open the endpoint again"
+                )
             logger.warning(
-                "queue pair %#x lost %d messages because the kernel's buffer of its socket was full: "
-                "net.core.rmem_max is %s bytes; to %s, run on the host: "
-                "sysctl -w net.core.rmem_max=%d, and open the endpoint again; or read faster, or send slower",
+                "queue pair %#x lost %d messages or more because the kernel's buffer of its socket was full: "
+                "%s; or read faster, or send slower",
                 self.core.number,
                 self._overflow,
-                has,
-                aim,
-                max(wanted, 2 * has),
+                fix,
             )
 
     def counts(self) -> tuple[int, int, int, int, dict[str, int]]:

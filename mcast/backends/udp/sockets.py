@@ -102,13 +102,17 @@ def max_buffer() -> int:
         return one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2  # the kernel doubles it
 
 
-def make_room(one: socket.socket, messages: int, size: int) -> None:
-    """Ask for a buffer that holds that many messages; the kernel gives no more than net.core.rmem_max."""
+def make_room(one: socket.socket, messages: int, size: int) -> bool:
+    """Ask for a buffer that holds that many messages; return True if the kernel gives it.
+
+    Without CAP_NET_ADMIN it gives no more than net.core.rmem_max.
+    """
     wanted = min(messages * (size + _QUEUE_BYTES), MAX_BUFFER)
     try:
         one.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, wanted)
     except PermissionError:
         one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, wanted)
+    return one.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) // 2 >= wanted  # the kernel doubles it
 
 
 def take_runs(one: socket.socket) -> None:
