@@ -322,8 +322,11 @@ def _show(outcome: RecvOutput, apart: bool) -> None:
         if len(files) == 1
         else f", {len(files):,} files and folders,"
     )
+    into = outcome["output"]
+    if into.endswith("/"):  # a folder: the first name says what came
+        into += files[0]["name"] + (", ..." if len(files) > 1 else "")
     console(stderr=apart).print(
-        f"{outcome['output']}: {what} verified\n"
+        f"{into}: {what} verified\n"
         f"{outcome['sender_address']} ({outcome['sender']}) -> {outcome['group']} -> {outcome['receiver']} "
         f"({outcome['device']})\n{outcome['backend']}, {decimal(int(outcome['bytes_per_second']))}/s",
         markup=False,

@@ -61,13 +61,17 @@ def test_a_firewall_that_drops_igmp_is_a_warning(hosts: tuple[Host, Host]) -> No
     host = hosts[0]
     host.run("nft", "add table inet t")
     host.run("nft", "add chain inet t in { type filter hook input priority 0; policy drop; }")
+    host.run("nft", "add chain inet t out { type filter hook output priority 0; }")
+    host.run("nft", "add rule inet t out ip protocol igmp drop")
     host.run("nft", "add rule inet t in udp dport 4791 accept")
     assert problems(host) == []
-    (found,) = (one for one in findings(host) if one["check"] == "firewall")
-    assert (found["level"], found["fix"]) == ("warning", "nft insert rule inet t in ip protocol igmp accept")
-    host.run("sh", "-c", found["fix"])
-    (found,) = (one for one in findings(host) if one["check"] == "firewall")
-    assert found["level"] == "ok"
+    found = [one for one in findings(host) if one["check"] == "firewall"]
+    assert [(one["level"], one["fix"]) for one in found] == [
+        ("warning", f"nft insert rule inet t {chain} ip protocol igmp accept") for chain in ("in", "out")
+    ]
+    for one in found:
+        host.run("sh", "-c", one["fix"])
+    assert [one["level"] for one in findings(host) if one["check"] == "firewall"] == ["ok"]
 
 
 @needs_namespaces

@@ -47,8 +47,8 @@ def ruleset() -> tuple[dict[str, Any], ...] | None:
     return tuple(found["nftables"])
 
 
-def dropping_rule(ruleset: Sequence[dict[str, Any]], traffic: Traffic = ROCE) -> str | None:
-    """The chain whose rules or policy drop all of the traffic, as `family table chain`; None if none does.
+def dropping_chains(ruleset: Sequence[dict[str, Any]], traffic: Traffic = ROCE) -> list[str]:
+    """The chains whose rules or policy drop all of the traffic, each as `family table chain`.
 
     A rule that also tests something else (an address, an interface, a state) counts as not matching, because
     its effect cannot be told from here.
@@ -57,21 +57,27 @@ def dropping_rule(ruleset: Sequence[dict[str, Any]], traffic: Traffic = ROCE) ->
     rules: dict[tuple[str, str, str], list[Any]] = {}
     for rule in (one["rule"] for one in ruleset if "rule" in one):
         rules.setdefault((rule["family"], rule["table"], rule["chain"]), []).append(rule["expr"])
+    found = []
     for key, chain in chains.items():
         if chain.get("hook") in _HOOKS and chain["family"] not in ("arp", "ip6"):
             verdict = _verdict(key, rules, 0, traffic) or chain.get("policy", "accept")
             if verdict == "drop":
-                return " ".join(key)
-    return None
+                found.append(" ".join(key))
+    return found
 
 
 def igmp_findings(ruleset: Sequence[dict[str, Any]]) -> list[Finding]:
-    """Return the doctor's finding if a chain drops IGMP, which the host sends for cards, too."""
-    chain = dropping_rule(ruleset, IGMP)
-    if chain is None:
-        return []
-    seen = f"the chain {chain} drops IGMP: a switch that snoops forgets this host's groups"
-    return [Finding("firewall", "", Level.WARNING, seen, f"nft insert rule {chain} ip protocol igmp accept")]
+    """Return the doctor's finding for each chain that drops IGMP, which the host sends for cards, too."""
+    return [
+        Finding(
+            "firewall",
+            "",
+            Level.WARNING,
+            f"the chain {chain} drops IGMP: a switch that snoops does not know this host's groups for long",
+            f"nft insert rule {chain} ip protocol igmp accept",
+        )
+        for chain in dropping_chains(ruleset, IGMP)
+    ]
 
 
 def _key(chain: dict[str, Any]) -> tuple[str, str, str]:

@@ -29,8 +29,8 @@ from mcast.wire.mcmember import JoinState
 
 SOCKETS = "who holds a membership: the kernel counts RDMA ids and sockets of a port together"
 NO_BRIDGE = (
-    "members on other hosts, and whether the switch knows ours: no bridge of this host carries these ports; "
-    "look at the switch's IGMP snooping table"
+    "members on other hosts, and whether the switch knows ours: no bridge of this host carries these ports, "
+    "or it has no address; look at the switch's IGMP snooping table, of a Linux bridge by `bridge mdb show`"
 )
 UNTRUSTED = "the members of groups on InfiniBand: the SA names them only to programs that have its SM_Key"
 NO_SAQUERY = "groups on InfiniBand: install infiniband-diags, which has saquery, to ask the SA"

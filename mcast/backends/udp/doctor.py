@@ -9,7 +9,7 @@ from pathlib import Path
 from mcast.api import Finding, Level, Status
 from mcast.backends.net import hostnet
 from mcast.backends.net.bridges import Bridge, bridges, querier
-from mcast.backends.net.firewall import dropping_rule, igmp_findings, ruleset
+from mcast.backends.net.firewall import dropping_chains, igmp_findings, ruleset
 from mcast.backends.net.igmp_listener import hear_queriers
 from mcast.backends.udp.availability import LOOPBACK_DOWN, status
 from mcast.backends.udp.sockets import max_buffer
@@ -42,8 +42,7 @@ def _firewall() -> list[Finding]:
         seen = "the packet filter's rules cannot be read"
         fix = "run this as root, with nft installed: apt-get install nftables"
         return [Finding("firewall", "", Level.WARNING, seen, fix)]
-    chain = dropping_rule(rules)
-    found = [*([_port_dropped(chain)] if chain else []), *igmp_findings(rules)]
+    found = [*map(_port_dropped, dropping_chains(rules)), *igmp_findings(rules)]
     return found or [Finding("firewall", "", Level.OK, f"no rule drops UDP port {ROCE_UDP_PORT} or IGMP")]
 
 
@@ -100,7 +99,7 @@ def _queriers(listen: float, known: Mapping[str, Bridge]) -> list[Finding]:
                 fix = f"run this as root: mcast doctor --backend udp --listen {listen:g}"
                 found.append(Finding("querier", name, Level.WARNING, seen, fix))
             else:
-                seen = "what the switch does cannot be seen: listen for a querier, as root"
+                seen = "what the switch does cannot be seen: listen for a querier for two minutes, as root"
                 fix = "mcast doctor --backend udp --listen 130"
                 found.append(Finding("querier", name, Level.NOTE, seen, fix))
         elif name in heard:

@@ -25,9 +25,9 @@ def suspicions(device: str, has_link: bool) -> tuple[Cause, ...]:
     )
     return (
         Cause(
-            f"a firewall, here or there, drops UDP port {ROCE_UDP_PORT}",
+            f"a firewall, here or there, drops UDP port {ROCE_UDP_PORT} or IGMP",
             "nft list ruleset; or as root: mcast doctor --backend udp",
-            "let it pass",
+            "let both pass",
         ),
         Cause(
             "a switch that snoops IGMP has no querier",

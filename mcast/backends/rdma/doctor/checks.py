@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from mcast.api import Finding, Level, LinkLayer, PortState
 from mcast.backends.net.bridges import MEMBERSHIP_SECONDS, querier
-from mcast.backends.net.firewall import dropping_rule, igmp_findings
+from mcast.backends.net.firewall import dropping_chains, igmp_findings
 from mcast.backends.rdma.availability import REQUIREMENTS
 from mcast.backends.rdma.doctor.host import HostFacts, PortFacts, gather
 from mcast.backends.rdma.drivers import multicast_doubt
@@ -184,10 +184,10 @@ def _firewall(facts: HostFacts) -> Iterator[Finding]:
         seen = "the packet filter's rules cannot be read, and these devices' packets pass it"
         yield _warning("firewall", seen, "run this as root, with nft installed: apt-get install nftables")
         return
-    chain = dropping_rule(facts.ruleset)
-    if chain is None:
+    chains = dropping_chains(facts.ruleset)
+    if not chains:
         yield _ok("firewall", f"no rule drops UDP port {ROCE_UDP_PORT}")
-    else:
+    for chain in chains:
         seen = f"the chain {chain} drops UDP port {ROCE_UDP_PORT}, which is RoCEv2"
         yield _problem("firewall", seen, f"nft insert rule {chain} udp dport {ROCE_UDP_PORT} accept")
 
