@@ -143,6 +143,9 @@ Memory = Annotated[
 Anew = Annotated[
     bool, typer.Option("--anew", help="Boot: neither resume a guest of an earlier run nor keep one.")
 ]
+Console = Annotated[
+    Path | None, typer.Option(help="Write what the guest's kernel prints to FILE.", metavar="FILE")
+]
 Accelerator = Annotated[Accel, typer.Option(help="auto: KVM where it works, else emulation (tcg).")]
 
 
@@ -174,6 +177,7 @@ def run(
     fabric: FabricName = "roce",
     switches: Switches = 1,
     anew: Anew = False,
+    console: Console = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Print kernel, acceleration and times to stderr.")
     ] = False,
@@ -188,7 +192,7 @@ def run(
     """
     with _plain_errors(context, GUEST_STOPPED):
         machine = LabMachine(ports, kernel, share or (), memory, accel, boot_timeout, fabric, switches, anew)
-        result = machine.run(command, timeout=timeout, output_timeout=output_timeout)
+        result = machine.run(command, timeout=timeout, output_timeout=output_timeout, console=console)
     _leave(context, result, verbose)
 
 
@@ -203,6 +207,7 @@ def shell(
     fabric: FabricName = "roce",
     switches: Switches = 1,
     anew: Anew = False,
+    console: Console = None,
 ) -> None:
     """Open a prompt in the lab.
 
@@ -214,7 +219,7 @@ def shell(
         )
         if sys.stdin.isatty():
             _say(context, "the guest boots; the prompt appears in seconds, and Ctrl-A X stops it")
-        result = machine.shell()
+        result = machine.shell(console)
     _leave(context, result, verbose=False)
 
 
