@@ -32,6 +32,7 @@ from rdma_lab.errors import (
     meant,
 )
 from rdma_lab.plan import plan
+from rdma_lab.result import LabResult
 
 PORTS, MAX_PORTS = 3, 64
 MEMORY = 1024
@@ -73,24 +74,6 @@ FabricKind = Literal["roce", "infiniband"]
 
 class _NotResumedError(Exception):
     """A guest that was kept did not start, so a new one is booted."""
-
-
-@dataclass(frozen=True, slots=True)
-class LabResult:
-    """Result of a run in the guest."""
-
-    exit_code: int
-    """The command's exit code; 128 + n if signal n ended the command."""
-    kernel: str
-    """Release of the guest's kernel."""
-    kvm: bool
-    """True if the guest ran under KVM, False if it was emulated."""
-    ready_after: float
-    """Seconds from the call until the fabric stood and the command was started."""
-    seconds: float
-    """Seconds of the whole call."""
-    resumed: bool = False
-    """True if the guest was resumed from a snapshot of an earlier run."""
 
 
 class _Limits(NamedTuple):
@@ -257,11 +240,9 @@ class LabMachine:
     ) -> LabResult:
         host.require(self.fabric)
         kernel = kernels.find(self.kernel)
-        kvm = self.accel != "tcg" and host.kvm_works()
+        kvm = self.accel != "tcg" and not host.kvm_problem()
         if self.accel == "kvm" and not kvm:
-            raise LabUnavailableError(
-                "KVM does not work here: no kernel starts under it; leave out --accel kvm"
-            )
+            raise LabUnavailableError(f"KVM does not work here: {host.kvm_problem()}; leave out --accel kvm")
         with ExitStack() as stack:
             shares, mark = [path.resolve() for path in self.share], secrets.token_hex(16)
             with _temporary_files():
@@ -332,6 +313,11 @@ class LabMachine:
                 watch.follow({end: handlers[name] for name, end in ends.items()})
                 exit_code, ready_after = watch.outcome()
             except LabError as error:
+                ready_after = float("inf") if watch.ready_after is None else watch.ready_after
+                spent = time.monotonic() - started
+                error.result = LabResult(
+                    error.exit_code, kernel.version, kvm, ready_after, spent, state is not None
+                )
                 if state is None or watch.ready_after is not None or watch.failure is not None:
                     raise
                 if isinstance(error, LabTimeoutError) and time.monotonic() - started < HUNG_SECONDS:
