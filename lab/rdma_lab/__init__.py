@@ -14,7 +14,8 @@ from rdma_lab.errors import (
     LabUnavailableError,
 )
 from rdma_lab.host import Need, apt_line, needs
-from rdma_lab.machine import LabMachine, LabResult
+from rdma_lab.machine import LabMachine
+from rdma_lab.result import LabResult
 
 __all__ = [
     "CommandNotFoundError",

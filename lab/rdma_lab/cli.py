@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import os
 import re
 import shutil
@@ -25,7 +26,7 @@ from rdma_lab.cache_key import cache_key
 from rdma_lab.control import connect
 from rdma_lab.driver import MAX_SWITCHES
 from rdma_lab.errors import FaultError
-from rdma_lab.host import Need, kvm_works
+from rdma_lab.host import Need, kvm_problem
 from rdma_lab.machine import BOOT_TIMEOUT, MAX_PORTS, MEMORY, PORTS, Accel, FabricKind
 from rdma_lab.tap import Tally, Tap, until_signalled
 
@@ -143,6 +144,9 @@ Memory = Annotated[
 Anew = Annotated[
     bool, typer.Option("--anew", help="Boot: neither resume a guest of an earlier run nor keep one.")
 ]
+Console = Annotated[
+    Path | None, typer.Option(help="Write what the guest's kernel prints to FILE.", metavar="FILE")
+]
 Accelerator = Annotated[Accel, typer.Option(help="auto: KVM where it works, else emulation (tcg).")]
 
 
@@ -174,6 +178,7 @@ def run(
     fabric: FabricName = "roce",
     switches: Switches = 1,
     anew: Anew = False,
+    console: Console = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Print kernel, acceleration and times to stderr.")
     ] = False,
@@ -188,8 +193,15 @@ def run(
     """
     with _plain_errors(context, GUEST_STOPPED):
         machine = LabMachine(ports, kernel, share or (), memory, accel, boot_timeout, fabric, switches, anew)
-        result = machine.run(command, timeout=timeout, output_timeout=output_timeout)
-    _leave(context, result, verbose)
+        try:
+            result = machine.run(command, timeout=timeout, output_timeout=output_timeout, console=console)
+        except LabError as error:
+            if verbose and error.result:
+                _summarize(context, error.result, machine)
+            raise
+    if verbose:
+        _summarize(context, result, machine)
+    raise typer.Exit(result.exit_code)
 
 
 @app.command()
@@ -203,6 +215,7 @@ def shell(
     fabric: FabricName = "roce",
     switches: Switches = 1,
     anew: Anew = False,
+    console: Console = None,
 ) -> None:
     """Open a prompt in the lab.
 
@@ -214,8 +227,8 @@ def shell(
         )
         if sys.stdin.isatty():
             _say(context, "the guest boots; the prompt appears in seconds, and Ctrl-A X stops it")
-        result = machine.shell()
-    _leave(context, result, verbose=False)
+        result = machine.shell(console)
+    raise typer.Exit(result.exit_code)
 
 
 @dataclass
@@ -225,6 +238,8 @@ class CheckOutput:
     needs: tuple[Need, ...]
     kvm: bool
     """True if guests run under KVM, False if they are emulated."""
+    kvm_problem: str
+    """Why KVM is not used; "" if it is, or if it was not tried because no guest starts."""
     fix: str
     """The line that installs what is missing; "" if nothing is."""
 
@@ -242,9 +257,11 @@ def check(
     with _plain_errors(context):
         found = look_up_needs(fabric)
         missing = [need for need in found if need.found is None]
-        kvm = not any(need.boots for need in missing) and kvm_works()
+        starts = not any(need.boots for need in missing)
+        problem = kvm_problem() if starts else ""
+        kvm = starts and not problem
         if as_json:
-            typer.echo(json.dumps(asdict(CheckOutput(found, kvm, apt_line(missing))), indent=1))
+            typer.echo(json.dumps(asdict(CheckOutput(found, kvm, problem, apt_line(missing))), indent=1))
         else:
             rows = [(need.name, need.found) for need in found]
             rows.append(("acceleration", "KVM" if kvm else "none: emulation, seconds to start"))
@@ -254,6 +271,8 @@ def check(
                 shown = where or ""
                 shown = shown if len(shown) <= room else f"...{shown[3 - room :]}"  # --json has all of it
                 typer.echo(f"{'missing' if where is None else 'ok':8}{name:{wide}} {shown}".rstrip())
+            if problem and Path("/dev/kvm").exists():
+                typer.echo(f"\nKVM is not used: {problem}")
             if missing:
                 typer.echo(f"\nto install the rest: {apt_line(missing)}")
     raise typer.Exit(FAILED if missing else 0)
@@ -432,13 +451,16 @@ def _root(
     pass
 
 
-def _leave(context: typer.Context, result: LabResult, verbose: bool) -> NoReturn:
-    if verbose:
-        how = "KVM" if result.kvm else "emulated"
-        how += ", resumed" if result.resumed else ""
-        times = f"ready after {result.ready_after:.1f} s, {result.seconds:.1f} s in all"
-        _say(context, f"Linux {result.kernel}, {how}, {times}, exit code {result.exit_code}")
-    raise typer.Exit(result.exit_code)
+def _summarize(context: typer.Context, result: LabResult, machine: LabMachine) -> None:
+    """Say what --verbose asks for."""
+    kernel = f"{result.kernel} of {machine.kernel}" if "/" in (machine.kernel or "") else result.kernel
+    how = "KVM" if result.kvm else "emulated"
+    how += ", resumed" if result.resumed else ""
+    ready = f"ready after {result.ready_after:.1f} s" if result.ready_after < math.inf else "never ready"
+    end = f"{result.seconds:.1f} s in all, exit code {result.exit_code}"
+    _say(context, f"Linux {kernel}, {how}, {ready}, {end}")
+    if machine.accel == "auto" and not result.kvm and Path("/dev/kvm").exists():
+        _say(context, f"KVM is not used: {kvm_problem()}")
 
 
 @contextmanager

@@ -4,9 +4,13 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import ClassVar
 
+from rdma_lab.result import LabResult
+
 
 class LabError(Exception):
     """The lab could not do its part; `console` holds the last lines of the guest's console, oldest first.
+
+    `result` is that of the guest, with the class's exit status; None if no guest was started.
 
     Each class has the exit status of `rdma-lab`, `exit_code`:
 
@@ -19,6 +23,7 @@ class LabError(Exception):
     """
 
     exit_code: ClassVar[int] = 125
+    result: LabResult | None = None
 
     def __init__(self, message: str, console: tuple[str, ...] = ()) -> None:
         super().__init__(message)

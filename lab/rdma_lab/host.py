@@ -181,20 +181,29 @@ def require(fabric: str = "roce") -> None:
 
 
 @cache
-def kvm_works() -> bool:
-    """Return True if a kernel starts under KVM.
+def kvm_problem() -> str:
+    """Return why no kernel starts under KVM; "" if one does.
 
     Found out by starting one, because a VM that can be made may still not run.
     """
+    try:
+        os.close(os.open("/dev/kvm", os.O_RDWR))
+    except OSError as error:
+        return f"/dev/kvm: {error.strerror}"
     qemu = tool("qemu-system-x86_64")
-    if qemu is None or not os.access("/dev/kvm", os.R_OK | os.W_OK):
-        return False
+    if qemu is None:
+        return "qemu-system-x86_64 is not on this machine"
     image = kernels.boot_image(kernels.find())
     command = [qemu, "-machine", "q35,accel=kvm", "-cpu", "host,topoext=on", "-m", "256", "-nodefaults"]
     command += ["-display", "none", "-no-reboot", "-serial", "stdio", "-kernel", str(image)]
     command += ["-append", "console=ttyS0 earlyprintk=serial,ttyS0,115200 panic=-1"]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=5)
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=5
+        )
     except subprocess.TimeoutExpired:
-        return False
-    return b"Kernel panic" in done.stdout  # the kernel ran until it missed its root file system
+        return "a kernel started under KVM hangs: it was stopped after 5 s"
+    if "Kernel panic" in done.stdout:  # the kernel ran until it missed its root file system
+        return ""
+    said = (done.stderr.strip() or done.stdout.strip()).rpartition("\n")[2]
+    return f"a kernel started under KVM ends early: {said or f'status {done.returncode}'}"

@@ -32,14 +32,19 @@ from rdma_lab.errors import (
     meant,
 )
 from rdma_lab.plan import plan
+from rdma_lab.result import LabResult
 
 PORTS, MAX_PORTS = 3, 64
 MEMORY = 1024
 BOOT_TIMEOUT = 300.0
-CONSOLE_BYTES = 16 * 1024
-CONSOLE_LINES = 12
-_FAULT = re.compile(r"\b(BUG|Oops|general protection fault|kernel NULL pointer|Unable to handle)\b")
-"""First line of a kernel fault on the console; where and by whose call follow."""
+CONSOLE_BYTES = 64 * 1024
+CONSOLE_LINES, TRACE_LINES, TRACE_DISTANCE = 12, 60, 160
+"""Lines of the console in an error: the last; of a trace; how far before the end a trace may begin."""
+_TRACE = re.compile(
+    r"\b(BUG|Oops|general protection fault|kernel NULL pointer|Unable to handle|Kernel panic|"
+    r"INFO: task|rcu: INFO)\b"
+)
+"""First line of a kernel's report on the console; where and by whose call follow."""
 HUNG_SECONDS = 30.0
 """Seconds after which a resumed guest that is not ready is taken to hang, and is not resumed again."""
 STOP_SECONDS = 10.0
@@ -69,24 +74,6 @@ FabricKind = Literal["roce", "infiniband"]
 
 class _NotResumedError(Exception):
     """A guest that was kept did not start, so a new one is booted."""
-
-
-@dataclass(frozen=True, slots=True)
-class LabResult:
-    """Result of a run in the guest."""
-
-    exit_code: int
-    """The command's exit code; 128 + n if signal n ended the command."""
-    kernel: str
-    """Release of the guest's kernel."""
-    kvm: bool
-    """True if the guest ran under KVM, False if it was emulated."""
-    ready_after: float
-    """Seconds from the call until the fabric stood and the command was started."""
-    seconds: float
-    """Seconds of the whole call."""
-    resumed: bool = False
-    """True if the guest was resumed from a snapshot of an earlier run."""
 
 
 class _Limits(NamedTuple):
@@ -163,14 +150,16 @@ class LabMachine:
         stderr: BinaryIO | None = None,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
+        console: Path | None = None,
     ) -> LabResult:
         """Boot, run `command` in `cwd` (here) with `env` (ENVIRONMENT of this process), and stop the guest.
 
         The command's standard input is empty; its output is written as it comes to `stdout` and `stderr`
         (this process's). `timeout` bounds the whole call, in seconds; `output_timeout` the time in which the
         command writes nothing: on a machine of unknown speed it tells a command that hangs from one that is
-        slow. An exception, KeyboardInterrupt included, stops the guest before it leaves this call. Raises the
-        errors of `rdma_lab.errors`.
+        slow. The file `console` gets what the guest's kernel prints, however the run ends. An exception,
+        KeyboardInterrupt included, stops the guest before it leaves this call. Raises the errors of
+        `rdma_lab.errors`.
         """
         env = inherited(os.environ) if env is None else env
         cwd = _here() if cwd is None else cwd.absolute()
@@ -181,9 +170,11 @@ class LabMachine:
             "lab.err": _writer(sys.stderr.buffer if stderr is None else stderr),
         }
         limits = _Limits(self.boot_timeout, timeout, output_timeout)
-        return self._boot(command, _command_script(command, cwd, env), sinks, limits, tty=False)
+        script = _command_script(command, cwd, env)
+        with _Console.writing(console) as kept:
+            return self._boot(command, script, sinks, limits, kept, tty=False)
 
-    def shell(self) -> LabResult:
+    def shell(self, console: Path | None = None) -> LabResult:
         """A prompt in the guest, on this terminal; ends when the shell does (or at once with Ctrl-A X)."""
         if not sys.stdin.isatty():
             raise LabUnavailableError("a prompt needs a terminal; use `rdma-lab run -- COMMAND` without one")
@@ -192,7 +183,9 @@ class LabMachine:
         size = shutil.get_terminal_size()
         command = ["sh", "-c", f'stty rows {size.lines} cols {size.columns}; exec "${{SHELL:-/bin/sh}}" -i']
         limits = _Limits(self.boot_timeout)
-        return self._boot(["shell"], _command_script(command, cwd, env), {}, limits, tty=True)
+        script = _command_script(command, cwd, env)
+        with _Console.writing(console) as kept:
+            return self._boot(["shell"], script, {}, limits, kept, tty=True)
 
     def _look_up(self, command: Sequence[str], cwd: Path, env: Mapping[str, str]) -> None:
         if not command:
@@ -224,14 +217,16 @@ class LabMachine:
         script: str,
         sinks: Mapping[str, Callable[[bytes], None]],
         limits: _Limits,
+        console: "_Console",
         *,
         tty: bool,
     ) -> LabResult:
         started = time.monotonic()
         try:
-            return self._attempt(command, script, sinks, limits, tty, started)
+            return self._attempt(command, script, sinks, limits, console, tty, started)
         except _NotResumedError:
-            return replace(self, anew=True)._attempt(command, script, sinks, limits, tty, started)
+            console.text.clear()
+            return replace(self, anew=True)._attempt(command, script, sinks, limits, console, tty, started)
 
     def _attempt(
         self,
@@ -239,16 +234,15 @@ class LabMachine:
         script: str,
         sinks: Mapping[str, Callable[[bytes], None]],
         limits: _Limits,
+        console: "_Console",
         tty: bool,
         started: float,
     ) -> LabResult:
         host.require(self.fabric)
         kernel = kernels.find(self.kernel)
-        kvm = self.accel != "tcg" and host.kvm_works()
+        kvm = self.accel != "tcg" and not host.kvm_problem()
         if self.accel == "kvm" and not kvm:
-            raise LabUnavailableError(
-                "KVM does not work here: no kernel starts under it; leave out --accel kvm"
-            )
+            raise LabUnavailableError(f"KVM does not work here: {host.kvm_problem()}; leave out --accel kvm")
         with ExitStack() as stack:
             shares, mark = [path.resolve() for path in self.share], secrets.token_hex(16)
             with _temporary_files():
@@ -260,6 +254,7 @@ class LabMachine:
             pipes = {name: os.pipe() for name in (*names, "lab.tap", "console")}
             ends = {name: stack.enter_context(os.fdopen(read, "rb", 0)) for name, (read, _) in pipes.items()}
             tap = ends.pop("lab.tap")  # for the clients of the control server alone
+            stack.callback(console.drain, ends["console"])  # when QEMU has ended
             (go, their_go), (monitor, their_monitor) = socket.socketpair(), socket.socketpair()
             stack.enter_context(go)
             stack.enter_context(monitor)
@@ -311,13 +306,18 @@ class LabMachine:
             if state:
                 send("wake")
             outputs = {name: _Output(sink, b"\0" + mark.encode()) for name, sink in sinks.items()}
-            watch = _Watch(process, started, limits, stands, ready, tuple(outputs.values()))
+            watch = _Watch(process, started, limits, stands, ready, tuple(outputs.values()), console)
             handlers = {name: watch.heeding(output) for name, output in outputs.items()}
-            handlers |= {"lab.ctl": watch.control, "console": watch.hear}
+            handlers |= {"lab.ctl": watch.control, "console": console.hear}
             try:
                 watch.follow({end: handlers[name] for name, end in ends.items()})
                 exit_code, ready_after = watch.outcome()
             except LabError as error:
+                ready_after = float("inf") if watch.ready_after is None else watch.ready_after
+                spent = time.monotonic() - started
+                error.result = LabResult(
+                    error.exit_code, kernel.version, kvm, ready_after, spent, state is not None
+                )
                 if state is None or watch.ready_after is not None or watch.failure is not None:
                     raise
                 if isinstance(error, LabTimeoutError) and time.monotonic() - started < HUNG_SECONDS:
@@ -468,6 +468,63 @@ class _Output:
 
 
 @dataclass
+class _Console:
+    """The guest's console: its last part, for an error, and the file that gets all of it."""
+
+    path: Path | None = None
+    file: BinaryIO | None = None
+    text: bytearray = field(default_factory=bytearray)
+
+    @classmethod
+    @contextmanager
+    def writing(cls, path: Path | None) -> "Iterator[_Console]":
+        """A console that is written to `path`. Raises LabError."""
+        if path is None:
+            yield cls()
+            return
+        try:
+            file = path.open("wb", buffering=0)
+        except OSError as error:
+            raise LabUnavailableError(f"{path} cannot be written: {error.strerror}") from None
+        with file:
+            yield cls(path, file)
+
+    def hear(self, data: bytes) -> None:
+        self.text += data
+        del self.text[:-CONSOLE_BYTES]
+        if self.file:
+            try:
+                self.file.write(data.replace(b"\r", b""))  # a serial line ends in both
+            except OSError as error:
+                self.file = None
+                raise LabError(f"{self.path} cannot be written: {error.strerror}") from None
+
+    def drain(self, end: BinaryIO) -> None:
+        """Hear what a guest that has ended left in the pipe."""
+        os.set_blocking(end.fileno(), False)
+        with suppress(BlockingIOError):
+            while data := os.read(end.fileno(), 65536):
+                self.hear(data)
+
+    def excerpt(self, on_warn: bool = False) -> tuple[str, ...]:
+        """The last lines; from where a trace that is near the end begins, if there is one.
+
+        With `on_warn` that is the last warning: an earlier one has not stopped the kernel.
+        """
+        text = self.text.decode(errors="replace")
+        lines = [line for line in re.split(r"[\r\n]+", text) if line.strip()]
+        if on_warn:
+            begins = [at for at, line in enumerate(lines) if "WARNING: " in line][-1:]
+        else:
+            near = range(max(len(lines) - TRACE_DISTANCE, 0), len(lines))
+            begins = [at for at in near if _TRACE.search(lines[at])]
+        last = max(len(lines) - CONSOLE_LINES, 0)
+        start = min([*begins[:1], last])
+        end = start + TRACE_LINES
+        return tuple(lines[start:] if end >= last else [*lines[start:end], "...", *lines[last:]])
+
+
+@dataclass
 class _Watch:
     """State of a running guest, from its control port and its console."""
 
@@ -480,17 +537,13 @@ class _Watch:
     """Called when the fabric stands and the command is about to start."""
     outputs: tuple[_Output, ...]
     """Outputs of the command; none if it has a terminal."""
-    console: bytearray = field(default_factory=bytearray)
+    console: _Console
     words: bytearray = field(default_factory=bytearray)
     ready_after: float | None = None
     last_output: float = 0
     ended: float | None = None
     exit_code: int | None = None
     failure: str | None = None
-
-    def hear(self, data: bytes) -> None:
-        self.console += data
-        del self.console[:-CONSOLE_BYTES]
 
     def heeding(self, output: _Output) -> Callable[[bytes], None]:
         """The handler of `output`, by which the time of the command's last output is remembered."""
@@ -552,7 +605,7 @@ class _Watch:
                 if left <= 0:
                     if self.ended is not None:
                         return
-                    raise LabTimeoutError(f"the lab was stopped: {why}", self.last_lines())
+                    raise LabTimeoutError(f"the lab was stopped: {why}", self.console.excerpt())
                 for key, _ in selector.select(min(left, 3600)):
                     data = os.read(key.fd, 65536)
                     key.data(data)
@@ -563,24 +616,15 @@ class _Watch:
         """The command's exit code and when the guest was ready. Raises GuestPanicError, GuestStoppedError."""
         if self.exit_code is not None and self.ready_after is not None:
             return self.exit_code, self.ready_after
-        text = self.console.decode(errors="replace")
-        if panic := re.search(r"Kernel panic - not syncing: ([^\r\n]*)", text):
-            lines = self.lines()
-            if "panic_on_warn" in panic[1]:  # the last warning: an earlier one has not stopped the kernel
-                warnings = [at for at, line in enumerate(lines) if "WARNING: " in line]
-                fault = warnings[-1] if warnings else len(lines)
-            else:
-                fault = next((at for at, line in enumerate(lines) if _FAULT.search(line)), len(lines))
-            shown = lines[min(fault, len(lines) - CONSOLE_LINES) :]  # with the place, if that was told
-            raise GuestPanicError(f"the guest's kernel panicked: {panic[1]}", tuple(shown))
+        if panic := re.search(rb"Kernel panic - not syncing: ([^\r\n]*)", self.console.text):
+            why = panic[1].decode(errors="replace")
+            raise GuestPanicError(
+                f"the guest's kernel panicked: {why}", self.console.excerpt("panic_on_warn" in why)
+            )
         if self.failure is not None:
-            raise GuestStoppedError(f"the guest could not be set up: {self.failure}", self.last_lines())
+            raise GuestStoppedError(f"the guest could not be set up: {self.failure}", self.console.excerpt())
         status = self.process.wait(STOP_SECONDS)
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-        raise GuestStoppedError(f"the guest ended before the command did (QEMU: {how})", self.last_lines())
-
-    def lines(self) -> list[str]:
-        return [line for line in re.split(r"[\r\n]+", self.console.decode(errors="replace")) if line.strip()]
-
-    def last_lines(self) -> tuple[str, ...]:
-        return tuple(self.lines()[-CONSOLE_LINES:])
+        raise GuestStoppedError(
+            f"the guest ended before the command did (QEMU: {how})", self.console.excerpt()
+        )

@@ -57,8 +57,8 @@ def conformance(
             metavar="NAME",
             callback=_checked,
             autocompletion=backend_names,
-            help="Backend to test; may be repeated.  [default: rdma, if a device can be used]  "
-            f"[env var: {BACKEND}]",
+            help="Backend to test; may be repeated.  "
+            f"[default: rdma, with --lab or if a device can be used]  [env var: {BACKEND}]",
         ),
     ] = None,
     require_backend: Annotated[
@@ -120,7 +120,7 @@ def conformance(
         raise typer.BadParameter("--with-names is for the card report: add --card-report FILE")
     if not (backend or require_backend):
         given = os.environ.get(BACKEND)
-        backend = [choose_backend(backend_name(given) if given else None)]
+        backend = ["rdma"] if lab and not given else [choose_backend(backend_name(given) if given else None)]
     named = (backend or [], require_backend or [])
     card = _the_card(*named, card_file, with_names)
     if not lab:

@@ -251,3 +251,21 @@ def test_a_card_report_that_cannot_be(
     assert done.returncode == 2
     assert sentence in done.stderr
     assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(("given", "tested"), [(None, ["rdma"]), ("sim-ib", ["sim-ib"])])
+def test_lab_runs_rdma_by_default(
+    given: str | None, tested: list[str], here: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host needs no device: the lab has them."""
+    asked: list[list[str]] = []
+
+    def run(backends: list[str], *_: object) -> SuiteReport:
+        asked.append(backends)
+        return build_report([], [], {})
+
+    monkeypatch.setattr(conformance, "_run_with_lab", run)
+    if given:
+        monkeypatch.setenv("MCAST_BACKEND", given)
+    here("conformance", "--lab")
+    assert asked == [tested]

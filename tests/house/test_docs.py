@@ -55,7 +55,7 @@ NOT_RUN = {
     "mpirun sudo python",
     "it needs other hosts, and mail": "mcast jq mail exit",
     "it fetches packages": "make mkdir cd . pip podman python3 sudo venv/bin/pip MCAST_RDMA=1",
-    "it takes minutes": "make mcast rdma-lab pre-commit .venv/bin/pytest dpkg /sbin/depmod",
+    "it takes minutes": "make mcast rdma-lab pre-commit .venv/bin/pytest dpkg /sbin/depmod mkdir cp",
     "it needs a running guest": "rdma-lab",
     "it is a prompt": "mcast",
     "it needs PyTorch": "torchrun",

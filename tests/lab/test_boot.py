@@ -245,13 +245,17 @@ def test_localhost_is_known_where_hosts_is_missing(again: Again, tmp_path: Path)
 
 
 def test_a_panic_is_reported_with_the_console(again: Again, tmp_path: Path) -> None:
-    out = io.BytesIO()
-    script = "cat /proc/sys/kernel/random/uuid; echo c >/proc/sysrq-trigger"
+    out, console = io.BytesIO(), tmp_path / "console.txt"
+    script = "cat /proc/sys/kernel/random/uuid; echo first >/dev/kmsg; echo c >/proc/sysrq-trigger"
     with pytest.raises(GuestPanicError, match="panicked: sysrq triggered crash") as raised:
-        LabMachine(ports=3, share=[tmp_path]).run(["sh", "-c", script], output_timeout=300, stdout=out)
-    assert any(
-        "RIP" in line or "Call Trace" in line or "Kernel Offset" in line for line in raised.value.console
-    )
+        LabMachine(ports=3, share=[tmp_path]).run(
+            ["sh", "-c", script], output_timeout=300, stdout=out, console=console
+        )
+    assert "Kernel panic" in raised.value.console[0]
+    assert any("sysrq_handle_crash" in line for line in raised.value.console), "who called"
+    printed = console.read_text().splitlines()
+    assert any(line.endswith("] first") for line in printed)
+    assert printed[-1] == raised.value.console[-1]
     # This guest and the one above came from one file.
     assert out.getvalue().decode().split() != again.said[:1], "but they draw other random numbers"
 

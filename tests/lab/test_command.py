@@ -7,14 +7,15 @@ import shlex
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from rdma_lab import cli, kernels
+from rdma_lab import LabMachine, LabResult, cli, kernels
 from rdma_lab.cli import app
-from rdma_lab.errors import LabError, LabUnavailableError
+from rdma_lab.errors import GuestPanicError, LabError, LabTimeoutError, LabUnavailableError
 
 COMMAND = [str(Path(sys.executable).with_name("rdma-lab"))]
 WEEK = "give more than 0 and up to a week, in seconds or with us, ms, s, min or h"
@@ -168,3 +169,33 @@ def test_times_and_sizes_take_units() -> None:
     assert {text: cli._seconds(text) for text in times} == pytest.approx(times)
     sizes = {"1024": 1024, "512M": 512, "2G": 2048, "1.5GiB": 1536}
     assert {text: cli._memory(text) for text in sizes} == sizes
+
+
+@pytest.mark.parametrize(
+    ("ran", "status", "says"),
+    [
+        (LabTimeoutError("late"), 124, "rdma-lab: late\n"),
+        (GuestPanicError("panicked"), 125, "rdma-lab: panicked\n"),
+        (None, 7, ""),
+    ],
+)
+def test_verbose_says_how_every_guest_ran(
+    ran: LabError | None, status: int, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: object, **__: object) -> LabResult:
+        result = LabResult(7, "6.1.0-56-amd64", False, float("inf"), 2.0, resumed=True)
+        if ran:
+            ran.result = replace(result, exit_code=ran.exit_code)
+            raise ran
+        return replace(result, ready_after=1)
+
+    monkeypatch.setattr(LabMachine, "run", run)
+    monkeypatch.setattr(cli, "kvm_problem", lambda: "/dev/kvm: Permission denied")
+    monkeypatch.setattr(Path, "exists", lambda _: True)
+    ready = "never ready" if ran else "ready after 1.0 s"
+    for kernel, named in (("6.1", ""), ("./mine", " of ./mine")):
+        done = CliRunner().invoke(app, ["run", "-v", "--kernel", kernel, "--", "true"])
+        assert done.stderr == (
+            f"rdma-lab: Linux 6.1.0-56-amd64{named}, emulated, resumed, {ready}, 2.0 s in all, "
+            f"exit code {status}\nrdma-lab: KVM is not used: /dev/kvm: Permission denied\n{says}"
+        )

@@ -113,9 +113,9 @@ def test_check_fits_80_columns_whatever_the_paths(monkeypatch: pytest.MonkeyPatc
     paths = ("/y".ljust(59, "x"), "/y".ljust(60, "x"), "/y".ljust(200, "x"))
     found = [host.Need("libibverbs", path, "", False) for path in paths]
     monkeypatch.setattr(cli, "look_up_needs", lambda _: found)
-    monkeypatch.setattr(cli, "kvm_works", lambda: False)
+    monkeypatch.setattr(cli, "kvm_problem", lambda: "none")
     lines = CliRunner(env={"COLUMNS": "80"}).invoke(app, ["check"]).stdout.splitlines()
-    assert [len(line) for line in lines] == [80, 80, 80, 54]
+    assert [len(line) for line in lines[:4]] == [80, 80, 80, 54]
     assert paths[0] in lines[0]
     assert "..." + "x" * 55 in lines[1]
 
@@ -138,21 +138,52 @@ def test_only_a_static_busybox_will_do(tmp_path: Path, monkeypatch: pytest.Monke
         assert (host.static_busybox() is not None) is static
 
 
-def test_a_kvm_that_hangs_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hangs(*_: object, **how: object) -> None:
-        raise subprocess.TimeoutExpired("qemu", 5)
+@pytest.mark.parametrize(
+    ("qemu", "why"),
+    [
+        ("echo 'Kernel panic - not syncing: VFS'", ""),
+        (
+            "echo 'qemu: failed to initialize kvm: EPERM' >&2; exit 1",
+            "ends early: qemu: failed",
+        ),
+        ("exit 3", "ends early: status 3"),
+        ("exec sleep 600", "hangs: it was stopped after"),
+    ],
+)
+def test_kvm_is_used_if_a_kernel_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, qemu: str, why: str
+) -> None:
+    program = tmp_path / "qemu-system-x86_64"
+    program.write_text(f"#!/bin/sh\n{qemu}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    opened = os.open
 
-    monkeypatch.setattr(os, "access", lambda *_: True)
-    monkeypatch.setattr(subprocess, "run", hangs)
-    host.kvm_works.cache_clear()
+    def open_it(path: str, *flags: int) -> int:
+        return opened(os.devnull if path == "/dev/kvm" else path, *flags)
+
+    monkeypatch.setattr(os, "open", open_it)
+    host.kvm_problem.cache_clear()
     try:
-        assert host.kvm_works() is False
+        found = host.kvm_problem()
     finally:
-        host.kvm_works.cache_clear()
+        host.kvm_problem.cache_clear()
+    assert why in found
+    assert bool(found) is bool(why)
 
 
 def test_broken_kvm_is_reported_before_a_boot(monkeypatch: pytest.MonkeyPatch) -> None:
     """A KVM that does not work is said before anything is started."""
-    monkeypatch.setattr(host, "kvm_works", lambda: False)
-    with pytest.raises(LabUnavailableError, match=r"KVM does not work here.*leave out --accel kvm"):
+    monkeypatch.setattr(host, "kvm_problem", lambda: "/dev/kvm: Permission denied")
+    with pytest.raises(LabUnavailableError, match="here: /dev/kvm: Permission denied; leave out --accel kvm"):
         LabMachine(accel="kvm").run(["true"])
+
+
+def test_check_says_why_kvm_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "kvm_problem", lambda: "/dev/kvm: Permission denied")
+    for exists in (False, True):
+        monkeypatch.setattr(Path, "exists", lambda _, exists=exists: exists)
+        shown = CliRunner().invoke(app, ["check"]).stdout
+        assert ("\nKVM is not used: /dev/kvm: Permission denied\n" in shown) is exists
+    report = json.loads(CliRunner().invoke(app, ["check", "--json"]).stdout)
+    assert report["kvm_problem"] == "/dev/kvm: Permission denied"

@@ -18,6 +18,7 @@ from rdma_lab.errors import (
     CommandNotFoundError,
     GuestPanicError,
     GuestStoppedError,
+    LabError,
     LabTimeoutError,
     LabUnavailableError,
 )
@@ -138,6 +139,91 @@ def test_panic_on_a_warning_begins_with_it(pretend: Pretend) -> None:
     with pytest.raises(GuestPanicError) as raised:
         lab().run(["true"])
     assert raised.value.console == tuple(last)
+
+
+SYSRQ = ["Kernel panic - not syncing: sysrq triggered crash", *(f"caller {n}" for n in range(30))]
+HUNG_TASK = [
+    "INFO: task insmod:90 blocked for more than 15 seconds.",
+    *(f"caller {n}" for n in range(20)),
+    "Kernel panic - not syncing: hung_task: blocked tasks",
+    *(f"caller of khungtaskd {n}" for n in range(20)),
+]
+
+
+@pytest.mark.parametrize("report", [SYSRQ, HUNG_TASK])
+def test_panic_shows_the_trace_that_led_to_it(pretend: Pretend, report: list[str]) -> None:
+    console = "\n".join([*(f"before {n}" for n in range(200)), *report])
+    pretend(f"echo ready >$ctl; echo '{console}' >&2")
+    with pytest.raises(GuestPanicError) as raised:
+        lab().run(["true"])
+    assert raised.value.console == tuple(report)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        "rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:",
+        "watchdog: BUG: soft lockup - CPU#1 stuck for 26s! [insmod:90]",
+        "INFO: task insmod:90 blocked for more than 120 seconds.",
+    ],
+)
+def test_time_limit_shows_the_trace_and_the_end(pretend: Pretend, tmp_path: Path, first: str) -> None:
+    trace = [first, *(f"caller {n}" for n in range(59))]
+    after = [f"after {n}" for n in range(40)]
+    printed, begun = "\n".join(["before", *trace, *after]), tmp_path / "begun"
+    pretend(f"echo '{printed}' >&2; touch {begun}; exec sleep 600")
+    shown = ended_boot(lambda _: begun.exists()).console
+    assert shown == (*trace, "...", *after[-machine.CONSOLE_LINES :])
+
+
+PRINTED = "[ 1.0] one\r\n[ 1.1] two\r\n"
+
+
+@pytest.mark.parametrize(
+    ("ending", "raises"),
+    [
+        ("echo exit 0 >$ctl", None),
+        ("echo 'Kernel panic - not syncing: x' >&2", GuestPanicError),
+        ("exec sleep 600", LabTimeoutError),
+        ("echo stop >$out; exec sleep 600", KeyboardInterrupt),
+    ],
+)
+def test_console_file_has_all_that_was_printed(
+    pretend: Pretend, tmp_path: Path, ending: str, raises: type[BaseException] | None
+) -> None:
+    class Interrupting(io.BytesIO):
+        def write(self, _: Any) -> int:
+            raise KeyboardInterrupt
+
+    many = machine.CONSOLE_BYTES
+    pretend(f"printf '{PRINTED}' >&2; yes | head -c {many} >&2; echo ready >$ctl; {ending}")
+    file = tmp_path / "console.txt"
+    with pytest.raises(raises) if raises else contextlib.nullcontext():
+        lab().run(["true"], console=file, output_timeout=2, stdout=Interrupting())
+    text = file.read_text()
+    assert text.startswith("[ 1.0] one\n[ 1.1] two\ny\n")
+    assert len(text) >= many
+    assert ("Kernel panic" in text) is (raises is GuestPanicError)
+
+
+def test_what_a_stopped_guest_printed_last_is_kept(pretend: Pretend, tmp_path: Path) -> None:
+    """It is still in the pipe when the command's outputs have ended."""
+    pretend(
+        "trap 'echo last words >&2; exit' TERM; echo ready >$ctl; echo exit 0 >$ctl; "
+        "printf '\\0%s' $MARK >$out; printf '\\0%s' $MARK >$err; while :; do sleep 0.1; done"
+    )
+    lab().run(["true"], console=tmp_path / "console.txt")
+    assert (tmp_path / "console.txt").read_text() == "last words\n"
+
+
+def test_console_file_that_cannot_be_written_is_one_sentence(pretend: Pretend, tmp_path: Path) -> None:
+    pretend("echo some >&2; echo ready >$ctl; exec sleep 600")
+    for path, why in (
+        (tmp_path / "none" / "console.txt", "No such file or directory"),
+        (Path("/dev/full"), "No space left on device"),
+    ):
+        with pytest.raises(LabError, match=f"^{path} cannot be written: {why}$"):
+            lab().run(["true"], console=path, output_timeout=20)
 
 
 def test_a_guest_that_cannot_be_set_up_says_why(pretend: Pretend) -> None:
