@@ -520,6 +520,9 @@ class _Console:
             begins = [at for at in near if _TRACE.search(lines[at])]
         last = max(len(lines) - CONSOLE_LINES, 0)
         start = min([*begins[:1], last])
+        # The kernel prints its own words for a warning or a bug before that line.
+        cuts = (at for at in range(max(start - 3, 0), start) if "[ cut here ]" in lines[at])
+        start = next(cuts, start)
         end = start + TRACE_LINES
         return tuple(lines[start:] if end >= last else [*lines[start:end], "...", *lines[last:]])
 

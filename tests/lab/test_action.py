@@ -108,6 +108,7 @@ def test_inputs_become_options(tmp_path: Path) -> None:
         switches="3",
         share="results\nmore results\n",
         timeout="10 min",
+        console="results/console of the guest.txt",
         **{"output-timeout": "5min"},
     )
     assert done.returncode == 0, done.stderr
@@ -121,6 +122,8 @@ def test_inputs_become_options(tmp_path: Path) -> None:
         "10 min",
         "--output-timeout",
         "5min",
+        "--console",
+        "results/console of the guest.txt",
         "--",
         "bash",
         "-eo",

@@ -133,7 +133,13 @@ def test_a_panic_is_told_from_where_the_kernel_fell(pretend: Pretend) -> None:
 def test_panic_on_a_warning_begins_with_it(pretend: Pretend) -> None:
     """The console is shown from the warning that ended the kernel, not from an earlier one."""
     trace = [f"[ 2.0] caller {number}" for number in range(20)]
-    last = ["[ 2.0] WARNING: CPU: 0 at b.c:1", *trace, "[ 2.1] Kernel panic - not syncing: panic_on_warn set"]
+    own = ["[ 2.0] ------------[ cut here ]------------", "[ 2.0] bad: softib1"]
+    last = [
+        *own,
+        "[ 2.0] WARNING: CPU: 0 at b.c:1",
+        *trace,
+        "[ 2.1] Kernel panic - not syncing: panic_on_warn set",
+    ]
     console = "\n".join(["[ 1.0] WARNING: CPU: 0 at a.c:1", "[ 1.1] between", *last])
     pretend(f"echo ready >$ctl; echo '{console}' >&2")
     with pytest.raises(GuestPanicError) as raised:
