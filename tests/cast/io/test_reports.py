@@ -137,16 +137,16 @@ def test_gather_without_a_number_can_be_awaited(roce: Fabric) -> None:
 
 
 class Slow:
-    """A place that takes a block in 0.1 s, as a disk or a busy program does."""
+    """A place that takes a block in 0.5 s, as a disk or a busy program does."""
 
     def write(self, block: bytes) -> None:
-        threading.Event().wait(0.1)
+        threading.Event().wait(0.5)
 
 
 @pytest.mark.parametrize("promise", ["deadline", "quorum"])
 def test_a_slow_program_holds_nobody_up(roce: Fabric, promise: str) -> None:
-    """Alone it would take 2 s and more; the other has the object in a fraction of that."""
-    strategy = cast.deadline(1.5) if promise == "deadline" else cast.quorum(1)
+    """Alone it would take 10 s and more, and the sender keeps no more than a part of the object for it."""
+    strategy = cast.deadline(8.0) if promise == "deadline" else cast.quorum(1)
     missed: list[cast.Missed] = []
 
     def slow() -> None:
@@ -165,7 +165,7 @@ def test_a_slow_program_holds_nobody_up(roce: Fabric, promise: str) -> None:
         open_fabric(roce, host=0) as backend,
         mcast.open_endpoint(backend) as endpoint,
         endpoint.join(GROUP) as group,
-        cast.open_session(group) as session,
+        cast.open_session(group, memory=300_000) as session,
     ):
         fast, late = pool.submit(receiver, roce, 1, [], name="fast"), pool.submit(slow)
         session.wait_for_receivers(2, BOUND)
