@@ -179,4 +179,5 @@ def test_a_slow_program_holds_nobody_up(roce: Fabric, promise: str) -> None:
     assert found["slow"][1].startswith(f"left behind: this receiver is too slow for the {promise}") or (
         promise == "quorum"  # the fast one had it before the slow one had held it up for long
     )
-    assert [one.reason.startswith("left behind") for one in missed] == [True]
+    (lacked,) = missed
+    assert lacked.reason.startswith(("left behind", "the sender")), lacked.reason  # has ended, or was silent
