@@ -213,15 +213,21 @@ def test_recv_that_heard_a_sender_suspects_no_network(hosts: tuple[Host, Host]) 
     assert "firewall" not in said
 
 
+def transfer_past(rule: str, hosts: tuple[Host, Host], file: Path, *options: str) -> str:
+    """Return what both ends say of the file where the receiver's firewall has that rule."""
+    words = " ".join(options)
+    recv = RECV.replace("--wait 0.1", f"--wait 20 {words}")
+    send = f"nsenter -t {hosts[1].pid} -n {MCAST} send {file} 239.1.1.1 --backend udp --rate 8M {words} 2>&1"
+    chain = "add table ip t; add chain ip t in { type filter hook input priority 0; }"
+    hosts[0].run("nft", f"{chain}; add rule ip t in udp dport 4791 {rule} drop")
+    return hosts[0].run("sh", "-c", f"({recv}) & {send} & wait; true")
+
+
 @needs_namespaces
 def test_lost_network_is_suspected_at_both_ends(hosts: tuple[Host, Host], tmp_path: Path) -> None:
     """Hint where the other end falls silent amid a transfer."""
-    recv = RECV.replace("--wait 0.1", "--wait 20 --peer-timeout 2")
-    send = f"nsenter -t {hosts[1].pid} -n {MCAST} send {tmp_path}/file 239.1.1.1 --backend udp"
     (tmp_path / "file").write_bytes(bytes(12_000_000))
-    chain = "add table ip t; add chain ip t in { type filter hook input priority 0; }"
-    hosts[0].run("nft", f"{chain}; add rule ip t in udp dport 4791 quota over 2 mbytes drop")
-    said = hosts[0].run("sh", "-c", f"({recv}) & {send} --rate 8M --peer-timeout 2 2>&1 & wait; true")
+    said = transfer_past("quota over 2 mbytes", hosts, tmp_path / "file", "--peer-timeout", "2")
     assert "the sender was silent for 2 s" in said
     assert "a receiver was silent for 2 s" in said
     assert said.count("check: as root, at both ends: mcast doctor --backend udp --listen 130") == 2
@@ -229,12 +235,8 @@ def test_lost_network_is_suspected_at_both_ends(hosts: tuple[Host, Host], tmp_pa
 
 @needs_namespaces
 def test_a_link_with_a_smaller_mtu_is_suspected(hosts: tuple[Host, Host], tmp_path: Path) -> None:
-    recv = RECV.replace("--wait 0.1", "--wait 20")
-    send = f"nsenter -t {hosts[1].pid} -n {MCAST} send {tmp_path}/file 239.1.1.1 --backend udp"
     (tmp_path / "file").write_bytes(bytes(1_000_000))
-    chain = "add table ip t; add chain ip t in { type filter hook input priority 0; }"
-    hosts[0].run("nft", f"{chain}; add rule ip t in udp dport 4791 udp length > 700 drop")
-    said = hosts[0].run("sh", "-c", f"({recv}) & {send} 2>&1 & wait; true")
+    said = transfer_past("udp length > 700", hosts, tmp_path / "file")
     assert "requested too many repairs" in said
     assert said.count("a link on the way has a smaller MTU") == 2
 
